@@ -1,0 +1,49 @@
+# On a fresh machine with Python and pip, `make demo` and `make test` do everything, set-up included.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-all lint bench clean
+
+help:
+	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
+	@echo "make test      set up, then lint, type check and run the tests"
+	@echo "make test-all  the same with the tests marked long"
+	@echo "make lint      ruff and mypy alone"
+	@echo "make bench     what the layer costs a call"
+	@echo "make clean     remove the environment, caches and recorded runs"
+
+# torch comes first and by exactly this spelling, so that every machine takes the same build.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+# The planted bug ends with 91 (mismatch): for the demo that is success, anything else is not.
+demo: $(STAMP)
+	@$(BIN)/distdebug run -n 4 fixtures/demo.py; code=$$?; \
+	if [ $$code -ne 91 ]; then \
+	    echo "demo: expected exit code 91 (ranks disagree), got $$code" >&2; exit 1; \
+	fi; \
+	echo "demo: the planted bug was found (exit code 91)"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not long'
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(STAMP)
+	$(BIN)/distdebug bench overhead
+
+clean:
+	rm -rf $(VENV) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,36 @@
+"""`distdebug exec`: run any command that starts ranks by itself, and watch it."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..errors import UsageError
+from . import options
+from .base import Command
+from .session import Options, Session
+
+
+class ExecCommand(Command):
+    name = "exec"
+    help = "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks"
+    epilog = (
+        "examples:\n"
+        "  distdebug exec -- python spawn_train.py\n"
+        "  distdebug exec --hang-timeout 20 -- mpiexec -n 4 python train.py"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "distdebug exec [distdebug flags] -- command [arguments]"
+        options.add(parser)
+        parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        command = args.command[1:] if args.command[:1] == ["--"] else args.command
+        if not command:
+            raise UsageError(
+                "no command was given; write one after `--`, "
+                "for example: distdebug exec -- python spawn_train.py"
+            )
+        if command[0].startswith("-"):
+            raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
+        return Session(Options(command=command, **options.common(args))).run()

@@ -1,0 +1,58 @@
+"""`distdebug run`: start a script on several ranks, as torchrun does, and watch it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..launch.torchrun_flags import expected_world_size, free_port_arguments, split_command_line
+from . import options
+from .base import Command
+from .session import Options, Session
+
+
+class RunCommand(Command):
+    name = "run"
+    help = "run a script under torchrun and be told which rank went wrong"
+    epilog = (
+        "examples:\n"
+        "  distdebug run -n 4 train.py --epochs 3\n"
+        "  distdebug run --nproc-per-node 2 --hang-timeout 20 -m package.train\n"
+        "\n"
+        "Takes every flag of torchrun, in both spellings, before the script;\n"
+        "what follows the script belongs to the script."
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "distdebug run [distdebug flags] [torchrun flags] script [arguments]"
+        parser.add_argument(
+            "-n", metavar="N", dest="nproc", help="ranks to start (torchrun's --nproc-per-node)"
+        )
+        options.add(parser)
+
+    def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+        """Everything behind the script is the script's, so argparse must not see it."""
+        return argparse.Namespace(request=split_command_line(argv, parser))
+
+    def run(self, args: argparse.Namespace) -> int:
+        request = args.request
+        torchrun = request.torchrun
+        size = expected_world_size(torchrun)
+        with free_port_arguments(request) as port:
+            command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
+            return Session(
+                Options(
+                    command=command,
+                    launcher="torchrun",
+                    shown_command=["distdebug", "run", *request.command_line],
+                    max_restarts=int(torchrun.max_restarts or 0),
+                    world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
+                    redirect=not {"redirects", "tee"} & request.given,
+                    **options.common(request.own),
+                )
+            ).run()
+
+
+def _several_nodes(nodes: str) -> bool:
+    return str(nodes) not in ("1", "1:1")

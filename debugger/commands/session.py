@@ -1,0 +1,311 @@
+"""One supervised run, from the command to the exit code: what `run` and `exec` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, hook
+from ..diagnosis.findings import Finding
+from ..diagnosis.limits import Limits
+from ..record.run_directory import BASE, RunDirectory
+from ..record.sanitize import clean
+from ..record.snapshot import Rank
+from ..reports import document, junit, text
+from ..supervisor.ending import end_tree
+from ..supervisor.evidence import Evidence, gather
+from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
+from ..supervisor.host import HostSampler
+from ..supervisor.launch import Launch
+from ..supervisor.output import OutputFollower, colour_wanted
+from ..supervisor.processes import ProcessTable
+from ..supervisor.records import Records
+from ..supervisor.watch import Look, Policy, Watch
+
+INTERRUPT_GRACE_S = 0.4
+INTERRUPT_STACKS_S = 0.6
+END_GRACE_S = 2.0
+RAISE_GRACE_S = 3.0
+EXIT_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `run` and `exec` have in common. Times are in seconds."""
+
+    command: Sequence[str]
+    launcher: str = ""
+    run_dir: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    level: str = "INFO"
+    on_finding: str = "stop"
+    strict: bool = False
+    native_stacks: bool = False
+    max_restarts: int = 0
+    world_size: int | None = None
+    redirect: bool = True
+    shown_command: Sequence[str] = ()
+
+
+class Session:
+    """Starts the command, watches it, ends it, reports."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._signal: int | None = None
+        self._told: dict[str, float] = {}
+        self._recorded: set[tuple[object, ...]] = set()
+        self._evidence = Evidence()
+
+    def run(self) -> int:
+        """Run to the end; returns the exit code of `distdebug`."""
+        options = self._options
+        exits = ExitLog()
+        with Launch(exits) as launch, self._signals():
+            directory = RunDirectory.create(BASE, options.run_dir)
+            exits.follow(directory.exits)
+            self._directory = directory
+            self._started_s = time.monotonic()
+            self._write_run()
+            table = ProcessTable(exits, launch, OomWatch())
+            policy = Policy(
+                limits=options.limits,
+                level=options.level,
+                max_restarts=options.max_restarts,
+                world_size=options.world_size,
+            )
+            self._watch = Watch(Records(directory.ranks), table, policy)
+            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr)
+            host = HostSampler(directory)
+            try:
+                launch.start(options.command, self._environment(directory))
+                follower.start()
+                look, finding = self._follow(launch, host)
+                look, finding = self._end(launch, look, finding)
+            finally:
+                follower.finish()
+            return self._report(launch.poll(), look, finding)
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
+        """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
+        while True:
+            look = self._watch.look()
+            self._tell(look)
+            host.sample(
+                {rank.rank: rank.pid for one in look.snapshots for rank in one.ranks.values()}
+            )
+            if self._signal is not None:
+                return look, None
+            if look.verdict is not None and self._options.on_finding == "stop":
+                return look, look.verdict
+            if launch.poll() is not None and not launch.descendants():
+                return look, None
+            if launch.poll() is not None:
+                self._orphaned_since = getattr(self, "_orphaned_since", time.monotonic())
+                if time.monotonic() - self._orphaned_since > 1.0:
+                    return look, None
+            time.sleep(self._watch.pause_s)
+
+    def _tell(self, look: Look) -> None:
+        """Notices at most every ten seconds each; findings once."""
+        now_s = time.monotonic()
+        for notice in look.notices:
+            key = notice.split(" (", 1)[0]
+            if now_s - self._told.get(key, -1e9) >= 10.0:
+                self._told[key] = now_s
+                self._say(notice)
+                self._directory.append_event("notice", notice)
+        for finding in look.findings:
+            if finding.identity not in self._recorded and (
+                finding.severity == "warning" or finding is look.verdict
+            ):
+                self._recorded.add(finding.identity)
+                self._directory.append_event(
+                    "finding",
+                    finding.message,
+                    finding=finding.kind,
+                    severity=finding.severity,
+                    culprits=list(finding.culprits),
+                )
+                if finding.severity == "error":
+                    self._say(f"{finding.kind}: {finding.message}")
+
+    @staticmethod
+    def _say(sentence: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"distdebug: {clean(sentence)}\n")
+            sys.stderr.flush()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _end(
+        self, launch: Launch, look: Look, finding: Finding | None
+    ) -> tuple[Look, Finding | None]:
+        """Bring the run to its end; the look that counts, and the verdict."""
+        ranks = _ranks(look)
+        if self._signal is not None:
+            self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
+            end_tree(launch, INTERRUPT_GRACE_S)
+            return look, None
+        if finding is None:
+            end_tree(launch, END_GRACE_S)
+            look = self._watch.look(finished=True)
+            self._tell(look)
+            return look, look.verdict
+        self._evidence = gather(self._directory, ranks, self._options.native_stacks, 5.0)
+        finding = self._evidence.refine(finding)
+        self._raise_in_ranks(launch, finding)
+        end_tree(launch, END_GRACE_S)
+        return look, finding
+
+    def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
+        """Every rank that can still run Python raises the finding; wait until they have ended."""
+        summary = {"kind": finding.kind, "text": f"[distdebug] {finding.kind}: {finding.message}"}
+        if not self._directory.write_json(self._directory.verdict.name, summary):
+            return
+        deadline = time.monotonic() + RAISE_GRACE_S
+        while launch.descendants() and time.monotonic() < deadline and self._signal is None:
+            look = self._watch.look()
+            alive = [rank for rank in _ranks(look).values() if rank.process.alive]
+            if alive and all(rank.process.state in ("T", "t") for rank in alive):
+                return
+            if not alive:
+                deadline = min(deadline, time.monotonic() + 0.5)
+            time.sleep(0.05)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def _report(self, status: ExitStatus | None, look: Look, finding: Finding | None) -> int:
+        outcome, code = self._outcome(status, look, finding)
+        final = self._watch.look()
+        ranks = _ranks(look)
+        for number, rank in _ranks(final).items():
+            if number in ranks and ranks[number].pid == rank.pid:
+                ranks[number] = _with_end(ranks[number], rank)
+        findings = [finding] if finding is not None else []
+        findings += [
+            one for one in look.findings if finding is None or one.identity != finding.identity
+        ]
+        report = document.build(
+            command=list(self._options.shown_command or self._options.command),
+            run_dir=self._directory.path,
+            world_size=max((one.world_size for one in look.snapshots), default=0),
+            duration_s=time.monotonic() - self._started_s,
+            outcome=outcome,
+            exit_code=code,
+            findings=[(one, self._watch.detected_after_s.get(one.identity)) for one in findings],
+            ranks=ranks,
+            stacks=self._evidence.lines,
+        )
+        directory = self._directory
+        directory.write_json(directory.report_json.name, report)
+        directory.write_text(directory.report_text.name, text.render(report))
+        directory.write_text(directory.junit.name, junit.render(report))
+        self._show_launcher_output(outcome, findings)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text.render(report, colour=colour_wanted(sys.stderr)))
+            sys.stderr.flush()
+        for failure in directory.failures:
+            self._say(failure)
+        directory.close()
+        return code
+
+    def _outcome(
+        self, status: ExitStatus | None, look: Look, finding: Finding | None
+    ) -> tuple[str, int]:
+        if finding is not None:
+            return finding.kind, finding.exit_code
+        if self._signal is not None:
+            return "interrupted", 128 + self._signal
+        if status is not None and status.shell_code == 0:
+            warnings = [one for one in look.findings if one.severity == "warning"]
+            if self._options.strict and warnings:
+                return warnings[0].kind, warnings[0].exit_code or EXIT_FAILED
+            return "ok", 0
+        if status is not None and status.signal is not None:
+            return "failed", 128 + status.signal
+        return "failed", EXIT_FAILED
+
+    def _show_launcher_output(self, outcome: str, findings: Sequence[Finding]) -> None:
+        """torchrun's own words are kept in a file; they matter where we found no better ones."""
+        if outcome != "failed" or any(one.severity == "error" for one in findings):
+            return
+        with contextlib.suppress(OSError):
+            words = (self._directory.logs / "launcher.err").read_text(errors="backslashreplace")
+            sys.stderr.write(clean(words, max_length=20_000, newlines=True))
+
+    # -- surroundings --------------------------------------------------------------------------
+
+    def _environment(self, directory: RunDirectory) -> dict[str, str]:
+        environment = hook.environment(os.environ, directory.path, self._options.launcher)
+        if not self._options.redirect:
+            environment["DISTDEBUG_REDIRECTED"] = "0"
+        environment["DISTDEBUG_LEVEL"] = self._options.level
+        if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
+            environment["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+        return environment
+
+    def _write_run(self) -> None:
+        versions = {}
+        for name in ("torch", "structlog", "py-spy"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+        self._directory.write_json(
+            self._directory.run_json.name,
+            {
+                "command": list(self._options.shown_command or self._options.command),
+                "distdebug": __version__,
+                "python": platform.python_version(),
+                "versions": versions,
+                "host": platform.node(),
+                "platform": platform.platform(),
+                "pid": os.getpid(),
+                "started_ns": time.time_ns(),
+                "level": self._options.level,
+                "hang_timeout_s": self._options.limits.hang_timeout_s,
+            },
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and the like end the run in good order; a second one changes nothing."""
+
+        def remember(number: int, _frame: Any) -> None:
+            self._signal = self._signal or number
+
+        kept: Mapping[int, Any] = {
+            number: signal.signal(number, remember)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+def _ranks(look: Look) -> dict[int, Rank]:
+    """The ranks of the newest world, and of older ones what it does not have."""
+    found: dict[int, Rank] = {}
+    for snapshot in look.snapshots:
+        found.update(snapshot.ranks)
+    return dict(sorted(found.items()))
+
+
+def _with_end(rank: Rank, later: Rank) -> Rank:
+    """The rank as it stood at the verdict, with the exit that came afterwards."""
+    from dataclasses import replace
+
+    return replace(rank, process=later.process)

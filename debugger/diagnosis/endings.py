@@ -1,0 +1,156 @@
+"""Deaths and uncaught exceptions, each as what it is; which of them is the cause, `folding` says.
+
+A rank also fails *because* another failed: gloo says "Connection closed by peer" or aborts, the
+launcher sends SIGTERM. Such endings are `weak`: they count only where nothing else explains them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+
+from ..record.layout import Phase
+from ..record.snapshot import Note, Rank
+from .evidence import chosen, ending_text, stand, standing
+from .findings import Finding
+from .joining import last_exception
+from .limits import Candidate
+from .wording import at_site, printable, ranks_text, spans, verb
+from .world import World, exit_status
+
+COMMUNICATION = re.compile(
+    r"connection (closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|timeout|"
+    r"gloo|nccl|recvBytes|sendBytes|socket|DistNetworkError|DistStoreError|DistBackendError|"
+    r"remote process|all connection|abort",
+    re.IGNORECASE,
+)
+WEAK_SIGNALS = frozenset({signals.SIGABRT, signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+TOGETHER_NS = 250_000_000
+"""Ranks killed by the same signal within this time are one finding: one cause killed them."""
+
+
+def endings(world: World) -> list[Candidate]:
+    """Every rank that died or raised, but for those that this tool itself stopped."""
+    found = []
+    killed: list[Rank] = []
+    for number, rank in sorted(world.ranks.items()):
+        if world.notes(number, "finding_raised"):
+            continue
+        note = last_exception(world, number)
+        if note is not None:
+            found.append(_raised(world, rank, note))
+        elif not world.ended(number):
+            continue
+        elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
+            killed.append(rank)
+        elif _died(rank):
+            found.append(_ended(world, [rank], weak=_is_weak(rank)))
+        elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
+            found.append(_ended(world, [rank], weak=True))
+    return found + _together(world, killed)
+
+
+def is_communication_error(note: Note) -> bool:
+    """The exception is what a rank gets when another one fails, or is late."""
+    flag = note.data.get("communication")
+    if isinstance(flag, bool):
+        return flag
+    return COMMUNICATION.search(f"{note.data.get('type', '')} {note.message}") is not None
+
+
+def _died(rank: Rank) -> bool:
+    return rank.process.signal is not None or bool(exit_status(rank))
+
+
+def _is_weak(rank: Rank) -> bool:
+    return rank.process.signal is not None
+
+
+def _missed(world: World, number: int) -> bool:
+    """Somebody is left who may need it. A rank whose end nobody saw is no fault by itself."""
+    return any(not world.finished(other) for other in world.ranks if other != number)
+
+
+def _together(world: World, killed: list[Rank]) -> list[Candidate]:
+    found: list[Candidate] = []
+    batch: list[Rank] = []
+    for rank in sorted(killed, key=lambda rank: (rank.process.signal or 0, _ended_ns(world, rank))):
+        if batch and (
+            batch[0].process.signal != rank.process.signal
+            or _ended_ns(world, rank) - _ended_ns(world, batch[0]) > TOGETHER_NS
+        ):
+            found.append(_ended(world, batch, weak=False))
+            batch = []
+        batch.append(rank)
+    if batch:
+        found.append(_ended(world, batch, weak=False))
+    return found
+
+
+def _ended_ns(world: World, rank: Rank) -> int:
+    return rank.process.ended_ns or rank.heartbeat_ns or world.now_ns
+
+
+def _ended(world: World, dead: list[Rank], *, weak: bool) -> Candidate:
+    culprits = tuple(sorted(rank.rank for rank in dead))
+    first = dead[0]
+    ending = ending_text(world, first.rank)
+    was = verb(culprits, "was", "were") + " " if first.process.signal is not None else ""
+    if ending == "gone without a trace":
+        was = verb(culprits, "is", "are") + " "
+    where = standing(world, culprits[0])
+    doing = f"; its last call was {where.call}" if where.call and len(culprits) == 1 else ""
+    others = tuple(sorted(set(world.ranks) - set(culprits)))
+    observable = min(_ended_ns(world, rank) for rank in dead)
+    cause = "oom" if first.process.oom_killed else None
+    finding = Finding(
+        kind="rank_died",
+        message=f"{ranks_text(culprits)} {was}{ending}{at_site(where.location)}{doing}",
+        culprits=culprits,
+        victims=others,
+        ranks=stand(world, chosen(culprits, others)),
+        observable_ns=observable,
+        cause=cause,
+        data={
+            "signal": first.process.signal,
+            "exit_code": exit_status(first),
+            "oom_killed": first.process.oom_killed,
+        },
+    )
+    return Candidate(finding, observable + (world.limits.settle_ns if weak else 0), weak)
+
+
+def _raised(world: World, rank: Rank, note: Note) -> Candidate:
+    invalid = note.data.get("invalid_argument") is True
+    weak = not invalid and is_communication_error(note)
+    others = tuple(sorted(set(world.ranks) - {rank.rank}))
+    evidence = stand(world, chosen((rank.rank,), others))
+    finding = Finding(
+        kind="invalid_argument" if invalid else "rank_exception",
+        message=f"rank {rank.rank} raised {printable(note.message)}{at_site(note.site)}",
+        culprits=(rank.rank,),
+        victims=others,
+        ranks=evidence,
+        details=_alike(world, rank, note),
+        observable_ns=note.time_ns,
+        data=dict(note.data),
+    )
+    return Candidate(finding, note.time_ns + (world.limits.settle_ns if weak else 0), weak)
+
+
+def _alike(world: World, rank: Rank, note: Note) -> tuple[str, ...]:
+    """Other ranks that raised the same: usually the same cause on all of them."""
+    same = [
+        other
+        for other in world.ranks
+        if other != rank.rank
+        and (found := last_exception(world, other)) is not None
+        and found.message == note.message
+    ]
+    if not same:
+        return ()
+    return (
+        (f"{ranks_text(same)} raised the same ({spans(same)})",)
+        if len(same) > 8
+        else (f"{ranks_text(same)} raised the same",)
+    )

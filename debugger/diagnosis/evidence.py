@@ -1,0 +1,112 @@
+"""Where a rank stands, in words: the `ranks` part of every finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..record.layout import Activity
+from ..record.snapshot import Call, CallSite, GroupKey
+from .findings import RankEvidence
+from .wording import call_text, printable, signal_name
+from .world import STOPPED, World, exit_status
+
+MOST_RANKS = 128
+"""Evidence is given for at most so many ranks of a finding, culprits first."""
+
+
+def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
+    """The ranks to give evidence for."""
+    seen = dict.fromkeys(culprits)
+    for rank in others:
+        if len(seen) >= MOST_RANKS:
+            break
+        seen.setdefault(rank)
+    return list(seen)[:MOST_RANKS]
+
+
+def stand(world: World, ranks: Iterable[int]) -> dict[int, RankEvidence]:
+    """Where each of the ranks stands now."""
+    return {rank: standing(world, rank) for rank in ranks}
+
+
+def standing(world: World, rank: int) -> RankEvidence:
+    """What the rank does now, and on which line."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return RankEvidence("never seen")
+    if world.ended(rank):
+        last = last_call(world, rank)
+        site = last_site(world, rank)
+        return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
+    for pending in world.pending(rank):
+        if pending.call is not None:
+            site = pending.call.site or pending.wait.site
+            word = "stopped in" if record.process.state in STOPPED else "waits in"
+            return RankEvidence(word, call_text(pending.call), site)
+    for pending in world.pending(rank):
+        return RankEvidence(
+            wait_text(pending.wait.activity, pending.wait.detail),
+            None,
+            pending.wait.site or record.location,
+        )
+    if record.process.state in STOPPED:
+        return RankEvidence("stopped by a signal", None, record.location)
+    return RankEvidence("runs user code", None, record.location)
+
+
+def wait_text(activity: Activity, detail: object) -> str:
+    """`waits for the store key 'ready'`."""
+    if activity is Activity.STORE:
+        key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
+        return (
+            f"waits for the store key {printable(str(key), 80)!r}" if key else "waits for a store"
+        )
+    return {
+        Activity.INIT: "in init_process_group",
+        Activity.NEW_GROUP: "in new_group",
+        Activity.DESTROY: "in destroy_process_group",
+        Activity.PAUSED: "at a breakpoint",
+    }.get(activity, "in a call")
+
+
+def ending_text(world: World, rank: int) -> str:
+    """`killed by SIGKILL`, `exited with status 3`, `finished`."""
+    record = world.ranks[rank]
+    if record.process.signal is not None:
+        reason = " (out of memory)" if record.process.oom_killed else ""
+        return f"killed by {signal_name(record.process.signal)}{reason}"
+    status = exit_status(record)
+    if status is None:
+        return "gone without a trace"
+    return "finished" if status == 0 else f"exited with status {status}"
+
+
+def last_call(world: World, rank: int) -> Call | None:
+    """The last call of a rank that is on record."""
+    record = world.ranks[rank]
+    if record.history is None or record.calls == 0:
+        return None
+    return record.history.call(record.calls - 1)
+
+
+def last_site(world: World, rank: int) -> CallSite | None:
+    """The line of the uncaught exception, else of the last heartbeat, else of the last call."""
+    record = world.ranks[rank]
+    for note in reversed(record.notes):
+        if note.kind == "exception" and note.site:
+            return note.site
+    call = last_call(world, rank)
+    return record.location or (call.site if call else None)
+
+
+def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict[int, RankEvidence]:
+    """What each rank gave as collective number `seq` of the group."""
+    found: dict[int, RankEvidence] = {}
+    for rank in ranks:
+        history = world.ranks[rank].history if rank in world.ranks else None
+        call = history.at(key, seq) if history else None
+        if call is None:
+            found[rank] = standing(world, rank)
+        else:
+            found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site)
+    return found

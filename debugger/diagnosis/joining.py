@@ -1,0 +1,219 @@
+"""Does the world come together? Ranks that wait in init_process_group, and who keeps them waiting.
+
+Rules:
+1. Two live processes that claim one rank of one job: at once.
+2. A rank that finished without ever joining, while others wait: at once.
+3. An init that failed because its port was taken: at once, the rank that wanted it.
+4. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
+5. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+
+from ..record.layout import Activity, Phase
+from ..record.snapshot import Note, Wait
+from .evidence import chosen, stand, standing
+from .findings import Finding
+from .limits import Candidate
+from .needs import Needs
+from .wording import at_site, printable, ranks_text, seconds, verb
+from .world import World
+
+PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+
+
+def joins(world: World, needs: Needs) -> list[Candidate]:
+    """What keeps the default group from forming."""
+    found = _rivals(world)
+    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    failed = {
+        rank: note
+        for rank, record in world.ranks.items()
+        if not record.groups and (note := last_exception(world, rank))
+    }
+    found += _port_taken(world, failed, waiting)
+    found += _stale_store(world, failed, waiting)
+    if not found:
+        found += _never_came(world, needs, waiting) or _own_timeout(world, failed)
+    return found
+
+
+def last_exception(world: World, rank: int) -> Note | None:
+    """The uncaught exception that ended the rank, if one did."""
+    notes = world.notes(rank, "exception")
+    return notes[-1] if notes else None
+
+
+def _rivals(world: World) -> list[Candidate]:
+    found = []
+    for rival in world.snapshot.rivals:
+        rank = world.ranks.get(rival.rank)
+        if rank is None or not rival.process.alive or not rank.process.alive:
+            continue
+        if rank.pid == rival.pid and rank.host == rival.host:
+            continue
+        if (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
+            continue
+        if min(rank.phase, rival.phase) >= Phase.EXITING:
+            continue
+        pids = sorted((rank.pid, rival.pid))
+        others = tuple(sorted(set(world.ranks) - {rank.rank}))
+        message = (
+            f"two processes say that they are rank {rank.rank} of {world.size}: "
+            f"pid {pids[0]} and pid {pids[1]}"
+        )
+        if rank.host != rival.host:
+            hosts = (printable(rank.host, 80), printable(rival.host, 80))
+            message += f" (on {hosts[0]} and {hosts[1]})"
+        finding = Finding(
+            kind="join_timeout",
+            message=message,
+            culprits=(rank.rank,),
+            victims=others,
+            ranks=stand(world, chosen((rank.rank,), others)),
+            observable_ns=max(rank.started_ns, rival.started_ns) or world.now_ns,
+            cause="duplicate",
+            data={"pids": pids},
+        )
+        found.append(Candidate(finding))
+    return found
+
+
+def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
+    found = []
+    for rank, note in failed.items():
+        if not PORT_TAKEN.search(note.message):
+            continue
+        holder = note.data.get("port_holder")
+        text = f"; it is held by {printable(str(holder), 160)}" if holder else ""
+        others = tuple(sorted((set(waiting) | set(failed)) - {rank}))
+        finding = Finding(
+            kind="join_timeout",
+            message=(
+                f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}"
+                f"{text}: {printable(note.message, 200)}"
+            ),
+            culprits=(rank,),
+            victims=others,
+            ranks=stand(world, chosen((rank,), others)),
+            observable_ns=note.time_ns,
+            cause="port",
+            data=dict(note.data),
+        )
+        found.append(Candidate(finding))
+    return found
+
+
+def _stale_store(
+    world: World, failed: dict[int, Note], waiting: dict[int, Wait]
+) -> list[Candidate]:
+    users = {rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, "stale_store"))}
+    times = [failed[rank].time_ns for rank in users if rank in failed]
+    times += [
+        waiting[rank].since_ns + world.limits.hang_ns
+        for rank in users
+        if rank in waiting and world.waited_ns(waiting[rank]) >= world.limits.hang_ns
+    ]
+    if not times:
+        return []
+    note = users[min(users)]
+    path = note.data.get("path")
+    others = tuple(sorted(set(world.ranks) - set(users)))
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore that "
+            f"an earlier run left behind{f' ({printable(str(path), 200)})' if path else ''}: "
+            "delete the file, or use a fresh one for each run"
+        ),
+        culprits=tuple(sorted(users)),
+        victims=others,
+        ranks=stand(world, chosen(sorted(users), others)),
+        observable_ns=min(times),
+        cause="stale_store",
+        data=dict(note.data),
+    )
+    return [Candidate(finding)]
+
+
+def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Candidate]:
+    if not waiting:
+        return []
+    first = min(waiting, key=lambda rank: waiting[rank].since_ns)
+    absent = {rank for waiter in waiting for rank in needs.not_initialised(waiter)}
+    left = sorted(rank for rank in absent if world.finished(rank))
+    if left:
+        times = [world.ranks[rank].process.ended_ns or 0 for rank in left]
+        finished = verb(left, "finished", "finished")
+        what = f"{ranks_text(left)} {finished} without joining"
+        observable = max(waiting[first].since_ns, *times)
+        return [_absent(world, set(waiting), left, what, observable, proven=True)]
+    if world.paused or world.waited_ns(waiting[first]) < world.limits.hang_ns:
+        return []
+    missing = sorted(rank for rank in absent if not world.ended(rank))
+    if not missing:
+        return []
+    waited = seconds(world.now_ns - waiting[first].since_ns)
+    what = (
+        f"suspected: {ranks_text(missing)} {verb(missing, 'has', 'have')} not joined for {waited}"
+    )
+    observable = waiting[first].since_ns + world.limits.hang_ns
+    return [_absent(world, set(waiting), missing, what, observable, proven=False)]
+
+
+def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
+    """The program's own timeout for the rendezvous ran out: who had not come?"""
+    late = {rank: note for rank, note in failed.items() if TIMED_OUT.search(note.message)}
+    if not late or not world.size:
+        return []
+    absent = [
+        rank
+        for rank in range(world.size)
+        if rank not in world.ranks
+        or not (rank in failed or world.ended(rank) or world.activity(rank, Activity.INIT))
+    ]
+    if not absent:
+        return []
+    what = (
+        f"suspected: {ranks_text(absent)} {verb(absent, 'has', 'have')} not joined within the "
+        "program's own timeout"
+    )
+    observable = min(note.time_ns for note in late.values())
+    return [_absent(world, set(late), absent, what, observable, proven=False)]
+
+
+def _absent(
+    world: World,
+    waiting: Set[int],
+    absent: list[int],
+    what: str,
+    observable_ns: int,
+    *,
+    proven: bool,
+) -> Candidate:
+    unseen = tuple(rank for rank in absent if rank not in world.ranks)
+    victims = tuple(sorted(waiting - set(absent)))
+    verb_text = verb(victims, "waits", "wait")
+    seen = [rank for rank in absent if rank in world.ranks]
+    stands = [f"rank {rank} {standing(world, rank).state}" for rank in seen[:4]]
+    if unseen:
+        stands.append(f"{ranks_text(unseen)} never started")
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"{what} while {ranks_text(victims)} {verb_text} in init_process_group "
+            f"(world size {world.size}): {'; '.join(stands)}"
+        ),
+        culprits=tuple(absent),
+        victims=victims,
+        missing=unseen,
+        proven=proven,
+        ranks=stand(world, chosen(absent, victims)),
+        observable_ns=observable_ns,
+        cause="absent",
+    )
+    return Candidate(finding)

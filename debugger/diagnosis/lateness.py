@@ -1,0 +1,271 @@
+"""Who is alive but late: noticed after `notice_after_s`, suspected after `hang_timeout_s`.
+
+Rules:
+1. The call with the longest wait counts, from the moment its first rank began to wait.
+2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
+   the rank at the root, which computes, is stopped, or waits for something else.
+3. A rank stopped inside a call holds up the others just as well.
+4. The program's own timeout may end the wait earlier: then the rank is suspected at that moment.
+5. At a breakpoint nobody is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from ..record.layout import Activity
+from .absence import failed_calls
+from .endings import is_communication_error
+from .evidence import chosen, stand, standing
+from .findings import Finding
+from .joining import TIMED_OUT, last_exception
+from .limits import SECOND_NS, Candidate
+from .needs import Needs
+from .wait_graph import doing
+from .wording import at_site, group_evidence, printable, ranks_text, seconds, verb
+from .world import STOPPED, Pending, World
+
+CAUSES = {
+    "stopped": "stopped by a signal",
+    "store": "waits for a store key",
+    "gil_held": "something holds its GIL",
+    "lock": "waits for a lock",
+}
+LOCK_WORDS = (
+    "acquire",
+    "_wait_for_tstate_lock",
+    "pthread_cond_wait",
+    "sem_wait",
+    "__lll_lock_wait",
+)
+LOCK_FILES = ("threading.py", "queue.py", "multiprocessing/synchronize.py", "filelock")
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The ranks that a wait hangs on, and the ranks that wait in that call."""
+
+    pending: Pending
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
+    """At most one finding: the longest wait's."""
+    found = _own_timeout(world, needs)
+    if found or world.paused:
+        return found
+    late = latest(world, needs, world.limits.hang_ns)
+    if late:
+        wait = late.pending.wait
+        since = max(wait.since_ns, world.limits.clock_from_ns)
+        return [Candidate(_finding(world, late, since + world.limits.hang_ns))]
+    return _all_in_store(world)
+
+
+def latest(world: World, needs: Needs, longer_than_ns: int) -> Late | None:
+    """The longest wait above the limit that hangs on a rank which could act."""
+    rows = [
+        pending
+        for pending in world.all_pending()
+        if world.waited_ns(pending.wait) >= longer_than_ns
+    ]
+    seen: set[int] = set()
+    for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
+        need = needs.of(pending)
+        if need is not None and id(need) in seen:
+            continue
+        seen.add(id(need) if need is not None else 0)
+        culprits = _roots(world, needs, pending)
+        if culprits:
+            return Late(pending, culprits, _waiting_with(world, pending, culprits))
+    return None
+
+
+def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
+    roots: set[int] = set()
+    seen = {start.rank}
+    todo = [start]
+    while todo:
+        pending = todo.pop()
+        need = needs.of(pending)
+        if need is None:
+            roots |= _stopped_inside(world, pending)
+            continue
+        for rank in need.ranks - seen:
+            seen.add(rank)
+            if rank not in world.ranks:
+                if pending.wait.activity is not Activity.INIT:
+                    roots.add(rank)
+            elif not world.ended(rank) and rank not in world.blind:
+                waits = world.pending(rank)
+                if _acts(world, rank, waits):
+                    roots.add(rank)
+                else:
+                    todo.extend(waits)
+    return tuple(sorted(roots))
+
+
+def _acts(world: World, rank: int, waits: Sequence[Pending]) -> bool:
+    """The rank itself is what the others wait for, not somebody behind it."""
+    if not waits or world.ranks[rank].process.state in STOPPED:
+        return True
+    judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
+    if any(pending.wait.activity not in judged for pending in waits):
+        return True
+    return world.ranks[rank].free_threads > 0
+
+
+def _stopped_inside(world: World, pending: Pending) -> Set[int]:
+    view = world.view(pending.rank, pending.call.group) if pending.call else None
+    if view is None:
+        return set()
+    return world.stopped & set(view.states) if world.stopped else set()
+
+
+def _waiting_with(world: World, pending: Pending, culprits: tuple[int, ...]) -> tuple[int, ...]:
+    call = pending.call
+    view = world.view(pending.rank, call.group) if call else None
+    if call is None or view is None or call.signature.peer is not None:
+        alike = [
+            other.rank
+            for other in world.all_pending()
+            if call is None and other.wait.activity is pending.wait.activity
+        ]
+        return tuple(sorted({pending.rank, *alike} - set(culprits)))
+    inside = (rank for rank, group in view.states.items() if group.issued > call.seq)
+    return tuple(sorted(set(inside) - set(culprits)))
+
+
+def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = False) -> Finding:
+    pending, culprits = late.pending, late.culprits
+    call = pending.call
+    view = world.view(pending.rank, call.group) if call else None
+    waited = seconds(world.now_ns - pending.wait.since_ns)
+    cause = cause_of(world, culprits[0])
+    since = "until the program's own timeout" if timed_out else f"for {waited}"
+    message = (
+        f"suspected: {ranks_text(culprits)} {verb(culprits, 'has', 'have')} not come "
+        f"{since}, while {ranks_text(late.victims)} {verb(late.victims, 'waits', 'wait')} "
+        f"{doing(world, pending)}; {_whereabouts(world, culprits, cause)}"
+    )
+    return Finding(
+        kind="missing_rank",
+        message=message,
+        culprits=culprits,
+        victims=late.victims,
+        missing=tuple(rank for rank in culprits if rank not in world.ranks),
+        proven=False,
+        cause=cause,
+        group=group_evidence(view.any) if view else None,
+        seq=call.seq if call else None,
+        ranks=stand(world, chosen(culprits, late.victims)),
+        observable_ns=observable_ns,
+    )
+
+
+def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
+    rank = culprits[0]
+    where = standing(world, rank)
+    what = CAUSES.get(cause, where.state)
+    if cause == "store":
+        what = where.state if "store" in where.state else what
+    return f"rank {rank}: {what}{at_site(where.location)}"
+
+
+def cause_of(world: World, rank: int) -> str:
+    """Why the rank has not come, as far as the operating system and its record tell."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return "unknown"
+    if record.process.state in STOPPED:
+        return "stopped"
+    silent_s = (world.now_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
+    if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
+        return "gil_held"
+    if world.activity(rank, Activity.STORE) is not None:
+        return "store"
+    return "user_code" if record.location else "unknown"
+
+
+def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Finding:
+    """The finding with cause `lock` where the first culprit's stack ends in one.
+
+    `stacks` has the main thread's frames for each rank, innermost first, as text. A finding of
+    another kind, or with a cause that the stack cannot better, is returned as it is.
+    """
+    if finding.kind != "missing_rank" or finding.cause not in ("user_code", "unknown"):
+        return finding
+    frames = [str(frame) for frame in stacks.get(finding.culprits[0], ())]
+    if not frames:
+        return finding
+    locked = any(word in frames[0] for word in LOCK_WORDS) or any(
+        name in frames[0] for name in LOCK_FILES
+    )
+    cause = "lock" if locked else "user_code"
+    if cause == finding.cause:
+        return finding
+    message = finding.message
+    if locked:
+        message = f"{message} ({CAUSES['lock']})"
+    return replace(finding, cause=cause, message=message)
+
+
+def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
+    for pending in failed_calls(world):
+        note = last_exception(world, pending.rank)
+        call = pending.call
+        if note is None or call is None or not TIMED_OUT.search(note.message):
+            continue
+        view = world.view(pending.rank, call.group)
+        if not is_communication_error(note) or view is None:
+            continue
+        if call.signature.peer is None:
+            absent: Iterable[int] = world.absent(view, call.seq)
+        else:
+            absent = {call.signature.peer} & set(view.ranks)
+        roots: set[int] = set()
+        for rank in absent:
+            if rank not in world.ranks or world.ended(rank) or rank in world.blind:
+                continue
+            waits = world.pending(rank)
+            if _acts(world, rank, waits):
+                roots.add(rank)
+            else:
+                roots.update(r for row in waits for r in _roots(world, needs, row))
+        if roots:
+            culprits = tuple(sorted(roots))
+            late = Late(pending, culprits, _waiting_with(world, pending, culprits))
+            return [Candidate(_finding(world, late, note.time_ns, timed_out=True))]
+    return []
+
+
+def _all_in_store(world: World) -> list[Candidate]:
+    """Nobody waits in a call: all that wait, wait for a key of a store."""
+    waits = {
+        rank: wait
+        for rank in world.ranks
+        if (wait := world.activity(rank, Activity.STORE)) is not None
+        and world.waited_ns(wait) >= world.limits.hang_ns
+    }
+    alive = [rank for rank in world.ranks if not world.ended(rank)]
+    if not waits or len(waits) < len(alive):
+        return []
+    culprits = tuple(sorted(waits))
+    last = max(waits.values(), key=lambda wait: wait.since_ns)
+    first = standing(world, culprits[0])
+    finding = Finding(
+        kind="missing_rank",
+        message=(
+            f"suspected: {ranks_text(culprits)} {verb(culprits, 'waits', 'wait')} for store keys "
+            f"that nobody sets; rank {culprits[0]} {printable(first.state)}"
+            f"{at_site(first.location)}"
+        ),
+        culprits=culprits,
+        proven=False,
+        cause="store",
+        ranks=stand(world, chosen(culprits, ())),
+        observable_ns=last.since_ns + world.limits.hang_ns,
+    )
+    return [Candidate(finding)]

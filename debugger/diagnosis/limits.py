@@ -1,0 +1,48 @@
+"""What the caller sets (`Limits`), and a finding that may still be waiting for more evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .findings import Finding
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to wait before saying what.
+
+    `hang_timeout_s`: from then on a late rank is suspected. `notice_after_s`: from then on a
+    notice names it. `settle_s`: how long evidence that others could still change is held back.
+    `heartbeat_s`: how often a rank's heartbeat runs. `clock_from_ns`: waits are not counted from
+    earlier than this (Unix time; set it when a pause at a breakpoint has ended).
+    """
+
+    hang_timeout_s: float = 60.0
+    notice_after_s: float = 10.0
+    settle_s: float = 0.5
+    heartbeat_s: float = 0.1
+    clock_from_ns: int = 0
+
+    @property
+    def settle_ns(self) -> int:
+        return int(self.settle_s * SECOND_NS)
+
+    @property
+    def hang_ns(self) -> int:
+        return int(self.hang_timeout_s * SECOND_NS)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A finding before consequences are folded.
+
+    `ready_ns`: not reported before that moment, because evidence that is still to come may
+    change it; it folds others all the same. `weak`: what a rank says when *another* rank has
+    failed (a connection closed by the peer): any better explanation near in time wins.
+    """
+
+    finding: Finding
+    ready_ns: int = 0
+    weak: bool = False

@@ -1,0 +1,104 @@
+"""What is worth a line while the run goes on: who is late, and what ranks put on record."""
+
+from __future__ import annotations
+
+from ..record.layout import Activity
+from .evidence import chosen, stand, standing
+from .findings import Finding
+from .lateness import cause_of, latest
+from .limits import SECOND_NS
+from .needs import Needs
+from .wording import (
+    at_site,
+    call_text,
+    numbered,
+    printable,
+    ranks_text,
+    seconds,
+    site_text,
+    verb,
+)
+from .world import World
+
+
+def late_notices(world: World, needs: Needs) -> tuple[str, ...]:
+    """`rank 2 is late for all_reduce(...) #17 of group "default_pg" (14 s); it is at ...`."""
+    if world.paused or world.snapshot.finished:
+        return ()
+    after_ns = int(world.limits.notice_after_s * SECOND_NS)
+    found = []
+    late = latest(world, needs, after_ns)
+    if late:
+        call = late.pending.call
+        view = world.view(late.pending.rank, call.group) if call else None
+        what = call_text(call) if call else standing(world, late.pending.rank).state
+        if call and view and call.signature.peer is None:
+            what += f" {numbered(view.any, call.seq)}"
+        waited = seconds(world.now_ns - late.pending.wait.since_ns)
+        found.append(
+            f"{ranks_text(late.culprits)} {verb(late.culprits, 'is', 'are')} late for {what} "
+            f"({waited}){_where(world, late.culprits)}"
+        )
+    absent = _not_joined(world, needs, after_ns)
+    return (*found, *absent)
+
+
+def _where(world: World, culprits: tuple[int, ...]) -> str:
+    where = standing(world, culprits[0])
+    it = "it" if len(culprits) == 1 else f"rank {culprits[0]}"
+    cause = cause_of(world, culprits[0])
+    if cause == "stopped":
+        return f"; {it} is stopped by a signal{at_site(where.location)}"
+    if where.state.startswith("waits"):
+        return f"; {it} {where.state}{at_site(where.location)}"
+    return f"; {it} is at {site_text(where.location)}" if where.location else ""
+
+
+def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[str, ...]:
+    for rank in sorted(world.ranks):
+        wait = world.activity(rank, Activity.INIT)
+        if wait is None or world.waited_ns(wait) < after_ns:
+            continue
+        absent = [other for other in needs.not_initialised(rank) if not world.ended(other)]
+        if absent:
+            waited = seconds(world.now_ns - wait.since_ns)
+            is_are = verb(absent, "has", "have")
+            return (f"{ranks_text(absent)} {is_are} not joined the world yet ({waited})",)
+    return ()
+
+
+def recorded(world: World) -> list[Finding]:
+    """Findings that a rank put on record itself: calls on foreign groups, use after a fork."""
+    found: dict[tuple[object, ...], Finding] = {}
+    for number, rank in sorted(world.ranks.items()):
+        for note in rank.notes:
+            if note.kind not in ("not_in_group", "forked"):
+                continue
+            key = (note.kind, number, note.site)
+            if key in found:
+                continue
+            if note.kind == "forked":
+                message = (
+                    f"a forked child of rank {number} used the process group of its parent"
+                    f"{at_site(note.site)}: {printable(note.message)}"
+                )
+            else:
+                message = (
+                    f"rank {number} called a collective on a group it is not in, which does "
+                    f"nothing{at_site(note.site)}: {printable(note.message)}"
+                )
+            evidence = stand(world, chosen((number,), ()))
+            if note.site:
+                evidence = {
+                    number: type(evidence[number])(note.kind.replace("_", " "), None, note.site)
+                }
+            found[key] = Finding(
+                kind=note.kind,
+                message=message,
+                culprits=(number,),
+                severity="error" if note.kind == "forked" else "warning",
+                ranks=evidence,
+                observable_ns=note.time_ns,
+                data=dict(note.data),
+            )
+    return list(found.values())

@@ -1,0 +1,84 @@
+"""From two snapshots to findings: the one entry to the diagnosis.
+
+Pure: no I/O but what `History` reads, no clock but the snapshot's, no state between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..record.snapshot import Snapshot
+from .absence import departures
+from .channels import Channels
+from .endings import endings
+from .findings import Finding
+from .folding import fold
+from .groups import creation_mismatches
+from .joining import joins
+from .lateness import missing_ranks, refine_cause
+from .limits import Candidate, Limits
+from .matching import mismatches
+from .needs import Needs
+from .notices import late_notices, recorded
+from .point_to_point import message_mismatches
+from .splits import split_mismatches
+from .wait_graph import deadlocks
+from .world import World
+
+__all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings with consequences folded, errors first and by time; and one-line notices."""
+
+    findings: tuple[Finding, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def diagnose(
+    snapshot: Snapshot, previous: Snapshot | None = None, limits: Limits | None = None
+) -> Diagnosis:
+    """What is wrong in this snapshot.
+
+    `previous` is an earlier snapshot of the same run, taken at any time before: it proves that
+    ranks which wait have not moved. Without it no deadlock is proven.
+    """
+    world = World(snapshot, previous, limits or Limits())
+    channels = Channels(world)
+    needs = Needs(world, channels)
+    candidates = [
+        *mismatches(world),
+        *split_mismatches(world),
+        *message_mismatches(world, channels),
+        *creation_mismatches(world),
+        *joins(world, needs),
+        *deadlocks(world, channels, needs),
+        *departures(world, channels, needs),
+        *endings(world),
+        *missing_ranks(world, needs),
+        *(Candidate(finding) for finding in recorded(world)),
+    ]
+    return Diagnosis(_ready(world, fold(candidates)), late_notices(world, needs))
+
+
+def verdict(findings: Iterable[Finding]) -> Finding | None:
+    """The first error by time, or None."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    return min(errors, key=lambda finding: finding.observable_ns, default=None)
+
+
+def _ready(world: World, causes: list[Candidate]) -> tuple[Finding, ...]:
+    """What may be said now: behind an error that is held back, later errors wait, too."""
+    found = []
+    held = False
+    for candidate in causes:
+        early = candidate.ready_ns > world.now_ns and not world.snapshot.finished
+        if candidate.finding.severity == "error":
+            held = held or early
+            if not held:
+                found.append(candidate.finding)
+        elif not early:
+            found.append(candidate.finding)
+    return tuple(found)

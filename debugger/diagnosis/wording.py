@@ -1,0 +1,95 @@
+"""How ranks, lines, calls and durations are written in messages: one way everywhere."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from collections.abc import Iterable, Sequence
+
+from ..record.snapshot import Call, CallSite, Group
+from .findings import GroupEvidence
+
+MOST_TEXT = 400
+MOST_RANGES = 12
+
+
+def printable(text: str, most: int = MOST_TEXT) -> str:
+    """The text on one line without control characters, cut to `most` characters."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """`0,1,3` or, from three in a row on, `0-3,7`."""
+    rows = sorted(set(ranks))
+    parts: list[str] = []
+    at = 0
+    while at < len(rows):
+        end = at
+        while end + 1 < len(rows) and rows[end + 1] == rows[end] + 1:
+            end += 1
+        if end - at >= 3:
+            parts.append(f"{rows[at]}-{rows[end]}")
+        else:
+            parts.extend(str(rank) for rank in rows[at : end + 1])
+        at = end + 1
+    if len(parts) > MOST_RANGES:
+        parts = [*parts[:MOST_RANGES], f"... ({len(rows)} ranks)"]
+    return ",".join(parts)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 2` or `ranks 0,1,3`."""
+    rows = sorted(set(ranks))
+    return f"rank{'s' if len(rows) != 1 else ''} {spans(rows)}"
+
+
+def verb(ranks: Sequence[int], one: str, many: str) -> str:
+    """The form of the verb that fits the number of ranks."""
+    return one if len(ranks) == 1 else many
+
+
+def at_site(site: CallSite | None) -> str:
+    """` at train.py:88 in step`, or nothing when the line is not known."""
+    return f" at {site_text(site)}" if site else ""
+
+
+def site_text(site: CallSite) -> str:
+    """`train.py:88 in step`."""
+    return printable(f"{os.path.basename(site.file)}:{site.line} in {site.function}")
+
+
+def call_text(call: Call | None) -> str:
+    """`all_reduce(sum, float32[1024])`."""
+    return printable(str(call.signature)) if call else "a call that is no longer on record"
+
+
+def group_name(group: Group) -> str:
+    """What a user would call the group."""
+    return printable(group.desc or group.key[0], 80)
+
+
+def group_evidence(group: Group) -> GroupEvidence:
+    return GroupEvidence(
+        name=printable(group.key[0], 120), desc=printable(group.desc, 120), ranks=group.ranks
+    )
+
+
+def numbered(group: Group, seq: int) -> str:
+    """`#17 of group "default_pg"`."""
+    return f'#{seq} of group "{group_name(group)}"'
+
+
+def seconds(duration_ns: int) -> str:
+    """`14 s`, or `0.3 s` below ten seconds."""
+    value = max(0, duration_ns) / 1e9
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 63`."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,30 @@
+"""Reaches every Python process below `distdebug`: by its environment, not by its code.
+
+The folder `site` goes first on PYTHONPATH, so that Python's start-up imports `sitecustomize` from
+there. See `environment`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+SITE = Path(__file__).resolve().parent / "site"
+
+
+def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> dict[str, str]:
+    """The environment for a command whose Python processes are to be observed.
+
+    `launcher`: "torchrun" when the command is torchrun, whose own process is no rank whatever its
+    environment says; "" for any other command.
+    """
+    changed = dict(base)
+    paths = [str(SITE), *filter(None, changed.get("PYTHONPATH", "").split(os.pathsep))]
+    changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
+    changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
+    changed["DISTDEBUG_LAUNCHER"] = launcher
+    changed.pop("DISTDEBUG_REDIRECTED", None)
+    return changed

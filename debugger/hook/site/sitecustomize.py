@@ -1,0 +1,201 @@
+"""Runs at the start of every Python process below `distdebug`; costs well under a millisecond.
+
+It lets a rank's output go to its log, reports how child processes ended, and waits for torch to be
+imported, upon which the layer installs itself. Then it hands over to the next `sitecustomize` on
+the path, if there is one. Without DISTDEBUG_RUN_DIR it does only that.
+"""
+
+import importlib.machinery
+import os
+import sys
+
+_SITE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(_SITE))
+_ALIAS = "_distdebug"
+"""Our package's name inside a rank, where `debugger` may be the user's own module."""
+
+
+def _is_rank_of_launcher():
+    """Whether the environment says which rank this is, and no ancestor has been redirected."""
+    environment = os.environ
+    if "RANK" not in environment or "DISTDEBUG_REDIRECTED" in environment:
+        return False
+    return environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or (
+        "TORCHELASTIC_RUN_ID" in environment
+    )
+
+
+def redirect(rank):
+    """Send this process's stdout and stderr to the rank's log files.
+
+    Its own Python children inherit them and must not do it again: their parent may read from
+    them through a pipe.
+    """
+    directory = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "logs")
+    os.environ["DISTDEBUG_REDIRECTED"] = str(os.getpid())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    for stream, number, ending in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
+        try:
+            if stream is not None:
+                stream.flush()
+            log = os.open(os.path.join(directory, f"{int(rank)}.{ending}"), flags, 0o600)
+            os.dup2(log, number)
+            os.close(log)
+            if stream is not None:
+                stream.reconfigure(line_buffering=True)
+        except (OSError, ValueError, AttributeError):
+            continue  # the output stays where it went before
+
+
+def _quieten_launcher():
+    """Keep torchrun's own words in a file: they are shown when there is nothing better to show."""
+    environment = os.environ
+    if environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or "TORCHELASTIC_RUN_ID" in environment:
+        return
+    if "DISTDEBUG_REDIRECTED" in environment:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    path = os.path.join(environment["DISTDEBUG_RUN_DIR"], "logs", "launcher.err")
+    log = os.open(path, flags, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _report_exits():
+    """Write down how children ended: only their parent is told by the operating system."""
+    path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "exits.jsonl")
+    original = os.waitpid
+
+    def waitpid(pid, options):
+        found, status = original(pid, options)
+        if found and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            try:
+                import time
+
+                line = f'{{"pid":{found},"status":{status},"time_ns":{time.time_ns()}}}\n'
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                log = os.open(path, flags, 0o600)
+                os.write(log, line.encode())
+                os.close(log)
+            except OSError:
+                pass  # the run directory is gone or full: the program goes on
+        return found, status
+
+    os.waitpid = waitpid
+
+
+class _Finder:
+    """Sees `import torch` begin, and gives `debugger` as the program means it."""
+
+    def find_spec(self, name, path=None, _target=None):
+        if name == "torch" and not self.awaiting:
+            self._await_torch()
+            return self._ordinary(name, path)  # wrapt's finder stands before us only now
+        if name == "debugger":
+            spec = self._ordinary(name, path)
+            if spec is not None and spec.origin == os.path.join(_PACKAGE, "__init__.py"):
+                return importlib.machinery.ModuleSpec(name, _Alias(), is_package=True)
+            return spec
+        if name.startswith("debugger.") and sys.modules.get("debugger") is sys.modules.get(_ALIAS):
+            return importlib.machinery.ModuleSpec(name, _Alias(), is_package=True)
+        return None
+
+    def _ordinary(self, name, path):
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _await_torch(self):
+        self.awaiting = True
+        try:
+            import wrapt
+
+            wrapt.register_post_import_hook(_install, "torch")
+        except Exception as error:
+            _complain(error)
+
+    awaiting = False
+
+
+class _Alias:
+    """Gives the modules that the layer itself uses for the program's `import debugger`."""
+
+    def create_module(self, spec):
+        module = load(spec.name[len("debugger") :].lstrip("."))
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        module.__spec__ = self._spec
+
+
+def load(name):
+    """Our package, or a module of it, under the name it has inside ranks."""
+    if _ALIAS not in sys.modules:
+        from importlib import util
+
+        spec = util.spec_from_file_location(
+            _ALIAS, os.path.join(_PACKAGE, "__init__.py"), submodule_search_locations=[_PACKAGE]
+        )
+        module = util.module_from_spec(spec)
+        sys.modules[_ALIAS] = module
+        spec.loader.exec_module(module)
+    if not name:
+        return sys.modules[_ALIAS]
+    from importlib import import_module
+
+    return import_module(_ALIAS + "." + name)
+
+
+def _install(torch):
+    """torch has been imported: put the layer in place, if this process can be a rank."""
+    if not _can_be_rank() or not torch.distributed.is_available():
+        return
+    try:
+        load("rank.install").install()
+    except Exception as error:
+        _complain(error)
+
+
+def _can_be_rank():
+    if (
+        os.environ.get("DISTDEBUG_LAUNCHER") == "torchrun"
+        and "TORCHELASTIC_RUN_ID" not in os.environ
+    ):
+        return False  # torchrun itself
+    return not any("compile_worker" in argument for argument in sys.orig_argv[:4])
+
+
+def _complain(error):
+    try:
+        os.write(2, f"distdebug: this process is not observed: {error!r}\n".encode())
+    except OSError:
+        pass
+
+
+def _hand_over():
+    """Run the `sitecustomize` that this one hides."""
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _SITE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    from importlib import util
+
+    module = util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if os.environ.get("DISTDEBUG_RUN_DIR"):
+    try:
+        if _is_rank_of_launcher():
+            redirect(os.environ["RANK"])
+        _quieten_launcher()
+        _report_exits()
+        sys.meta_path.insert(0, _Finder())
+    except Exception as error:
+        _complain(error)
+_hand_over()

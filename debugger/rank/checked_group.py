@@ -1,0 +1,185 @@
+"""The group that the program gets: records every call and forwards it, untouched, to the real one.
+
+A subclass of torch's ProcessGroup, so that Python, DDP's C++ reducer, functional collectives and
+compiled code all reach it. It has the real group's backends registered as well, for the code that
+asks a group for its backend.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch.distributed import ProcessGroup
+
+from ..record.layout import ASYNC_FLAG, Activity
+from . import outstanding
+from .describe import METHODS, Method
+from .recorder import GroupRecord, Recorder, report_own_fault
+from .tracked_work import TrackedWork
+from .waiting import NO_TIMEOUT, sliced
+
+_IN_CALL = int(Activity.IN_CALL)
+_getframe = sys._getframe
+_now = time.monotonic_ns
+
+FORWARDED = (
+    "_enable_collectives_timing",
+    "_get_sequence_number_for_group",
+    "_has_hooks",
+    "_register_on_completion_hook",
+    "_set_sequence_number_for_group",
+    "_start_coalescing",
+    "_end_coalescing",
+    "_wait_for_pending_works",
+    "get_group_store",
+    "merge_remote_group",
+    "name",
+    "set_timeout",
+)
+"""Methods that are no communication of the program's: handed through as they are."""
+
+
+class CheckedGroup(ProcessGroup):
+    """Stands in front of a group that torch made."""
+
+    _inner: Any
+    _recorder: Recorder | None
+    _record: GroupRecord
+    _wrap_split: Callable[..., Any]
+    _refuse: Callable[[str], NoReturn] | None
+
+    def attach(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        record: GroupRecord,
+        wrap_split: Callable[..., Any],
+    ) -> None:
+        """Begin to observe. Not in `__init__`, which is torch's own (rank, size)."""
+        self._inner = inner
+        self._recorder = recorder
+        self._record = record
+        self._wrap_split = wrap_split
+        self._refuse = None
+
+    def __repr__(self) -> str:
+        record = self._record
+        return (
+            f"<CheckedGroup {record.name!r} ({record.backend}, rank {self.rank()} of "
+            f"{self.size()}, {record.slot.issued} collectives)>"
+        )
+
+    def shutdown(self) -> None:
+        self._ended()
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        self._ended()
+        self._inner.abort()
+
+    def _ended(self) -> None:
+        if self._recorder is not None:
+            self._recorder.group_destroyed(self._record)
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's; the new group is observed too."""
+        return self._wrap_split(self, self._inner.split_group(*args, **kwargs), args, kwargs)
+
+    def forbid(self, refuse: Callable[[str], NoReturn]) -> None:
+        """From now on every communication calls `refuse`, which raises: this is a forked child."""
+        self._recorder = None
+        self._refuse = refuse
+
+    def _unobserved(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._refuse is not None:
+            self._refuse(METHODS[name].op)
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    def _switch_off(self, error: BaseException) -> None:
+        self._recorder = None
+        report_own_fault(f"recording of group {self._record.name!r}", error)
+
+
+def _communication(name: str, method: Method) -> Callable[..., Any]:
+    """The method `name` of CheckedGroup."""
+    op, take_facts, options_at = method.op, method.facts, method.options_at
+
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        if recorder is None:
+            return self._unobserved(name, args, kwargs)
+        group = self._record
+        try:
+            facts = take_facts((*args, *kwargs.values()) if kwargs else args)
+            known = group.known.get((op, facts))
+            if known is None:
+                known = recorder.describe(group, op, facts)
+            site = recorder.site(_getframe(1))
+            options = (
+                args[options_at]
+                if options_at is not None and len(args) > options_at
+                else (kwargs.get("opts"))
+            )
+            is_async = getattr(options, "asyncOp", True)
+            writer = recorder.writer
+            number = writer.begin(
+                group.slot,
+                known.op_code,
+                known.signature_id,
+                site,
+                known.agree,
+                known.exact,
+                known.contribution,
+                ASYNC_FLAG if is_async else 0,
+                known.channel,
+                known.volatile,
+            )
+            slot = writer.enter(_IN_CALL, number + 1, 0, site)
+        except Exception as error:
+            self._switch_off(error)
+            return getattr(self._inner, name)(*args, **kwargs)
+        counted = None if known.channel is not None else group
+        try:
+            work = getattr(self._inner, name)(*args, **kwargs)
+            if work is not None and is_async:
+                writer.started(number)
+                tracked = TrackedWork(
+                    work, recorder, counted, number, known.wait, known.wait is sliced
+                )
+                outstanding.add(number, tracked)
+                writer.leave(slot)
+                return tracked
+            started_ns = _now()
+            if work is not None:
+                known.wait(work, NO_TIMEOUT)
+        except BaseException:
+            writer.failed(number)
+            writer.leave(slot)
+            raise
+        writer.completed(number, counted.slot if counted else None, started_ns)
+        writer.leave(slot)
+        return work
+
+    call.__name__ = name
+    call.__qualname__ = f"CheckedGroup.{name}"
+    return call
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__qualname__ = f"CheckedGroup.{name}"
+    return call
+
+
+for _name, _method in METHODS.items():
+    if hasattr(ProcessGroup, _name):
+        setattr(CheckedGroup, _name, _communication(_name, _method))
+for _name in FORWARDED:
+    if hasattr(ProcessGroup, _name):
+        setattr(CheckedGroup, _name, _forward(_name))

@@ -1,0 +1,104 @@
+"""Puts a CheckedGroup in place of every group that torch creates, and records who creates what."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ..record.layout import Activity
+from . import forks, torch_private
+from .checked_group import CheckedGroup
+from .recorder import Recorder, report_own_fault
+
+_getframe = sys._getframe
+
+
+def observe(recorder: Recorder) -> None:
+    """From now on every new group is observed."""
+    torch_private.on_group_creation(lambda original: _creation(recorder, original))
+    torch_private.treat_as_plain_group(CheckedGroup)
+
+
+def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def create(*args: Any, **kwargs: Any) -> Any:
+        given = torch_private.helper_arguments(args, kwargs)
+        ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
+        name = str(given.get("group_name"))
+        backend = str(given.get("backend"))
+        if not ranks:
+            created = original(*args, **kwargs)
+            size = int(created[0].size())
+            return _wrapped(recorder, created, list(range(size)), name, backend, given)
+        site = recorder.site(_getframe(1))
+        if not torch_private.is_hashed_name(name):
+            recorder.creation(name, ranks, backend, site)
+        detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
+        with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
+            created = original(*args, **kwargs)
+        return _wrapped(recorder, created, ranks, name, backend, given)
+
+    return create
+
+
+def _wrapped(
+    recorder: Recorder,
+    created: Any,
+    ranks: list[int],
+    name: str,
+    backend: str,
+    given: dict[str, Any],
+) -> Any:
+    inner, store = created
+    if not isinstance(inner, torch_private.c10d.ProcessGroup) or isinstance(inner, CheckedGroup):
+        return created  # this rank is no member, or the group existed already
+    try:
+        desc = str(given.get("group_desc") or "undefined")
+        outer = _checked(recorder, inner, ranks, name, desc, given.get("timeout"), backend)
+        if outer is None:
+            return created
+        torch_private.replace_group(inner, outer)
+    except Exception as error:
+        report_own_fault(f"observation of group {name!r}", error)
+        return created
+    return outer, store
+
+
+def _checked(
+    recorder: Recorder,
+    inner: Any,
+    ranks: list[int],
+    name: str,
+    desc: str,
+    timeout: timedelta | None,
+    backend: str,
+) -> CheckedGroup | None:
+    config = torch_private.backend_name(inner) or backend
+    record = recorder.new_group(
+        name,
+        desc,
+        ranks,
+        inner.rank(),
+        config,
+        timeout.total_seconds() if timeout is not None else None,
+    )
+    if record is None:
+        return None
+    outer: CheckedGroup = torch_private.clone_group(CheckedGroup, inner, backend)
+
+    def wrap_split(
+        _parent: CheckedGroup, split: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if split is None:
+            return None
+        members = [record.ranks[index] for index in (args[0] if args else kwargs["ranks"])]
+        child = _checked(
+            recorder, split, members, split.group_name, split.group_desc, None, backend
+        )
+        return split if child is None else child
+
+    outer.attach(inner, recorder, record, wrap_split)
+    recorder.group_ready(record)
+    forks.watch_group(outer)
+    return outer

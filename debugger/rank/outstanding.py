@@ -1,0 +1,59 @@
+"""The asynchronous calls that nobody has seen finish yet.
+
+The heartbeat looks at them, so that the record tells of their completion although the program
+never waits, or waits where this layer cannot see it (a future inside DDP's C++ reducer).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .tracked_work import ProxyFuture, TrackedWork
+
+_LIMIT = 4096
+
+_works: weakref.WeakValueDictionary[int, TrackedWork] = weakref.WeakValueDictionary()
+_proxies: dict[int, ProxyFuture] = {}
+
+
+def add(number: int, work: TrackedWork) -> None:
+    """Watch a call until it is done or its handle is dropped."""
+    _works[number] = work
+
+
+def add_proxy(number: int, proxy: ProxyFuture) -> None:
+    """Somebody may be waiting for this future without our knowledge."""
+    _proxies[number] = proxy
+    if len(_proxies) > _LIMIT:
+        _proxies.pop(next(iter(_proxies)), None)
+
+
+def remove(number: int) -> None:
+    """The call is over."""
+    _works.pop(number, None)
+    _proxies.pop(number, None)
+
+
+def oldest_awaited() -> int | None:
+    """The first call whose future was handed out and is not complete."""
+    return min(_proxies, default=None)
+
+
+def poll() -> None:
+    """Record the completion of calls that ended by themselves."""
+    for work in list(_works.values()):
+        work.is_completed()
+
+
+def fail_all(error: BaseException) -> None:
+    """End every wait for a future with this error."""
+    for proxy in list(_proxies.values()):
+        proxy.fail(error)
+
+
+def forget() -> None:
+    """In a forked child: these calls are the parent's."""
+    _works.clear()
+    _proxies.clear()

@@ -1,0 +1,252 @@
+"""Keeps this process's flight record: knows the texts, the groups and the line that called.
+
+There is one `Recorder` a process. When it fails (a full disk, a bug), it says so once and the
+layer goes on without it: training never stops because of its observer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ..record import layout
+from ..record.layout import Activity, Definition, GroupState
+from ..record.signature import (
+    OP_CODES,
+    Signature,
+    agreement_key,
+    exact_key,
+    hash64,
+    split_contribution,
+)
+from ..record.writer import ChannelSlot, FlightWriter, GroupSlot
+from . import call_site, describe, waiting
+from .waiting import WaitFunction
+
+
+@dataclass(slots=True)
+class Known:
+    """A distinct call, described once: ids and hashes for the flight record."""
+
+    op_code: int
+    signature_id: int
+    agree: int
+    exact: int
+    contribution: int
+    channel: ChannelSlot | None
+    volatile: bytes | None
+    wait: WaitFunction
+
+
+class GroupRecord:
+    """A group under observation: its slot, its ranks, and the distinct calls seen on it."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        ranks: Sequence[int],
+        group_rank: int,
+        slot: GroupSlot,
+        backend: str,
+    ) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.ranks = tuple(ranks)
+        self.group_rank = group_rank
+        self.slot = slot
+        self.backend = backend
+        self.known: dict[Any, Known] = {}
+        self.channels: dict[tuple[str, int, int], ChannelSlot | None] = {}
+
+
+class Recorder:
+    """The flight record of this process, in the words of the layer above it."""
+
+    writer: FlightWriter
+    world: GroupRecord | None
+
+    def __init__(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
+        self.start(writer, identity)
+
+    def start(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
+        """Begin, or begin anew in a forked child, with an empty record."""
+        self.writer = writer
+        self.world = None
+        self._identity = dict(identity)
+        self._sites: dict[tuple[str, int], int] = {}
+        self._incarnations: dict[str, int] = {}
+        self._creations = 0
+        writer.identify(self._identity)
+
+    def claim(
+        self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str
+    ) -> None:
+        """Say which rank of which job this process is."""
+        self._identity["job"] = job
+        self.writer.identify(self._identity)
+        self.writer.claim(rank, world_size, local_rank, restart_count)
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def site(self, frame: FrameType | None) -> int:
+        """The id of the user's line at or above this frame; 0 when there is none."""
+        found = call_site.find(frame)
+        if found is None:
+            found = call_site.of_thread(_main_ident())
+            if found is None:
+                return 0
+        code = found.f_code
+        number = self._sites.get((code.co_filename, found.f_lineno))
+        if number is None:
+            number = self.site_at(code.co_filename, found.f_lineno, code.co_name)
+        return number
+
+    def site_at(self, file: str, line: int, function: str) -> int:
+        """The id of this line."""
+        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        self._sites[file, line] = number
+        return number
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def new_group(
+        self,
+        name: str,
+        desc: str,
+        ranks: Sequence[int],
+        group_rank: int,
+        backend: str,
+        timeout_s: float | None,
+    ) -> GroupRecord | None:
+        """A group that is being created; None when the record has no room for it."""
+        incarnation = self._incarnations.get(name, 0)
+        self._incarnations[name] = incarnation + 1
+        slot = self.writer.add_group(
+            {
+                "name": name,
+                "incarnation": incarnation,
+                "desc": desc,
+                "ranks": list(ranks),
+                "backend": backend,
+                "timeout_s": timeout_s,
+            }
+        )
+        if slot is None:
+            return None
+        record = GroupRecord(name, incarnation, ranks, group_rank, slot, backend)
+        if desc == "default_pg":
+            self.world = record
+            self._creations = 0
+        return record
+
+    def creation(self, name: str, ranks: Sequence[int], backend: str, site: int) -> None:
+        """A group creation that all ranks of the world must take part in, in the same order."""
+        world = self.world
+        self.writer.add_creation(
+            {
+                "index": self._creations,
+                "name": name,
+                "incarnation": self._incarnations.get(name, 0),
+                "world": world.incarnation if world else 0,
+                "ranks": list(ranks),
+                "backend": backend,
+                "site": site,
+                "world_seq": world.slot.issued if world else 0,
+                "t_ns": time.monotonic_ns(),
+            }
+        )
+        self._creations += 1
+
+    def group_ready(self, record: GroupRecord) -> None:
+        """The group can be used."""
+        self.writer.group_state(record.slot, GroupState.READY)
+
+    def group_destroyed(self, record: GroupRecord) -> None:
+        """The group is gone; this rank will not take part in its calls any more."""
+        self.writer.group_state(record.slot, GroupState.DESTROYED)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def describe(self, group: GroupRecord, op: str, facts: describe.Facts) -> Known:
+        """The ids and hashes of a call whose facts were not seen before on this group."""
+        signature = describe.signature(op, facts, group.ranks)
+        channel = self._channel(group, signature) if signature.peer is not None else None
+        text = signature.to_json()
+        volatile = None
+        if self.writer.heap_half_full:
+            number = layout.VOLATILE_SIGNATURE
+            volatile = text.encode()
+            if len(group.known) > 4 * layout.RING:
+                group.known.clear()  # signatures that never repeat must not fill the memory
+        else:
+            number = self.writer.define(Definition.SIGNATURE, text)
+        if channel is not None:
+            agree = exact = hash64((signature.dtypes, signature.counts))
+        else:
+            agree = hash64(agreement_key(signature))
+            exact = hash64(exact_key(signature))
+        known = Known(
+            op_code=OP_CODES[op],
+            signature_id=number,
+            agree=agree,
+            exact=exact,
+            contribution=split_contribution(signature, group.group_rank),
+            channel=channel,
+            volatile=volatile,
+            wait=waiting.choose(group.backend, describe.on_cpu(facts), channel is not None),
+        )
+        group.known[op, facts] = known
+        return known
+
+    def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot | None:
+        key = (signature.op, signature.peer or 0, signature.tag)
+        if key not in group.channels:
+            group.channels[key] = self.writer.add_channel(
+                {
+                    "name": group.name,
+                    "incarnation": group.incarnation,
+                    "op": key[0],
+                    "peer": key[1],
+                    "tag": key[2],
+                }
+            )
+        return group.channels[key]
+
+    # -- waits that are no call ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def waiting_in(
+        self, activity: Activity, detail: Mapping[str, Any], site: int
+    ) -> Iterator[None]:
+        """This thread is inside something that may wait for other ranks."""
+        number = self.writer.define(Definition.DETAIL, json.dumps(detail, default=str))
+        slot = self.writer.enter(int(activity), 0, number, site)
+        try:
+            yield
+        finally:
+            self.writer.leave(slot)
+
+    def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
+        """Put an event on record."""
+        self.writer.note(kind, message, site=site, **data)
+
+
+def _main_ident() -> int:
+    return threading.main_thread().ident or 0
+
+
+def report_own_fault(what: str, error: BaseException) -> None:
+    """One line on stderr: a part of the layer is switched off, the program goes on."""
+    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
+        raise error
+    text = f"distdebug: {what} is switched off in process {os.getpid()}: {error!r}\n"
+    with contextlib.suppress(OSError, ValueError):
+        os.write(2, text.encode("utf-8", "backslashreplace"))

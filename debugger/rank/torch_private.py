@@ -1,0 +1,177 @@
+"""The one file that touches torch's private names: where torch creates, names and drops groups.
+
+Written against torch 2.11 to 2.13. What is missing in a release is left out, not guessed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed
+import torch.distributed.distributed_c10d
+
+# torch exports these names at run time, but its stubs do not say so.
+dist: Any = torch.distributed
+c10d: Any = torch.distributed.distributed_c10d
+ProcessGroup: Any = torch.distributed.ProcessGroup
+
+Wrapped = Callable[..., Any]
+
+
+def patch(owner: Any, name: str, make: Callable[[Wrapped], Wrapped]) -> None:
+    """Replace `owner.name` by `make(original)`; torch's re-exports of it follow."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    replacement = functools.wraps(original)(make(original))
+    setattr(owner, name, replacement)
+    if owner is c10d and getattr(dist, name, None) is original:
+        setattr(dist, name, replacement)
+
+
+def on_group_creation(make: Callable[[Wrapped], Wrapped]) -> None:
+    """Wrap the function through which init_process_group and new_group create every group."""
+    patch(c10d, "_new_process_group_helper", make)
+
+
+def helper_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a group creation by name."""
+    names = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name")
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def is_hashed_name(group_name: str) -> bool:
+    """Whether a group was named after its ranks, so that only its members create it."""
+    return not group_name.isdigit()
+
+
+def replace_group(inner: Any, outer: Any) -> None:
+    """Put `outer` in place of `inner` in torch's registries."""
+    world = c10d._world
+    for registry in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.pg_coalesce_state,
+    ):
+        if inner in registry:
+            registry[outer] = registry.pop(inner)
+    for groups in world.tags_to_pg.values():
+        for index, group in enumerate(groups):
+            if group is inner:
+                groups[index] = outer
+    name = world.pg_names.get(outer)
+    if name is not None:
+        c10d._unregister_process_group(name)
+        c10d._register_process_group(name, outer)
+
+
+def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
+    """A group of class `make` with the rank, size, backends and names of `inner`.
+
+    Python subclasses can only be made by the constructor that takes no store.
+    """
+    outer = make(inner.rank(), inner.size())
+    types = c10d.Backend.backend_type_map
+    names = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
+    custom = c10d.ProcessGroup.BackendType.CUSTOM
+    for device in inner._device_types:
+        name = names.get(device.type, "")
+        outer._register_backend(device, types.get(name, custom), inner._get_backend(device))
+    default = names.get("cpu") if len(set(names.values())) > 1 else next(iter(names.values()))
+    if backend == c10d.Backend.UNDEFINED and "nccl" in names.values():
+        default = "nccl"
+    outer._set_default_backend(types.get(default or "", custom))
+    if inner.bound_device_id is not None:
+        outer.bound_device_id = inner.bound_device_id
+    outer._set_group_name(inner.group_name)
+    outer._set_group_desc(inner.group_desc)
+    return outer
+
+
+def backend_name(inner: Any) -> str:
+    """ "gloo", or "cpu:gloo,cuda:nccl" where devices differ."""
+    config = str(c10d._world.pg_backend_config.get(inner, ""))
+    parts = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    return config if len(set(parts.values())) > 1 else next(iter(parts.values()), config)
+
+
+def treat_as_plain_group(group_class: type) -> None:
+    """Make torch's `type(group) is ProcessGroup` tests (coalescing, hooks) true for our class."""
+
+    def type_of(*args: Any) -> Any:
+        found = builtins.type(*args)
+        return c10d.ProcessGroup if found is group_class else found
+
+    setattr(c10d, "type", type_of)  # noqa: B010 - a module global shadows the builtin there
+
+
+def on_not_in_group(note: Callable[[str], None]) -> None:
+    """Hear of collectives that torch skips because the rank is not in the group."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def warn(op_name: str) -> Any:
+            note(op_name)
+            return original(op_name)
+
+        return warn
+
+    patch(c10d, "_warn_not_in_group", make)
+
+
+def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:
+    """Hear of store operations that block until another rank sets a key."""
+    for store_class in (
+        dist.Store,
+        dist.TCPStore,
+        dist.FileStore,
+        dist.HashStore,
+        dist.PrefixStore,
+    ):
+        for name in ("get", "wait"):
+            if name in vars(store_class):
+                _watch_store(store_class, name, watch)
+
+
+def _watch_store(
+    store_class: Any, name: str, watch: Callable[[str, Any, Any], AbstractContextManager[None]]
+) -> None:
+    def make(original: Wrapped) -> Wrapped:
+        def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
+            keys = args[0] if args else next(iter(kwargs.values()), "")
+            with watch(f"store.{name}", self, keys):
+                return original(self, *args, **kwargs)
+
+        return blocking
+
+    patch(store_class, name, make)
+
+
+def on_data_end(note: Callable[[int], None]) -> None:
+    """Hear of a DataLoader's iterator that has no more batches; with how many it gave."""
+    from torch.utils.data import dataloader
+
+    def make(original: Wrapped) -> Wrapped:
+        def following(self: Any) -> Any:
+            try:
+                return original(self)
+            except StopIteration:
+                note(int(getattr(self, "_num_yielded", 0)))
+                raise
+
+        return following
+
+    patch(dataloader._BaseDataLoaderIter, "__next__", make)
+
+
+def answer_debug_level(level: str) -> None:
+    """Make the public `get_debug_level()` answer this; torch's own code goes on asking its own."""
+    answer = getattr(dist.DebugLevel, level, None)
+    if answer is not None:
+        dist.get_debug_level = lambda: answer

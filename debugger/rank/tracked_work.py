@@ -1,0 +1,165 @@
+"""The handle of an asynchronous call: forwards everything, and records when the wait is over."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from ..record.layout import Activity
+from . import outstanding
+from .recorder import GroupRecord, Recorder, report_own_fault
+from .waiting import NO_TIMEOUT, WaitFunction
+
+_IN_CALL = int(Activity.IN_CALL)
+_getframe = sys._getframe
+
+
+class TrackedWork(Work):
+    """Stands for the backend's work of one recorded call."""
+
+    def __init__(
+        self,
+        work: Any,
+        recorder: Recorder,
+        group: GroupRecord | None,
+        number: int,
+        wait: WaitFunction,
+        proxies: bool,
+    ) -> None:
+        Work.__init__(self)
+        self._work = work
+        self._recorder = recorder
+        self._group = group
+        self._number = number
+        self._wait = wait
+        self._proxies = proxies
+        self._open = True
+        self._future: Any = None
+
+    def __repr__(self) -> str:
+        state = "pending" if self._open else "done"
+        return f"<TrackedWork of call {self._number}: {state}>"
+
+    def _close(self, failed: bool = False) -> None:
+        """The call is over; recorded once, whoever notices first."""
+        if self._open:
+            self._open = False
+            outstanding.remove(self._number)
+            if failed:
+                self._recorder.writer.failed(self._number)
+            else:
+                slot = self._group.slot if self._group else None
+                self._recorder.writer.completed(self._number, slot)
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait for the call; True when it succeeded. Raises what the backend raises."""
+        if not self._open:
+            return bool(self._work.wait() if timeout == NO_TIMEOUT else self._work.wait(timeout))
+        writer = self._recorder.writer
+        site = self._recorder.site(_getframe(1))
+        slot = writer.enter(_IN_CALL, self._number + 1, 0, site)
+        try:
+            result = self._wait(self._work, timeout)
+        except BaseException:
+            writer.leave(slot)
+            self._close(failed=True)
+            raise
+        self._close()
+        writer.leave(slot)
+        return bool(result)
+
+    def is_completed(self) -> bool:
+        done = bool(self._work.is_completed())
+        if done:
+            self._close()
+        return done
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+        self._close()
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+    def _get_op_type(self) -> Any:
+        return self._work._get_op_type()
+
+    def _get_duration(self) -> float:
+        return float(self._work._get_duration())
+
+    def block_current_stream(self) -> None:
+        self._work.block_current_stream()
+
+    def get_future_result(self) -> Any:
+        return self._work.get_future_result()
+
+    def get_future(self) -> Any:
+        """The backend's future, or ours in front where its waiters could not be freed else."""
+        if self._future is None:
+            inner = self._work.get_future()
+            self._future = inner
+            if self._proxies and self._open:
+                try:
+                    self._future = _proxy(inner, self)
+                except Exception as error:
+                    report_own_fault("freeing waiters of futures", error)
+        return self._future
+
+
+class ProxyFuture:
+    """A future in front of a backend's that a verdict can complete with an error."""
+
+    def __init__(self, work: TrackedWork) -> None:
+        self._first: Any = torch.futures.Future()
+        self.future = self._first.then(_unwrap)
+        self._work = work
+        self._done = False
+
+    def relay(self, inner: Any) -> None:
+        """Called by the backend's thread when its future is complete."""
+        failed = False
+        try:
+            value = inner.value()
+        except Exception as error:
+            value, failed = error, True
+        self._work._close(failed)
+        self._complete(value)
+
+    def fail(self, error: BaseException) -> None:
+        """End everybody's wait with this error."""
+        self._complete(error)
+
+    def _complete(self, value: Any) -> None:
+        if not self._done:
+            self._done = True
+            self._first.set_result(value)
+
+
+def _unwrap(first: Any) -> Any:
+    value = first.value()
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+def _proxy(inner: Any, work: TrackedWork) -> Any:
+    proxy = ProxyFuture(work)
+    outstanding.add_proxy(work._number, proxy)
+    inner.add_done_callback(proxy.relay)
+    return proxy.future

@@ -1,0 +1,134 @@
+"""Waits for a backend's work so that the thread can be freed: by a signal, or by a verdict.
+
+gloo's collectives can be waited for in slices. Its sends and receives cannot (a timeout closes the
+connection), so a helper thread waits for them, and the caller waits for the helper. Works of other
+backends are waited for as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))
+NO_TIMEOUT = timedelta(0)
+
+WaitFunction = Callable[[Any, timedelta], Any]
+
+
+def _no_verdict() -> None:
+    """Until the layer is installed there is nothing that could end a wait."""
+
+
+_check: Callable[[], None] = _no_verdict
+
+
+def set_verdict_check(check: Callable[[], None]) -> None:
+    """`check` is called between slices and raises when this wait must end."""
+    global _check
+    _check = check
+
+
+def choose(backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunction:
+    """How to wait for a call of a group with this backend ("gloo", or "cpu:gloo,cuda:nccl").
+
+    `on_cpu` tells of the call's tensors; None (a barrier) counts as gloo's only where the group
+    has no other backend.
+    """
+    if ":" in backend:
+        parts = dict(part.split(":", 1) for part in backend.split(","))
+        if on_cpu is None:
+            gloo = set(parts.values()) == {"gloo"}
+        else:
+            gloo = parts.get("cpu" if on_cpu else "cuda") == "gloo"
+    else:
+        gloo = backend == "gloo"
+    if not gloo:
+        return whole
+    return helped if point_to_point else sliced
+
+
+def whole(work: Any, timeout: timedelta) -> Any:
+    """Wait in one piece: for backends whose waits are short or interruptible by themselves."""
+    return work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
+
+
+def sliced(work: Any, timeout: timedelta) -> Any:
+    """Wait for a gloo collective, with Python running in between."""
+    left = timeout
+    index = 0
+    while True:
+        step = SLICES[index]
+        if index < len(SLICES) - 1:
+            index += 1
+        if timeout != NO_TIMEOUT:
+            if left <= step:
+                return work.wait(max(left, timedelta(milliseconds=1)))
+            left -= step
+        try:
+            return work.wait(step)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+        _check()
+
+
+class _Helper:
+    """A thread that waits in the caller's place, one work at a time."""
+
+    def __init__(self) -> None:
+        self.request = threading.Lock()
+        self.reply = threading.Lock()
+        self.request.acquire()
+        self.reply.acquire()
+        self.job: tuple[Any, timedelta] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        threading.Thread(target=self._run, name="distdebug-wait", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.request.acquire()
+            work, timeout = self.job or (None, NO_TIMEOUT)
+            self.job = None
+            try:
+                self.result = whole(work, timeout)
+            except BaseException as error:
+                self.error = error
+            work = None
+            self.reply.release()
+
+    def wait(self, work: Any, timeout: timedelta) -> Any:
+        self.job = (work, timeout)
+        self.result = self.error = None
+        self.request.release()
+        while not self.reply.acquire(timeout=0.2):
+            _check()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return self.result
+
+
+_local = threading.local()
+
+
+def forget_helpers() -> None:
+    """In a forked child: the helper threads stayed behind in the parent."""
+    global _local
+    _local = threading.local()
+
+
+def helped(work: Any, timeout: timedelta) -> Any:
+    """Wait for a gloo send or receive."""
+    helper: _Helper | None = getattr(_local, "helper", None)
+    if helper is None:
+        helper = _local.helper = _Helper()
+    try:
+        return helper.wait(work, timeout)
+    except BaseException:
+        if helper.job is not None or helper.error is None:
+            _local.helper = None  # it may still be waiting: leave it behind
+        raise

@@ -1,0 +1,169 @@
+"""The format of a flight record, version 1: one file a rank, written by mmap, read by anyone.
+
+All numbers are little-endian. Times are nanoseconds of CLOCK_MONOTONIC of the rank's host; the
+header's `wall_offset_ns` added gives Unix time. The file is allocated in full when it is made and
+never grows, so a full disk is noticed once, at the start, and not by SIGBUS later.
+
+    offset            what
+    0                 HEADER: who this is; written once, `rank` and the like again when known
+    IDENTITY          JSON (host, job, argv, torch, ...), NUL-padded, `IDENTITY_BYTES`
+    DYNAMIC           heartbeat, counters, phase, exit
+    THREADS           64 slots: what each thread of the rank waits for right now
+    GROUPS            512 slots: per group how many calls, and the hash chains
+    CHECKPOINTS       512 x 16 slots: the chains of a group at every 64th call
+    CHANNELS          1024 slots: per (group, direction, peer, tag) how many calls, and their chain
+    RING              4096 slots: the last calls
+    VOLATILE          4096 slots: signatures of calls that came after the heap was half full
+    HEAP              definitions, append-only: signatures, call sites, groups, notes
+
+**Torn slots.** A ring slot begins and ends with the call's number plus one; a thread slot with its
+version. A reader takes a slot only if both agree and say what it expected.
+
+**Definitions.** Each is `<IBxxxI` (length of text in bytes, kind, id), then UTF-8 JSON. The
+dynamic header's `heap_used` is raised after the text is in place. Ids count from 1 per kind; id 0
+means unknown.
+
+**Chains.** A group keeps a running hash of the agreement keys of its collectives (`chain`), one of
+the keys with shapes (`exact`), and the balance of all-to-all splits (`balance`); see
+`debugger.record.signature`. A ring slot holds the three *after* its call.
+"""
+
+from __future__ import annotations
+
+import enum
+from struct import Struct
+
+MAGIC = b"DDFLIGHT"
+VERSION = 1
+
+HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
+"""magic, version, pid, rank, world_size, local_rank, restart_count, role, reserved,
+started_ns, wall_offset_ns, main thread's native id, process start in clock ticks"""
+IDENTITY_OFFSET = 256
+IDENTITY_BYTES = 3840
+
+DYNAMIC_OFFSET = 4096
+DYNAMIC = Struct("<QQQBBxxiQQiIQI")
+"""heartbeat_ns, calls issued, heap_used, phase, flags, exit code, when it began to exit,
+serial of the last change of any thread's activity,
+then the heartbeat's: threads that could still act (-1: unknown), reserved, the serial at which
+they were counted, the main thread's call site id"""
+CALLS_AT = DYNAMIC_OFFSET + 8
+HEAP_USED_AT = DYNAMIC_OFFSET + 16
+PHASE_AT = DYNAMIC_OFFSET + 24
+FLAGS_AT = DYNAMIC_OFFSET + 25
+EXIT_AT = DYNAMIC_OFFSET + 28
+EXIT = Struct("<iQ")
+SERIAL_AT = DYNAMIC_OFFSET + 40
+BEAT_AT = DYNAMIC_OFFSET + 48
+BEAT = Struct("<iIQI")
+U64 = Struct("<Q")
+
+THREADS_OFFSET = 8192
+THREADS = 64
+THREAD = Struct("<IBBHQQIIQQI")
+"""version, activity, inferred, pad, native thread id, call number + 1 (0: none),
+detail definition id, call site id, since_ns, serial, version again"""
+THREAD_BYTES = 64
+ACTIVITY_AT = 4
+
+GROUPS_OFFSET = THREADS_OFFSET + THREADS * THREAD_BYTES
+GROUPS = 512
+GROUP = Struct("<IBxxxQQQQQQ")
+"""definition id, state, collectives issued, completed, chain, exact, balance,
+number + 1 of the last call in the group"""
+GROUP_BYTES = 64
+GROUP_STATE_AT = 4
+GROUP_COUNTS_AT = 8
+GROUP_COMPLETED_AT = 16
+GROUP_COUNTS = Struct("<QQQQQQ")
+
+CHECKPOINTS_OFFSET = GROUPS_OFFSET + GROUPS * GROUP_BYTES
+CHECKPOINTS = 16
+CHECKPOINT_EVERY = 64
+CHECKPOINT = Struct("<QQQQ")
+"""collectives issued, chain, exact, balance: the group after that many collectives"""
+
+CHANNEL_COUNTS_AT = 8
+CHANNEL_COUNTS = Struct("<QQQ")
+CHANNELS_OFFSET = CHECKPOINTS_OFFSET + GROUPS * CHECKPOINTS * CHECKPOINT.size
+CHANNELS = 1024
+CHANNEL = Struct("<IxxxxQQQ")
+"""definition id, calls issued, chain of (dtype, count), number + 1 of the last call"""
+
+RING_OFFSET = CHANNELS_OFFSET + CHANNELS * CHANNEL.size
+RING = 4096
+SLOT = Struct("<QHHBBBxIIIIQQQQQQQQ")
+"""number + 1, group slot, thread slot, op code, state, flags, signature id, call site id,
+number + 1 (low 32 bits) of the previous call in the group or channel, channel slot,
+seq, chain, exact, balance, issued_ns, started_ns, completed_ns, number + 1 again"""
+STATE_AT = 13
+STARTED_AT = 72
+TIMES = Struct("<QQ")
+COMPLETED_AT = 80
+
+VOLATILE_OFFSET = RING_OFFSET + RING * SLOT.size
+VOLATILE_BYTES = 192
+VOLATILE_SIGNATURE = 0xFFFFFFFF
+
+HEAP_OFFSET = VOLATILE_OFFSET + RING * VOLATILE_BYTES
+HEAP_BYTES = 1 << 20
+DEFINITION = Struct("<IBxxxI")
+FILE_BYTES = HEAP_OFFSET + HEAP_BYTES
+
+NO_CHANNEL = 0xFFFFFFFF
+ASYNC_FLAG = 1
+FORKED_FLAG = 1
+HEAP_FULL_FLAG = 2
+
+
+class Role(enum.IntEnum):
+    """What the process is, as far as it knows itself."""
+
+    UNKNOWN = 0
+    RANK = 1
+    FORKED_CHILD = 2
+
+
+class Phase(enum.IntEnum):
+    """How far the process has come."""
+
+    STARTING = 0
+    RUNNING = 1
+    EXITING = 2  # an uncaught exception, or sys.exit: the program will not go on
+    ENDED = 3  # the program's last line of Python has run
+
+
+class CallState(enum.IntEnum):
+    ISSUED = 1  # the backend has not accepted it yet
+    STARTED = 2
+    COMPLETED = 3
+    FAILED = 4
+
+
+class GroupState(enum.IntEnum):
+    CREATING = 1
+    READY = 2
+    DESTROYED = 3
+
+
+class Activity(enum.IntEnum):
+    """What a thread does, as far as this layer sees it."""
+
+    NONE = 0  # computing, or anything else
+    IN_CALL = 1  # inside a call of the backend, or in the wait for one
+    INIT = 2  # in init_process_group
+    NEW_GROUP = 3  # in the creation of a group
+    STORE = 4  # waits for a key of a store
+    DESTROY = 5  # in destroy_process_group
+    PAUSED = 6  # stopped at a breakpoint
+
+
+class Definition(enum.IntEnum):
+    SIGNATURE = 1  # Signature.to_json()
+    SITE = 2  # [file, line, function]
+    GROUP = 3  # {"name", "incarnation", "desc", "ranks", "backend", "timeout_s"}
+    CHANNEL = 4  # {"group": slot, "incarnation", "op", "peer", "tag"}
+    CREATION = 5  # {"index", "name", "ranks", "backend", "site", "world_seq", "t_ns"}
+    DETAIL = 6  # what a thread waits for, where it is no call: {"op", "key"?, ...}
+    NOTE = 7  # something worth reporting: {"kind", "t_ns", "message", "site", ...}

@@ -1,0 +1,434 @@
+"""Reads a flight record: live, finished, torn or foreign.
+
+A reader never writes, never blocks the rank, and takes nothing that it cannot prove whole: a torn
+slot reads as absent. What is not a flight record, or of another version, is a `FlightError` with
+one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .layout import Activity, CallState, Definition, GroupState, Phase, Role
+from .signature import OPS, Signature
+from .snapshot import (
+    Call,
+    CallSite,
+    Channel,
+    Creation,
+    Group,
+    GroupKey,
+    Note,
+    Process,
+    Rank,
+    Wait,
+)
+
+UNKNOWN_SIGNATURE = Signature("?")
+
+
+class FlightError(Exception):
+    """This file cannot be read as a flight record; the sentence says why."""
+
+
+class FlightReader:
+    """One flight record, mapped. Implements `snapshot.History` for its rank."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise FlightError(f"{path}: cannot be opened: {error.strerror}") from error
+        try:
+            size = os.fstat(descriptor).st_size
+            head = os.read(descriptor, 12)
+            if head[:8] != layout.MAGIC:
+                raise FlightError(f"{path}: is not a flight record of distdebug")
+            version = int.from_bytes(head[8:12], "little")
+            if version != layout.VERSION:
+                raise FlightError(
+                    f"{path}: is a flight record of version {version}; "
+                    f"this distdebug reads version {layout.VERSION}"
+                )
+            if size < layout.FILE_BYTES:
+                raise FlightError(
+                    f"{path}: is truncated: {size} of {layout.FILE_BYTES} bytes are there"
+                )
+            self._map = mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self._heap_read = 0
+        self._texts: dict[tuple[int, int], Any] = {}
+        self._sites: dict[int, CallSite | None] = {}
+        self._signatures: dict[int, Signature] = {}
+        self._creations: list[Creation] = []
+        self._notes: list[Note] = []
+        self.refresh_header()
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+    # -- header --------------------------------------------------------------------------------
+
+    def refresh_header(self) -> None:
+        """Read again who this is: a process learns its rank late."""
+        (
+            _,
+            _,
+            self.pid,
+            self.rank,
+            self.world_size,
+            self.local_rank,
+            self.restart_count,
+            role,
+            _,
+            self._started_ns,
+            self.wall_offset_ns,
+            self.main_native_id,
+            self.start_ticks,
+        ) = layout.HEADER.unpack_from(self._map, 0)
+        self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN
+        self.started_ns = self._started_ns + self.wall_offset_ns
+        raw = self._map[layout.IDENTITY_OFFSET : layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES]
+        try:
+            identity = json.loads(raw.rstrip(b"\0") or b"{}")
+        except ValueError:
+            identity = {}
+        self.identity: Mapping[str, Any] = identity if isinstance(identity, dict) else {}
+
+    @property
+    def change_mark(self) -> tuple[int, ...]:
+        """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
+        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        return (values[1], values[2], values[3], values[5], values[7])
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """When the rank's heartbeat last ran (Unix time); 0: never."""
+        beat = int(layout.U64.unpack_from(self._map, layout.DYNAMIC_OFFSET)[0])
+        return beat + self.wall_offset_ns if beat else 0
+
+    # -- the view of a rank --------------------------------------------------------------------
+
+    def view(self, process: Process) -> Rank:
+        """What is known of this rank now."""
+        (
+            heartbeat_ns,
+            calls,
+            heap_used,
+            phase,
+            _,
+            exit_code,
+            exiting_ns,
+            serial,
+            free,
+            _,
+            free_serial,
+            location,
+        ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        self._read_heap(heap_used)
+        if process.ended_ns is None and exiting_ns and not process.alive:
+            process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
+        phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
+        return Rank(
+            rank=self.rank,
+            world_size=self.world_size,
+            pid=self.pid,
+            process=process,
+            host=str(self.identity.get("host", "")),
+            job=str(self.identity.get("job", "")),
+            local_rank=self.local_rank,
+            restart_count=self.restart_count,
+            started_ns=self.started_ns,
+            phase=phase,
+            heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
+            calls=calls,
+            exit_code=exit_code if phase >= Phase.EXITING else None,
+            layer_serial=serial,
+            free_threads=free if free_serial == serial else -1,
+            location=self._site(location),
+            groups=self._read_groups(),
+            channels=self._read_channels(),
+            creations=tuple(self._creations),
+            waits=self._read_waits(),
+            notes=tuple(self._notes),
+            history=self,
+        )
+
+    def _read_groups(self) -> dict[GroupKey, Group]:
+        groups: dict[GroupKey, Group] = {}
+        for index in range(layout.GROUPS):
+            at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+            definition, state, issued, completed, chain, exact, balance, last = (
+                layout.GROUP.unpack_from(self._map, at)
+            )
+            if not definition:
+                break
+            record = self._texts.get((Definition.GROUP, definition))
+            if not isinstance(record, dict):
+                continue
+            key = _key(record)
+            groups[key] = Group(
+                key=key,
+                desc=str(record.get("desc", "")),
+                ranks=tuple(record.get("ranks", ())),
+                backend=str(record.get("backend", "")),
+                state=GroupState(state),
+                issued=issued,
+                completed=completed,
+                chain=chain,
+                exact=exact,
+                balance=balance,
+                last=last - 1 if last else None,
+                timeout_s=record.get("timeout_s"),
+            )
+        return groups
+
+    def _group_key(self, index: int) -> GroupKey:
+        at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+        definition = layout.GROUP.unpack_from(self._map, at)[0]
+        record = self._texts.get((Definition.GROUP, definition))
+        return _key(record) if isinstance(record, dict) else ("?", 0)
+
+    def _read_channels(self) -> tuple[Channel, ...]:
+        channels = []
+        for index in range(layout.CHANNELS):
+            at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
+            definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
+            if not definition:
+                break
+            record = self._texts.get((Definition.CHANNEL, definition))
+            if isinstance(record, dict):
+                channels.append(
+                    Channel(
+                        group=_key(record),
+                        op=str(record["op"]),
+                        peer=int(record["peer"]),
+                        tag=int(record["tag"]),
+                        issued=issued,
+                        chain=chain,
+                        last=last - 1 if last else None,
+                    )
+                )
+        return tuple(channels)
+
+    def _read_waits(self) -> tuple[Wait, ...]:
+        waits = []
+        for index in range(layout.THREADS):
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            for _ in range(3):
+                row = layout.THREAD.unpack_from(self._map, at)
+                if row[0] == row[10]:
+                    break
+            version, activity, inferred, _, native, call, detail, site, since, serial, again = row
+            if version == 0:
+                break
+            if version != again or not activity or activity > Activity.PAUSED:
+                continue
+            record = self._texts.get((Definition.DETAIL, detail))
+            waits.append(
+                Wait(
+                    thread=native,
+                    activity=Activity(activity),
+                    serial=serial,
+                    since_ns=since + self.wall_offset_ns,
+                    call=call - 1 if call else None,
+                    detail=record if isinstance(record, dict) else {},
+                    site=self._site(site),
+                    inferred=bool(inferred),
+                )
+            )
+        return tuple(waits)
+
+    # -- history -------------------------------------------------------------------------------
+
+    def call(self, number: int) -> Call | None:
+        """The call with this number, or None when it was overwritten or is torn."""
+        if number < 0:
+            return None
+        at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+        row = layout.SLOT.unpack_from(self._map, at)
+        mark = number + 1
+        if row[0] != mark or row[17] != mark:
+            return None
+        offset = self.wall_offset_ns
+        state = row[4]
+        return Call(
+            number=number,
+            group=self._group_key(row[1]),
+            seq=row[10],
+            signature=self._signature(row[6], row[3], number),
+            site=self._site(row[7]),
+            thread=row[2],
+            state=CallState(state) if state in tuple(CallState) else CallState.ISSUED,
+            is_async=bool(row[5] & layout.ASYNC_FLAG),
+            chain=row[11],
+            exact=row[12],
+            balance=row[13],
+            issued_ns=row[14] + offset if row[14] else 0,
+            started_ns=row[15] + offset if row[15] else 0,
+            completed_ns=row[16] + offset if row[16] else 0,
+        )
+
+    def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """The calls of one group or channel from this one backwards, as (number, slot row)."""
+        number = last
+        while number is not None and number >= 0:
+            at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+            row = layout.SLOT.unpack_from(self._map, at)
+            if row[0] != number + 1 or row[17] != number + 1:
+                return
+            yield number, row
+            if not row[8]:
+                return
+            distance = (number + 1 - row[8]) & 0xFFFFFFFF
+            number -= distance
+
+    def _last(self, group: GroupKey) -> int | None:
+        found = self._read_groups().get(group)
+        return found.last if found else None
+
+    def at(self, group: GroupKey, seq: int) -> Call | None:
+        """The collective of the group with this sequence number."""
+        for number, row in self._walk(self._last(group)):
+            if row[10] == seq:
+                return self.call(number)
+            if row[10] < seq:
+                return None
+        return None
+
+    def message(self, channel: Channel, seq: int) -> Call | None:
+        """The send or receive with this number in its channel."""
+        for number, row in self._walk(channel.last):
+            if row[10] == seq:
+                return self.call(number)
+        return None
+
+    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
+        """The last calls, oldest first."""
+        calls: list[Call] = []
+        if group is None:
+            total = layout.U64.unpack_from(self._map, layout.CALLS_AT)[0]
+            for number in range(total - 1, max(-1, total - 1 - count), -1):
+                call = self.call(number)
+                if call is None:
+                    break
+                calls.append(call)
+        else:
+            for number, _ in self._walk(self._last(group)):
+                call = self.call(number)
+                if call is None or len(calls) == count:
+                    break
+                calls.append(call)
+        return calls[::-1]
+
+    def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
+        """chain, exact and balance after that many collectives of the group."""
+        if issued == 0:
+            return (0, 0, 0)
+        if issued % layout.CHECKPOINT_EVERY == 0:
+            checkpoint = self._checkpoint(group, issued)
+            if checkpoint is not None:
+                return checkpoint
+        for _, row in self._walk(self._last(group)):
+            if row[10] == issued - 1:
+                return (row[11], row[12], row[13])
+            if row[10] < issued - 1:
+                return None
+        return None
+
+    def _checkpoint(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
+        for index in range(layout.GROUPS):
+            at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+            if not layout.GROUP.unpack_from(self._map, at)[0]:
+                return None
+            if self._group_key(index) == group:
+                slot = issued // layout.CHECKPOINT_EVERY % layout.CHECKPOINTS
+                at = layout.CHECKPOINTS_OFFSET + (
+                    (index * layout.CHECKPOINTS + slot) * layout.CHECKPOINT.size
+                )
+                count, chain, exact, balance = layout.CHECKPOINT.unpack_from(self._map, at)
+                return (chain, exact, balance) if count == issued else None
+        return None
+
+    # -- definitions ---------------------------------------------------------------------------
+
+    def _read_heap(self, used: int) -> None:
+        head = layout.DEFINITION
+        used = min(used, layout.HEAP_BYTES)
+        while self._heap_read + head.size <= used:
+            at = layout.HEAP_OFFSET + self._heap_read
+            length, kind, number = head.unpack_from(self._map, at)
+            if self._heap_read + head.size + length > used:
+                return
+            text = self._map[at + head.size : at + head.size + length].decode("utf-8", "replace")
+            self._heap_read += head.size + length
+            try:
+                self._define(kind, number, text)
+            except (ValueError, KeyError, TypeError, IndexError, struct.error):
+                continue  # a definition that a newer or faulty writer made: its id reads as unknown
+
+    def _define(self, kind: int, number: int, text: str) -> None:
+        if kind == Definition.SIGNATURE:
+            self._signatures[number] = Signature.from_json(text)
+            return
+        value = json.loads(text)
+        if kind == Definition.SITE:
+            self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
+        elif kind == Definition.CREATION:
+            self._creations.append(
+                Creation(
+                    index=int(value["index"]),
+                    group=_key(value),
+                    ranks=tuple(value["ranks"]),
+                    backend=str(value["backend"]),
+                    site=self._site(value["site"]),
+                    world_seq=int(value["world_seq"]),
+                    time_ns=int(value["t_ns"]) + self.wall_offset_ns,
+                )
+            )
+        elif kind == Definition.NOTE:
+            self._notes.append(
+                Note(
+                    kind=str(value.pop("kind")),
+                    time_ns=int(value.pop("t_ns")) + self.wall_offset_ns,
+                    message=str(value.pop("message")),
+                    site=self._site(value.pop("site", 0)),
+                    data=value,
+                )
+            )
+        else:
+            self._texts[(kind, number)] = value
+
+    def _site(self, number: int) -> CallSite | None:
+        return self._sites.get(number)
+
+    def _signature(self, number: int, op_code: int, call: int) -> Signature:
+        if number != layout.VOLATILE_SIGNATURE:
+            found = self._signatures.get(number)
+            if found is not None:
+                return found
+        else:
+            at = layout.VOLATILE_OFFSET + call % layout.RING * layout.VOLATILE_BYTES
+            text = (
+                self._map[at : at + layout.VOLATILE_BYTES].rstrip(b"\0").decode("utf-8", "replace")
+            )
+            try:
+                return Signature.from_json(text)
+            except ValueError:
+                pass  # cut off: it did not fit
+        return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
+
+
+def _key(record: Mapping[str, Any]) -> GroupKey:
+    return (str(record["name"]), int(record["incarnation"]))

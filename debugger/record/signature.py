@@ -1,0 +1,253 @@
+"""One way to describe, compare and print a call: the signature, and which of its fields must agree.
+
+Ranks of a group that call the same collective must agree on some fields of it and may differ in
+others: a root's list exists on the root alone, the splits of an all-to-all agree pair by pair.
+`RULES` is the one table that says so, per op.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+Shape = tuple[int, ...]
+Tensor = tuple[str, Shape]  # dtype without "torch.", sizes
+
+ANY_SOURCE = -1
+MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What must agree between the ranks of one call of an op.
+
+    `root` is the word torch's API uses for the root ("src" or "dst"), "" for an op without one.
+    `counts`: whether dtype and number of elements of the principal tensors must agree.
+    `splits`: whether what rank a sends to b must be what b expects from a (all-to-all).
+    `certain`: whom a waiting rank surely waits for: "all" members, the "root" (all others wait
+    for it; the root may or may not have to wait), "to_root" (the root waits for all members,
+    the others may or may not have to wait).
+    """
+
+    root: str = ""
+    reduces: bool = False
+    counts: bool = True
+    splits: bool = False
+    certain: str = "all"
+
+
+RULES: dict[str, Rule] = {
+    "all_reduce": Rule(reduces=True),
+    "all_reduce_coalesced": Rule(reduces=True),
+    "broadcast": Rule(root="src", certain="root"),
+    "reduce": Rule(root="dst", reduces=True, certain="to_root"),
+    "all_gather": Rule(),
+    "all_gather_coalesced": Rule(),
+    "all_gather_into_tensor": Rule(),
+    "all_gather_into_tensor_coalesced": Rule(),
+    "gather": Rule(root="dst", certain="to_root"),
+    "scatter": Rule(root="src", certain="root"),
+    "reduce_scatter": Rule(reduces=True),
+    "reduce_scatter_tensor": Rule(reduces=True),
+    "reduce_scatter_tensor_coalesced": Rule(reduces=True),
+    "all_to_all": Rule(counts=False, splits=True),
+    "all_to_all_single": Rule(counts=False, splits=True),
+    "barrier": Rule(counts=False),
+    "monitored_barrier": Rule(counts=False),
+    "send": Rule(counts=False),
+    "recv": Rule(counts=False),
+}
+OPS: tuple[str, ...] = tuple(RULES)
+OP_CODES: dict[str, int] = {op: code for code, op in enumerate(OPS)}
+POINT_TO_POINT = frozenset({"send", "recv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a rank asked for in one call. Ranks (`root`, `peer`) are global ranks.
+
+    `tensors` are the principal ones: what the rank contributes, or, where it contributes
+    nothing (scatter, recv), what it receives. `others` are the tensors on the other side.
+    `sends` and `receives` are element counts per group rank (all-to-all only).
+    """
+
+    op: str
+    tensors: tuple[Tensor, ...] = ()
+    others: tuple[Tensor, ...] = ()
+    reduce_op: str = ""
+    root: int | None = None
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    peer: int | None = None
+    tag: int = 0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.root is not None:
+            parts.append(f"{RULES[self.op].root or 'root'}={self.root}")
+        if self.reduce_op:
+            parts.append(self.reduce_op)
+        if self.peer is not None:
+            word = "dst" if self.op == "send" else "src"
+            parts.append(f"{word}={'any' if self.peer == ANY_SOURCE else self.peer}")
+        if self.tensors:
+            parts.append(describe_tensors(self.tensors))
+        if self.tag:
+            parts.append(f"tag={self.tag}")
+        if self.sends and not _even(self.sends):
+            parts.append(f"sends={list(self.sends)}")
+        if self.receives and not _even(self.receives):
+            parts.append(f"receives={list(self.receives)}")
+        return f"{self.op}({', '.join(parts)})"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dtype for dtype, _ in self.tensors)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple(shape for _, shape in self.tensors)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(prod(shape) for _, shape in self.tensors)
+
+    def to_json(self) -> str:
+        """A compact JSON list, in the order of the fields; trailing defaults are left out."""
+        row: list[Any] = [
+            self.op,
+            self.tensors,
+            self.others,
+            self.reduce_op,
+            self.root,
+            self.sends,
+            self.receives,
+            self.peer,
+            self.tag,
+        ]
+        defaults: list[Any] = [None, (), (), "", None, (), (), None, 0]
+        while len(row) > 1 and row[-1] == defaults[len(row) - 1]:
+            row.pop()
+        return json.dumps(row, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Signature:
+        """The inverse of `to_json`. Raises ValueError on anything else."""
+        try:
+            row = json.loads(text)
+            row += [None, [], [], "", None, [], [], None, 0][len(row) :]
+            return cls(
+                op=str(row[0]),
+                tensors=_tensors(row[1]),
+                others=_tensors(row[2]),
+                reduce_op=str(row[3]),
+                root=None if row[4] is None else int(row[4]),
+                sends=tuple(int(n) for n in row[5]),
+                receives=tuple(int(n) for n in row[6]),
+                peer=None if row[7] is None else int(row[7]),
+                tag=int(row[8]),
+            )
+        except (TypeError, IndexError, KeyError) as error:
+            raise ValueError(f"not a signature: {text[:80]!r}") from error
+
+
+def describe_tensors(tensors: tuple[Tensor, ...]) -> str:
+    """`float32[4,8]`, `3 x float32[8]`, or `float32[8], int64[2], ... (9 tensors)`."""
+    words = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in tensors]
+    if len(words) > 1 and len(set(words)) == 1:
+        return f"{len(words)} x {words[0]}"
+    if len(words) > 3:
+        return f"{', '.join(words[:3])}, ... ({len(words)} tensors)"
+    return ", ".join(words)
+
+
+def agreement_key(signature: Signature) -> tuple[object, ...]:
+    """The fields that every rank of the group must give alike for the call to be right."""
+    rule = RULES.get(signature.op, Rule())
+    key: list[object] = [signature.op]
+    if rule.root:
+        key.append(signature.root)
+    if rule.reduces:
+        key.append(signature.reduce_op)
+    if rule.counts:
+        key += [signature.dtypes, _agreeing_counts(signature)]
+    elif rule.splits:
+        key.append(tuple(sorted(set(signature.dtypes))))
+    return tuple(key)
+
+
+def exact_key(signature: Signature) -> tuple[object, ...]:
+    """`agreement_key` and the shapes: equal counts in another shape are only suspicious."""
+    rule = RULES.get(signature.op, Rule())
+    shapes = signature.shapes if rule.counts else ()
+    return (*agreement_key(signature), shapes)
+
+
+def disagreement(one: Signature, other: Signature) -> str | None:
+    """The finding kind for two signatures at one sequence number; None where they agree.
+
+    Splits of an all-to-all are a matter of pairs: see `split_contribution`.
+    """
+    rule = RULES.get(one.op, Rule())
+    if one.op != other.op:
+        return "op_mismatch"
+    if rule.root and one.root != other.root:
+        return "root_mismatch"
+    if rule.reduces and one.reduce_op != other.reduce_op:
+        return "reduce_op_mismatch"
+    if (rule.counts or rule.splits) and set(one.dtypes) != set(other.dtypes):
+        return "dtype_mismatch"
+    if rule.counts and _agreeing_counts(one) != _agreeing_counts(other):
+        return "shape_mismatch"
+    return None
+
+
+def hash64(key: object) -> int:
+    """A 64-bit hash of a key of strings, numbers and tuples; the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+
+
+def extend_chain(chain: int, value: int) -> int:
+    """The running hash of a sequence after one more 64-bit value (an FNV-like step)."""
+    return ((chain ^ value) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & MASK
+
+
+def split_contribution(signature: Signature, group_rank: int) -> int:
+    """This rank's share in the pair balance of an all-to-all.
+
+    What rank a sends to b is added on a and what b expects from a is subtracted on b, so that
+    over all ranks of the group the shares add up to 0 (mod 2**64) exactly when every pair agrees.
+    A rank multiplies its share by `2 * seq + 1`, so that calls do not cancel each other.
+    """
+    if not RULES.get(signature.op, Rule()).splits:
+        return 0
+    total = 0
+    for peer, count in enumerate(signature.sends):
+        total += hash64((group_rank, peer, count))
+    for peer, count in enumerate(signature.receives):
+        total -= hash64((peer, group_rank, count))
+    return total & MASK
+
+
+def _agreeing_counts(signature: Signature) -> tuple[int, ...]:
+    """Element counts on which all ranks must agree.
+
+    An all_gather whose outputs differ in size is legal where the backend allows it: then each
+    rank contributes its own size, and all must agree on the sizes of the outputs.
+    """
+    if signature.op == "all_gather":
+        outputs = tuple(prod(shape) for _, shape in signature.others)
+        if not _even(outputs):
+            return outputs
+    return signature.counts
+
+
+def _even(counts: tuple[int, ...]) -> bool:
+    return len(set(counts)) <= 1
+
+
+def _tensors(rows: Any) -> tuple[Tensor, ...]:
+    return tuple((str(dtype), tuple(int(size) for size in shape)) for dtype, shape in rows)

@@ -1,0 +1,224 @@
+"""What a reader knows of a run at one moment: the only input of the diagnosis.
+
+A `Snapshot` is immutable, but for `History`, which may read a rank's ring only when it is asked,
+since most of the time nobody asks. Times are Unix time in nanoseconds, on every host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .layout import Activity, CallState, GroupState, Phase
+from .signature import Signature
+
+GroupKey = tuple[str, int]
+"""torch's group name, and how often this process had created that name before (0, 1, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """A line of the user's own code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective or point-to-point call of one rank.
+
+    `seq` counts collectives from 0 per group; for send and recv it counts per channel.
+    `chain`, `exact` and `balance` are the group's (or channel's) after this call.
+    """
+
+    number: int
+    group: GroupKey
+    seq: int
+    signature: Signature
+    site: CallSite | None
+    thread: int
+    state: CallState
+    is_async: bool = False
+    chain: int = 0
+    exact: int = 0
+    balance: int = 0
+    issued_ns: int = 0
+    started_ns: int = 0
+    completed_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as one of its ranks sees it.
+
+    `ranks` are global ranks in group order. `issued` collectives were called, so the next one
+    has that sequence number. `last` is the number of the last call, or None.
+    """
+
+    key: GroupKey
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+    state: GroupState
+    issued: int = 0
+    completed: int = 0
+    chain: int = 0
+    exact: int = 0
+    balance: int = 0
+    last: int | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """The sends (or receives) of a rank to (or from) one peer with one tag.
+
+    `peer` is a global rank, -1 for any source. `chain` covers dtype and count of each call.
+    """
+
+    group: GroupKey
+    op: str
+    peer: int
+    tag: int
+    issued: int
+    chain: int
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """One group creation that every rank must take part in, the `index`-th of this process.
+
+    `world_seq`: how many collectives of the default group had been issued before it.
+    """
+
+    index: int
+    group: GroupKey
+    ranks: tuple[int, ...]
+    backend: str
+    site: CallSite | None
+    world_seq: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What one thread does in the layer right now (`Activity.NONE`: nothing).
+
+    `call` is the number of the call it is in. `detail` describes any other wait: `op`, and
+    `key`, `store`, `address`, `ranks`, ... as fits. `serial` changes with every change of the
+    thread's activity: the same serial in two snapshots means that it never moved in between.
+    `inferred`: nobody told the layer of this wait; the thread was seen idle below its call.
+    """
+
+    thread: int
+    activity: Activity
+    serial: int
+    since_ns: int
+    call: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    site: CallSite | None = None
+    inferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a rank put on record: kind is `exception`, `not_in_group`, `forked`,
+    `data_exhausted`, `invalid_argument`, `stale_store`, `layer_off`, ...; `data` as that needs."""
+
+    kind: str
+    time_ns: int
+    message: str
+    site: CallSite | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the operating system says of the process; a reader of a dead run only has `alive=False`.
+
+    `state` is the letter of /proc (R, S, D, T, Z), "" when unknown. `exit_code` is None and
+    `signal` is None while it lives, or when nobody could tell.
+    """
+
+    alive: bool
+    state: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    ended_ns: int | None = None
+    cpu_busy: bool | None = None
+
+
+class History(Protocol):
+    """A rank's last calls. Every method answers None (or less) for what was overwritten."""
+
+    def call(self, number: int) -> Call | None:
+        """The call with this number."""
+
+    def at(self, group: GroupKey, seq: int) -> Call | None:
+        """The collective with this sequence number."""
+
+    def message(self, channel: Channel, seq: int) -> Call | None:
+        """The send or receive with this number in its channel."""
+
+    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
+        """The last calls, oldest first, of the whole rank or of one group's collectives."""
+
+    def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
+        """chain, exact and balance after that many collectives of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank. `heartbeat_ns` is when its heartbeat thread last ran (0: never).
+
+    `free_threads`: threads with user code on their stack that are in no recorded wait (-1: not
+    counted since the last change), so that the rank as a whole may still act. `location` is where
+    the main thread stood at the last heartbeat. `layer_serial` changes when any wait changes.
+    """
+
+    rank: int
+    world_size: int
+    pid: int
+    process: Process
+    host: str = ""
+    job: str = ""
+    local_rank: int = -1
+    restart_count: int = 0
+    started_ns: int = 0
+    phase: Phase = Phase.RUNNING
+    heartbeat_ns: int = 0
+    calls: int = 0
+    exit_code: int | None = None
+    layer_serial: int = 0
+    free_threads: int = 0
+    location: CallSite | None = None
+    groups: Mapping[GroupKey, Group] = field(default_factory=dict)
+    channels: Sequence[Channel] = ()
+    creations: Sequence[Creation] = ()
+    waits: Sequence[Wait] = ()
+    notes: Sequence[Note] = ()
+    history: History | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All ranks of one world at one moment.
+
+    `ranks` holds one process per rank that has said which rank it is. `rivals` are further live
+    processes that claim a rank already taken. `world_size` is the expected size (0: unknown).
+    `finished`: no process of the run is left, nothing more will come.
+    """
+
+    taken_ns: int
+    world_size: int
+    ranks: Mapping[int, Rank]
+    rivals: Sequence[Rank] = ()
+    finished: bool = False

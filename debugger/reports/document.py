@@ -1,0 +1,161 @@
+"""Makes the report.json document of a run; every other form of the report is rendered from it.
+
+Everything in it that came from a rank is harmless to print: it went through `sanitize`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..diagnosis.evidence import standing
+from ..diagnosis.findings import TITLES, Finding, GroupEvidence, RankEvidence
+from ..diagnosis.limits import Limits
+from ..diagnosis.world import World, exit_status
+from ..record.sanitize import clean
+from ..record.snapshot import CallSite, Rank, Snapshot
+
+SCHEMA = "distdebug.report/1"
+
+Document = dict[str, Any]
+
+_MOST_NESTING = 6
+_TABLE_FOLLOWS = re.compile(
+    r"((?:suspected: )?(?:ranks disagree at collective .*?\(\d+ ranks\)"
+    r"|ranks wait for each other in a cycle)): "
+)
+_STORY = re.compile(r"; (ranks? [-\d,. ()a-z]+? (?:skipped|made an extra) .+)$")
+
+
+def build(
+    *,
+    command: Sequence[str],
+    run_dir: Path,
+    world_size: int,
+    duration_s: float,
+    outcome: str,
+    exit_code: int,
+    findings: Sequence[tuple[Finding, float | None]],
+    ranks: Mapping[int, Rank],
+    stacks: Mapping[int, Sequence[str]] | None = None,
+    notes: Sequence[str] = (),
+) -> Document:
+    """The report of one run (DESIGN, section 7).
+
+    `outcome` is "ok", the kind of the verdict, "failed", "interrupted" or "tool_error".
+    `findings` come with the seconds from the moment each became observable to its detection
+    (None: not measured). `ranks` is where each rank stood, as late as the caller likes.
+    `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
+    run itself, such as a record that could not be written.
+    """
+    stacks = stacks or {}
+    return {
+        "schema": SCHEMA,
+        "outcome": outcome,
+        "exit_code": exit_code,
+        "world_size": world_size,
+        "duration_s": round(duration_s, 3),
+        "command": [clean(word) for word in command],
+        "run_dir": clean(str(run_dir)),
+        "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
+        "warnings": sum(finding.severity != "error" for finding, _ in findings),
+        "ranks": _ranks(ranks, world_size),
+        "stacks_file": "stacks/stacks.txt" if stacks else None,
+        "notes": [clean(note) for note in notes],
+    }
+
+
+def _finding(
+    finding: Finding, after_s: float | None, stacks: Mapping[int, Sequence[str]]
+) -> Document:
+    message = clean(finding.message)
+    headline, story = _headline(message)
+    return {
+        "kind": finding.kind,
+        "title": TITLES.get(finding.kind, "MISMATCH"),
+        "severity": finding.severity,
+        "proven": finding.proven,
+        "cause": None if finding.cause is None else clean(finding.cause),
+        "culprits": list(finding.culprits),
+        "victims": list(finding.victims),
+        "missing": list(finding.missing),
+        "group": _group(finding.group),
+        "seq": finding.seq,
+        "message": message,
+        "headline": headline,
+        "story": story,
+        "ranks": {
+            str(rank): _evidence(one, stacks.get(rank, ()))
+            for rank, one in sorted(finding.ranks.items())
+        },
+        "details": [clean(line) for line in finding.details],
+        "data": _plain(finding.data),
+        "detected_after_s": None if after_s is None else round(after_s, 3),
+    }
+
+
+def _headline(message: str) -> tuple[str, str | None]:
+    """The message without the calls of each rank, where the report lists them below, and what
+    one rank did differently, where the diagnosis could tell."""
+    match = _TABLE_FOLLOWS.match(message)
+    if match is None:
+        return message, None
+    story = _STORY.search(message)
+    return match[1], story[1] if story else None
+
+
+def _group(group: GroupEvidence | None) -> Document | None:
+    if group is None:
+        return None
+    return {"name": clean(group.name), "desc": clean(group.desc), "ranks": list(group.ranks)}
+
+
+def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
+    return {
+        "state": clean(evidence.state),
+        "call": None if evidence.call is None else clean(evidence.call),
+        "location": _location(evidence.location),
+        "stack": [clean(line) for line in evidence.stack or stack],
+    }
+
+
+def _location(site: CallSite | None) -> Document | None:
+    if site is None:
+        return None
+    return {"file": clean(site.file), "line": site.line, "function": clean(site.function)}
+
+
+def _ranks(ranks: Mapping[int, Rank], world_size: int) -> Document:
+    world = World(Snapshot(taken_ns=0, world_size=world_size, ranks=ranks), None, Limits())
+    found: Document = {}
+    for number, rank in sorted(ranks.items()):
+        where = standing(world, number)
+        found[str(number)] = {
+            "pid": rank.pid,
+            "host": clean(rank.host),
+            "exit": {
+                "code": None if rank.process.signal is not None else exit_status(rank),
+                "signal": rank.process.signal,
+            },
+            "calls": rank.calls,
+            "state": clean(where.state),
+            "call": None if where.call is None else clean(where.call),
+            "location": _location(where.location),
+        }
+    return found
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A copy that is JSON, whatever a rank had put on record."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if depth < _MOST_NESTING and isinstance(value, Mapping):
+        return {clean(str(key)): _plain(one, depth + 1) for key, one in value.items()}
+    if depth < _MOST_NESTING and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one, depth + 1) for one in value]
+    return clean(str(value))

@@ -1,0 +1,166 @@
+"""Groups ranks that stand at the same call and line into the rows of a report.
+
+512 ranks make a handful of rows: what matters is who does something else, so culprits come
+before the rest, and large sets before small ones, when there are more rows than a reader takes in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+MOST_ROWS = 12
+
+LOOK_HERE = "<- look here"
+NO_EVIDENCE = "not looked at"
+NEVER_SEEN = "never seen"
+
+_CALL_ALONE = ("called #", "sends", "receives")
+_CALL_FOLLOWS = ("waits in", "stopped in")
+_CYCLE = re.compile(r"rank (\d+) (.+) waits for rank (\d+)(?: at .*)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Ranks that stand at one place. `where` is "" when the line is not known."""
+
+    ranks: tuple[int, ...]
+    what: str
+    where: str
+    mark: str = ""
+    culprit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows to print, and how many ranks they leave out."""
+
+    rows: tuple[Row, ...]
+    left_out: int = 0
+
+
+def of_finding(finding: Mapping[str, Any], standing: Mapping[str, Any]) -> Table:
+    """Where each rank of a finding stood. `standing` is the document's own `ranks`, used for
+    those that the finding gives no evidence for."""
+    culprits = set(finding["culprits"])
+    evidence = finding["ranks"]
+    members = {*map(int, evidence), *finding["victims"], *finding["missing"], *culprits}
+    places = Places([*evidence.values(), *standing.values()])
+    rows: dict[tuple[str, str, bool], list[int]] = {}
+    seen: dict[tuple[object, str], str] = {}
+    for rank in sorted(members, key=lambda rank: (str(rank) not in evidence, rank)):
+        one = evidence.get(str(rank))
+        if one is not None:
+            what, where = doing(one), places.text(one)
+            seen.setdefault((one["call"], where), what)
+        else:
+            known = standing.get(str(rank))
+            missing = NEVER_SEEN if rank in finding["missing"] else NO_EVIDENCE
+            where = places.text(known) if known else ""
+            what = doing(known) if known else missing
+            what = seen.get((known["call"], where), what) if known and known["call"] else what
+        rows.setdefault((what, where, rank in culprits), []).append(rank)
+    return limited(
+        Row(tuple(ranks), what, where, LOOK_HERE if guilty else "", guilty)
+        for (what, where, guilty), ranks in rows.items()
+    )
+
+
+def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
+    """Where every rank of the run stood."""
+    places = Places(standing.values())
+    rows: dict[tuple[str, str], list[int]] = {}
+    for name, one in standing.items():
+        rows.setdefault((doing(one), places.text(one)), []).append(int(name))
+    never = [rank for rank in range(world_size) if str(rank) not in standing]
+    if never:
+        rows[NEVER_SEEN, ""] = never
+    return limited(Row(tuple(ranks), what, where) for (what, where), ranks in rows.items())
+
+
+def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
+    """A deadlock's cycle in order, each rank with whom it waits for; and the other details.
+
+    An empty table where the details do not tell the cycle.
+    """
+    places = Places(finding["ranks"].values())
+    rows: list[Row] = []
+    others: list[str] = []
+    for line in finding["details"]:
+        match = _CYCLE.match(line.rstrip(","))
+        if match is None:
+            others.append(line)
+            continue
+        where = places.text(finding["ranks"].get(match[1], {}))
+        mark = f"-> waits for rank {match[3]}"
+        rows.append(Row((int(match[1]),), match[2], where, mark, culprit=True))
+    if len(rows) < len(finding["culprits"]):
+        return Table(()), list(finding["details"])
+    return Table(tuple(rows[:MOST_ROWS]), len(rows[MOST_ROWS:])), others
+
+
+def limited(rows: Iterable[Row]) -> Table:
+    """At most `MOST_ROWS` of the rows: culprits first, then the largest; in order of ranks."""
+    found = sorted(rows, key=lambda row: (not row.culprit, -len(row.ranks), row.ranks))
+    shown = sorted(found[:MOST_ROWS], key=lambda row: row.ranks[0])
+    return Table(tuple(shown), sum(len(row.ranks) for row in found[MOST_ROWS:]))
+
+
+def doing(evidence: Mapping[str, Any]) -> str:
+    """What one rank does or did: `all_reduce(sum, float32[8])`, `killed by SIGKILL, last call ...`."""
+    state, call = str(evidence["state"]), evidence["call"]
+    if not call:
+        return state
+    if state.startswith(_CALL_ALONE):
+        return str(call)
+    if state.startswith(_CALL_FOLLOWS):
+        return f"{state} {call}"
+    return f"{state}, last call {call}"
+
+
+def plural(what: str, count: int) -> str:
+    """`wait in ...` for several ranks, `waits in ...` for one."""
+    if count == 1:
+        return what
+    return re.sub(r"^(wait|run)s\b", r"\1", what)
+
+
+def who(rows: Sequence[Row], spans: Sequence[str]) -> list[str]:
+    """The first column: `ranks 0,1,3` above `rank  2`, the numbers below each other."""
+    several = any(len(row.ranks) > 1 for row in rows)
+    words = ["ranks" if len(row.ranks) > 1 else "rank" for row in rows]
+    return [f"{word:<{5 if several else 4}} {span}" for word, span in zip(words, spans, strict=True)]
+
+
+class Places:
+    """Prints lines of code: `train.py:88 in step`, with the folder where two files share a name."""
+
+    def __init__(self, evidence: Iterable[Mapping[str, Any]]) -> None:
+        files = {one["location"]["file"] for one in evidence if one.get("location")}
+        names = [os.path.basename(file) for file in files]
+        self._shared = {name for name in names if names.count(name) > 1}
+
+    def text(self, evidence: Mapping[str, Any]) -> str:
+        """The line of one rank, "" when it is not known."""
+        location = evidence.get("location")
+        if not location:
+            return ""
+        file = str(location["file"])
+        name = os.path.basename(file)
+        if name in self._shared:
+            name = os.path.join(os.path.basename(os.path.dirname(file)), name)
+        return f"{name}:{location['line']} in {location['function']}"
+
+
+def without(table: Table, ranks: Iterable[int]) -> Table:
+    """The table without some ranks."""
+    gone = set(ranks)
+    kept = [
+        replace(row, ranks=left)
+        for row in table.rows
+        if (left := tuple(rank for rank in row.ranks if rank not in gone))
+    ]
+    return Table(tuple(kept), table.left_out)

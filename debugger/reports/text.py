@@ -1,0 +1,241 @@
+"""Renders a report document for people: what, where, what the others did, where the evidence is."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..diagnosis.wording import spans
+from . import table
+from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
+from .table import Row, Table
+
+WIDTH = 120
+_MOST_FURTHER = 8
+_MOST_STACK = 12
+_GAP = "   "
+_EVERYBODY = frozenset(
+    {
+        "op_mismatch",
+        "shape_mismatch",
+        "dtype_mismatch",
+        "reduce_op_mismatch",
+        "root_mismatch",
+        "group_mismatch",
+    }
+)
+
+
+def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
+    """The report as text that ends with a newline. Nothing is cut off at `width` columns (0: no
+    limit): rows of a table that would be longer are written on several lines."""
+    return "\n".join(_Text(document, Paint(colour), width).lines()) + "\n"
+
+
+def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The finding that the outcome is named after: the first error, or what --strict made one."""
+    errors = [one for one in document["findings"] if one["severity"] == "error"]
+    named = [one for one in errors or document["findings"] if one["kind"] == document["outcome"]]
+    return next(iter(named or errors), None)
+
+
+class _Text:
+    def __init__(self, document: Mapping[str, Any], paint: Paint, width: int) -> None:
+        self.document = document
+        self.paint = paint
+        self.width = width if width > 0 else 1 << 30
+
+    def lines(self) -> Iterator[str]:
+        verdict = verdict_of(self.document)
+        outcome = self.document["outcome"]
+        if outcome == "ok":
+            yield self._ok()
+        elif verdict is not None:
+            yield from self._block(verdict)
+        else:
+            yield from self._without_verdict()
+        yield from self._further(verdict)
+        if verdict is not None and outcome in ("failed", "interrupted"):
+            yield f"  {outcome} {self._after()}; where each rank was:"
+            yield from self._everybody()
+        for note in self.document.get("notes", ()):
+            yield from self._wrapped("note: ", note)
+        if outcome != "ok":
+            yield from self._evidence()
+
+    # -- the first lines -----------------------------------------------------------------------
+
+    def _ok(self) -> str:
+        ranks = self.document["ranks"].values()
+        calls = sorted(one["calls"] for one in ranks)
+        parts = ["no rank was seen"]
+        if calls:
+            count = str(calls[0]) if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
+            number = "1 rank" if len(calls) == 1 else f"{len(calls)} ranks"
+            parts = [number, f"{count} call{'' if count == '1' else 's'} each"]
+        parts.append(f"{self.document['duration_s']:.1f} s")
+        title = self.paint("OK", BOLD, GREEN)
+        return f"{title}  {', '.join(parts)}{_GAP}evidence: {self._run_dir()}"
+
+    def _without_verdict(self) -> Iterator[str]:
+        outcome = str(self.document["outcome"])
+        code = self.document["exit_code"]
+        colour = {"interrupted": YELLOW, "running": GREEN}.get(outcome, RED)
+        sentence = {
+            "failed": f"the program ended with exit code {code} {self._after()}, and no cause of "
+            "it was found among the ranks",
+            "interrupted": f"{self._after()}; where each rank was:",
+            "running": "nothing is wrong so far; where each rank is:",
+            "tool_error": "distdebug itself failed; the program is not to blame",
+        }.get(outcome, f"{self._after()}; where each rank was:")
+        yield from self._headed(outcome.upper().replace("_", " "), sentence, colour)
+        yield from self._everybody()
+
+    def _after(self) -> str:
+        return f"after {self.document['duration_s']:.1f} s"
+
+    def _headed(self, title: str, sentence: str, colour: int) -> Iterator[str]:
+        first, *rest = self._wrap(f"{title}  {sentence}", "", "    ")
+        yield self.paint(title, BOLD, colour) + first[len(title) :]
+        yield from rest
+
+    # -- one finding ---------------------------------------------------------------------------
+
+    def _block(self, finding: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._headed(finding["title"], finding["headline"], RED)
+        details = list(finding["details"])
+        shown = table.of_finding(finding, self.document["ranks"])
+        if finding["kind"] == "deadlock":
+            cycle, details = table.of_cycle(finding)
+            if cycle.rows:
+                shown = table.without(shown, finding["culprits"])
+                yield from self._table(cycle, [*cycle.rows, *shown.rows])
+                if cycle.left_out:
+                    yield f"  ... and {cycle.left_out} more, round to rank {cycle.rows[0].ranks[0]}"
+        undecided = (
+            finding["kind"] in _EVERYBODY
+            and len(finding["culprits"]) > 1
+            and not (finding["victims"] or finding["missing"])
+        )
+        if undecided:
+            rows = tuple(Row(row.ranks, row.what, row.where) for row in shown.rows)
+            shown = Table(rows, shown.left_out)
+        yield from self._table(shown, shown.rows)
+        if undecided:
+            yield "  no majority: any of them may be the one that is wrong"
+        yield from self._details(details, finding["story"])
+        yield from self._stack(finding)
+
+    def _details(self, details: Sequence[str], story: str | None) -> Iterator[str]:
+        """Sentences first, then the unified diff, whose lines must keep their first column."""
+        start = next(
+            (at for at, line in enumerate(details) if line.startswith("--- ")), len(details)
+        )
+        for line in [*details[:start], *([story] if story else [])]:
+            yield from self._wrap(line, "  ", "    ")
+        for line in details[start:]:
+            colour = {"-": RED, "+": GREEN}.get(line[:1])
+            yield "    " + (self.paint(line, colour) if colour else line)
+
+    def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
+        """Of the first culprit alone; the others are in the file with all stacks."""
+        for rank in finding["culprits"][:1]:
+            evidence = finding["ranks"].get(str(rank), {})
+            raised = finding.get("data", {}).get("stack")
+            stack = raised if isinstance(raised, list) else evidence.get("stack", ())
+            if not stack:
+                return
+            yield f"  {'traceback' if raised else 'stack'} of rank {rank}, innermost call last:"
+            left_out = len(stack) - _MOST_STACK
+            if left_out > 0:
+                yield f"    ... {left_out} outer calls"
+            for line in stack[-_MOST_STACK:]:
+                yield f"    {line}"
+
+    def _further(self, verdict: Mapping[str, Any] | None) -> Iterator[str]:
+        others = [one for one in self.document["findings"] if one is not verdict]
+        errors = [one for one in others if one["severity"] == "error"]
+        warnings = [one for one in others if one["severity"] != "error"]
+        for finding in errors[:_MOST_FURTHER]:
+            yield from self._wrapped("also: ", f"{finding['title']}  {finding['message']}")
+        for finding in warnings[:_MOST_FURTHER]:
+            yield from self._wrapped("warning: ", f"{finding['title']}  {finding['message']}")
+        left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
+        if left_out:
+            yield f"  ... and {left_out} more in report.json"
+
+    # -- the last lines ------------------------------------------------------------------------
+
+    def _everybody(self) -> Iterator[str]:
+        shown = table.of_ranks(self.document["ranks"], self.document["world_size"])
+        yield from self._table(shown, shown.rows)
+
+    def _evidence(self) -> Iterator[str]:
+        place = self._run_dir()
+        if self.document.get("stacks_file"):
+            yield f"  stacks of all ranks: {place}{self.document['stacks_file']}"
+        after = ""
+        if self.document["outcome"] != "running":
+            after = f"{_GAP}exit code {self.document['exit_code']}"
+        yield f"  evidence: {place}{after}"
+
+    def _run_dir(self) -> str:
+        path = str(self.document["run_dir"])
+        shorter = os.path.relpath(path) if os.path.isabs(path) else path
+        return os.path.join(path if shorter.startswith("..") else shorter, "")
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def _wrapped(self, word: str, text: str) -> Iterator[str]:
+        first, *rest = self._wrap(word + text, "  ", "    ")
+        yield "  " + self.paint(word, DIM if word == "note: " else YELLOW) + first[2 + len(word) :]
+        yield from rest
+
+    def _wrap(self, text: str, first: str, others: str) -> list[str]:
+        """Lines of at most the width; a word that is longer stands on a line of its own."""
+        if len(first) + len(text) <= self.width:
+            return [first + text]
+        return textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=first,
+            subsequent_indent=others,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+
+    def _table(self, shown: Table, aligned: Sequence[Row]) -> Iterator[str]:
+        """The rows, their columns as wide as those of `aligned` need."""
+        if not aligned:
+            return
+        names = table.who(aligned, [spans(row.ranks) for row in aligned])
+        labels = {id(row): name for row, name in zip(aligned, names, strict=True)}
+        whats = {id(row): table.plural(row.what, len(row.ranks)) for row in aligned}
+        first = max(map(len, names))
+        second = max((len(whats[id(row)]) for row in aligned if row.where or row.mark), default=0)
+        third = max((len(row.where) for row in aligned if row.mark), default=0)
+        room = max(2 + first + 3 + second + 3 + third + 3 + len(row.mark) for row in aligned)
+        for row in shown.rows:
+            name, what = labels[id(row)], whats[id(row)]
+            if room <= self.width:
+                parts = [f"  {name:<{first}}", f"{what:<{second}}", f"{row.where:<{third}}"]
+                lines = [_GAP.join([*parts, row.mark]).rstrip()]
+            else:
+                lines = self._stacked(f"{name:<{first}}", what, row)
+            for line in lines:
+                yield self.paint(line, BOLD) if row.culprit else line
+        if shown.left_out and shown.rows is aligned:
+            yield f"  ... and {shown.left_out} more rank{'s' if shown.left_out > 1 else ''}"
+
+    def _stacked(self, name: str, what: str, row: Row) -> list[str]:
+        """One row on several lines, for a terminal that is too narrow for the table."""
+        indent = " " * (2 + len(name) + 3)
+        lines = [f"  {name}{_GAP}{what}"]
+        if len(lines[0]) > self.width:
+            indent = "      "
+            lines = [f"  {name.rstrip()}", *self._wrap(what, indent, indent + "  ")]
+        below = _GAP.join(part for part in (row.where, row.mark) if part)
+        return [*lines, indent + below] if below else lines

@@ -1,0 +1,1 @@
+"""What runs outside the ranks: starts the command, watches it, takes stacks and ends it."""

@@ -1,0 +1,57 @@
+"""Ends the process tree of a run: wakes what is stopped, asks politely, then kills."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+
+from .launch import Launch
+
+LOOK_EVERY_S = 0.03
+KILL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What it took. `killed` had to be SIGKILLed; `left` could not be (uninterruptible wait)."""
+
+    killed: tuple[int, ...]
+    left: tuple[int, ...]
+    took_s: float
+
+
+def end_tree(
+    launch: Launch,
+    grace_s: float,
+    polite: signal.Signals = signal.SIGTERM,
+    kill_timeout_s: float = KILL_TIMEOUT_S,
+) -> Ended:
+    """SIGCONT and `polite` to every process of the run, SIGKILL to what is left after `grace_s`,
+    until nothing is left. Takes at most `grace_s` + `kill_timeout_s`."""
+    began_s = time.monotonic()
+    left = launch.descendants()
+    if grace_s > 0:
+        # A stopped process gets the polite signal first, so that it acts on it when it wakes.
+        launch.signal(polite, left)
+        launch.signal(signal.SIGCONT, left)
+        asked = set(left)
+        while left and time.monotonic() - began_s < grace_s:
+            time.sleep(LOOK_EVERY_S)
+            launch.poll()
+            left = launch.descendants()
+            # Started meanwhile: a launcher that restarts its workers, a shell's next command.
+            late = [pid for pid in left if pid not in asked]
+            launch.signal(polite, late)
+            asked.update(late)
+    killed: dict[int, None] = {}
+    kill_until_s = time.monotonic() + kill_timeout_s
+    while left:
+        killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, left)))
+        launch.poll()
+        if time.monotonic() > kill_until_s:
+            break
+        time.sleep(LOOK_EVERY_S / 3)
+        left = launch.descendants()
+    launch.poll()
+    return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)

@@ -1,0 +1,86 @@
+"""Gathered when a run is stopped: the stacks of all ranks, kept, and used in the finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..diagnosis.findings import Finding, RankEvidence
+from ..diagnosis.verdict import refine_cause
+from ..record.run_directory import RunDirectory
+from ..record.snapshot import CallSite, Rank
+from . import stack_tree
+from .stacks import ThreadStack, capture
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Stacks by rank. `lines` is each main thread's, innermost first, printable."""
+
+    stacks: Mapping[int, Sequence[ThreadStack]] = field(default_factory=dict)
+    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def refine(self, finding: Finding) -> Finding:
+        """The finding with what the stacks tell: a lock, and where an absent rank stands."""
+        if finding.kind == "missing_rank":
+            finding = refine_cause(finding, self._lock_frames(finding))
+        ranks = dict(finding.ranks)
+        for rank, lines in self.lines.items():
+            if rank in ranks:
+                ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+        if finding.kind == "missing_rank":
+            for rank in finding.culprits:
+                site = self._site(rank)
+                if site is not None:
+                    known = ranks.get(rank, RankEvidence(state="absent"))
+                    ranks[rank] = replace(known, location=site)
+        return replace(finding, ranks=ranks)
+
+    def _main(self, rank: int) -> ThreadStack | None:
+        threads = self.stacks.get(rank, ())
+        return next((one for one in threads if one.name == "MainThread"), None)
+
+    def _lock_frames(self, finding: Finding) -> dict[int, list[str]]:
+        """The culprits' stacks, with the kernel's word where a lock has no frame of its own."""
+        found = {}
+        for rank in finding.culprits:
+            main = self._main(rank)
+            if main is not None:
+                lines = list(self.lines.get(rank, ()))
+                if stack_tree.waits_for_lock(main):
+                    lines.insert(0, "acquire (threading.py)")
+                found[rank] = lines
+        return found
+
+    def _site(self, rank: int) -> CallSite | None:
+        main = self._main(rank)
+        frame = stack_tree.users_frame(main.frames) if main is not None else None
+        return CallSite(frame.file, frame.line, frame.function) if frame is not None else None
+
+
+def gather(
+    directory: RunDirectory, ranks: Mapping[int, Rank], native: bool, timeout_s: float
+) -> Evidence:
+    """Take the stacks of the ranks that are alive, and keep them in the run directory."""
+    pids = {rank.pid: number for number, rank in ranks.items() if rank.process.alive}
+    problems: list[str] = []
+    began_s = time.monotonic()
+    found = capture(pids, native, timeout_s, directory.stacks, problems)
+    stacks = {pids[pid]: threads for pid, threads in sorted(found.items()) if threads}
+    directory.write_text("stacks/stacks.txt", stack_tree.render(stacks))
+    directory.write_json(
+        "stacks/stacks.json",
+        {
+            **stack_tree.to_json(stacks),
+            "problems": problems,
+            "took_s": round(time.monotonic() - began_s, 3),
+        },
+    )
+    lines = {}
+    for rank, threads in stacks.items():
+        main = next((one for one in threads if one.name == "MainThread"), None)
+        if main is not None:
+            frames = stack_tree.own_frames(main.frames) or main.frames
+            lines[rank] = [stack_tree.describe(frame) for frame in frames]
+    return Evidence(stacks, lines)

@@ -1,0 +1,192 @@
+"""How processes ended: wait statuses from whoever reaped them, and the OOM killer's counters."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped."""
+
+    code: int | None
+    signal: int | None
+    time_ns: int = 0
+
+    @classmethod
+    def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
+        """From a raw status as `os.waitpid` gives it."""
+        if os.WIFSIGNALED(status):
+            return cls(None, os.WTERMSIG(status), time_ns)
+        return cls(os.WEXITSTATUS(status), None, time_ns)
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell would show: 128 + n for signal n."""
+        return 128 + self.signal if self.signal is not None else self.code or 0
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit code {self.code}"
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+
+class ExitLog:
+    """Exit statuses by pid. Reads what parents append to `exits.jsonl`, and is told by the warden.
+
+    A reused pid is told apart by time: `find` leaves out what ended before the process began.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._offset = 0
+        self._unread = b""
+        self._exits: dict[int, ExitStatus] = {}
+
+    def follow(self, path: Path) -> None:
+        """Read that file from now on."""
+        self._path = path
+
+    def add(self, pid: int, status: int, time_ns: int) -> None:
+        self._exits[pid] = ExitStatus.from_wait(status, time_ns)
+
+    def find(self, pid: int, started_ns: int = 0) -> ExitStatus | None:
+        """How `pid` ended, if that was after `started_ns` (Unix time)."""
+        found = self._exits.get(pid)
+        return None if found is None or 0 < found.time_ns < started_ns else found
+
+    def poll(self) -> None:
+        """Takes in the lines that were added since the last call; a line that is no JSON object
+        with these fields is skipped. Costs one `stat` when there are none."""
+        if self._path is None:
+            return
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(self._offset)
+                received = file.read(1 << 20)
+        except OSError:
+            return
+        self._offset += len(received)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            try:
+                value = json.loads(line)
+                self.add(int(value["pid"]), int(value["status"]), int(value["time_ns"]))
+            except (ValueError, TypeError, KeyError):
+                continue
+
+
+class OomWatch:
+    """Tells a SIGKILL of the kernel's OOM killer from any other.
+
+    Evidence, best first: the kernel log names the pid; the `oom_kill` counter of the rank's memory
+    cgroup (version 2 or 1) rose; the host's counter rose, where no cgroup counter can be read. A
+    rise by n explains n deaths.
+    """
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        kernel_log: Path | None = Path("/dev/kmsg"),
+    ) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+        self._counters: dict[int, Path | None] = {}
+        self._baseline: dict[Path, int] = {}
+        self._host = proc / "vmstat"
+        self._count_from_now(self._host)
+        self._named: set[int] = set()
+        self._kernel_log = -1
+        if kernel_log is not None:
+            with contextlib.suppress(OSError):
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                self._kernel_log = os.open(kernel_log, flags)
+                os.lseek(self._kernel_log, 0, os.SEEK_END)
+
+    def watch(self, pid: int) -> None:
+        """Remembers which cgroup counts for `pid`; call it while the process lives."""
+        if pid not in self._counters:
+            counter = self._find_counter(pid)
+            self._counters[pid] = counter
+            if counter is not None:
+                self._count_from_now(counter)
+
+    def killed(self, pid: int) -> bool:
+        """Whether the death of `pid` by SIGKILL was the OOM killer's work."""
+        self._read_kernel_log()
+        counter = self._counters.get(pid) or self._host
+        now = _read_counter(counter)
+        risen = now is not None and now > self._baseline.get(counter, now)
+        if risen:
+            self._baseline[counter] += 1
+        return risen or pid in self._named
+
+    def close(self) -> None:
+        if self._kernel_log >= 0:
+            os.close(self._kernel_log)
+            self._kernel_log = -1
+
+    def _count_from_now(self, counter: Path) -> None:
+        value = _read_counter(counter)
+        if value is not None:
+            self._baseline.setdefault(counter, value)
+
+    def _find_counter(self, pid: int) -> Path | None:
+        try:
+            lines = (self._proc / str(pid) / "cgroup").read_text().splitlines()
+        except OSError:
+            return None
+        candidates = []
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            inside = path.strip("/")
+            if controllers == "":
+                candidates += [
+                    self._cgroups / inside / "memory.events",
+                    self._cgroups / "unified" / inside / "memory.events",
+                ]
+            elif "memory" in controllers.split(","):
+                # Within a container the path may be the host's, and the mount shows its own root.
+                candidates += [
+                    self._cgroups / "memory" / inside / "memory.oom_control",
+                    self._cgroups / "memory" / "memory.oom_control",
+                ]
+        for candidate in candidates:
+            if _read_counter(candidate) is not None:
+                return candidate
+        return None
+
+    def _read_kernel_log(self) -> None:
+        while self._kernel_log >= 0:
+            try:
+                line = os.read(self._kernel_log, 8192)
+            except BrokenPipeError:
+                continue  # lines were overwritten before we read them
+            except OSError:
+                return
+            found = re.search(rb"Killed process (\d+)", line)
+            if found:
+                self._named.add(int(found.group(1)))
+            if not line:
+                return
+
+
+def _read_counter(path: Path) -> int | None:
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found.group(1)) if found else None

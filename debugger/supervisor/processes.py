@@ -1,0 +1,189 @@
+"""What the operating system says of the ranks' processes: alive, stopped, busy, how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..record.sanitize import clean
+from ..record.snapshot import Process
+from .exits import ExitLog, ExitStatus, OomWatch
+from .launch import Launch
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+BUSY_WINDOW_S = 0.25
+BUSY_SHARE = 0.5
+"""A process is busy when it used at least this share of a core over the window."""
+_DEAD_STATES = "ZXx"
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/<pid>/stat that this tool needs."""
+
+    state: str
+    parent: int
+    cpu_ticks: int
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+    wait_status: int
+    """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
+
+
+def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
+    """None when there is no such process, or it cannot be read. About 15 µs."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read(2048)
+        fields = text[text.rindex(b")") + 2 :].split()
+        return Stat(
+            state=fields[0].decode(),
+            parent=int(fields[1]),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+            rss_bytes=int(fields[21]) * PAGE_BYTES,
+            wait_status=int(fields[49]) if len(fields) > 49 else 0,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one process between two looks at it."""
+
+    start_ticks: int
+    started_ns: int
+    sampled_s: float = 0.0
+    cpu_ticks: int = 0
+    busy: bool | None = None
+    ended_ns: int | None = None
+    zombie_status: ExitStatus | None = None
+    oom_killed: bool | None = None
+
+
+class ProcessTable:
+    """Looks at processes, one read of /proc each, and remembers how the dead ones ended.
+
+    How a process ended is known from, in this order: what its parent wrote to `exits.jsonl`, what
+    the warden reaped, and the zombie itself.
+    """
+
+    def __init__(
+        self,
+        exits: ExitLog,
+        launch: Launch | None = None,
+        oom: OomWatch | None = None,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._exits = exits
+        self._launch = launch
+        self._oom = oom
+        self._proc = proc
+        self._seen: dict[int, _Seen] = {}
+        self._booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def refresh(self) -> None:
+        """Takes in the exits that were told since the last call; once per round is enough."""
+        self._exits.poll()
+        if self._launch is not None:
+            self._launch.poll()
+
+    def observe(self, pid: int, start_ticks: int = 0) -> Process:
+        """The state of process `pid` that began at `start_ticks` (field 22 of its stat; 0: not
+        known, then the first process seen under that pid is taken for it)."""
+        stat = read_stat(pid, self._proc)
+        seen = self._seen.get(pid)
+        if seen is None or (start_ticks and start_ticks != seen.start_ticks):
+            ticks = start_ticks or (stat.start_ticks if stat is not None else 0)
+            seen = self._seen[pid] = _Seen(ticks, self._started_ns(ticks))
+        if seen.ended_ns is not None:
+            return self._ended(pid, seen)
+        if stat is not None and seen.start_ticks and stat.start_ticks != seen.start_ticks:
+            stat = None  # the pid was given to another process
+        if stat is None:
+            seen.ended_ns = time.time_ns()
+            return self._ended(pid, seen)
+        if stat.state in _DEAD_STATES:
+            seen.ended_ns = time.time_ns()
+            if stat.state == "Z" and self._owned(pid):
+                seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
+            return self._ended(pid, seen)
+        if self._oom is not None:
+            self._oom.watch(pid)
+        self._measure(seen, stat)
+        return Process(alive=True, state=stat.state, cpu_busy=seen.busy)
+
+    def _ended(self, pid: int, seen: _Seen) -> Process:
+        status = self._exits.find(pid, seen.started_ns) or seen.zombie_status
+        ended_ns = seen.ended_ns
+        if status is None:
+            return Process(alive=False, ended_ns=ended_ns)
+        if status.time_ns and ended_ns is not None:
+            # Its parent may have known before we looked.
+            ended_ns = min(ended_ns, status.time_ns)
+        if seen.oom_killed is None:
+            seen.oom_killed = (
+                status.signal == signal.SIGKILL and self._oom is not None and self._oom.killed(pid)
+            )
+        return Process(
+            alive=False,
+            exit_code=status.code,
+            signal=status.signal,
+            oom_killed=seen.oom_killed,
+            ended_ns=ended_ns,
+        )
+
+    def _measure(self, seen: _Seen, stat: Stat) -> None:
+        now_s = time.monotonic()
+        elapsed_s = now_s - seen.sampled_s
+        if elapsed_s < BUSY_WINDOW_S:
+            return
+        if seen.sampled_s:
+            used_s = (stat.cpu_ticks - seen.cpu_ticks) / TICKS_PER_S
+            seen.busy = used_s >= BUSY_SHARE * elapsed_s
+        seen.sampled_s, seen.cpu_ticks = now_s, stat.cpu_ticks
+
+    def _started_ns(self, ticks: int) -> int:
+        if not ticks:
+            return 0
+        # The start is known to a tick, and the wall clock may have been set meanwhile.
+        return self._booted_ns + ticks * (1_000_000_000 // TICKS_PER_S) - 1_000_000_000
+
+    def _owned(self, pid: int) -> bool:
+        """The kernel shows the status of a zombie as 0 to those who may not trace it."""
+        try:
+            return os.geteuid() in (0, os.stat(f"{self._proc}/{pid}").st_uid)
+        except OSError:
+            return False
+
+
+def who_listens(port: int) -> tuple[int, str] | None:
+    """The process that listens on a TCP port of this host, and its command line; None when there
+    is none. The pid is 0, and the command says so, when it belongs to another user."""
+    # psutil is needed only here, and only when a rendezvous fails: it costs 20 ms to import.
+    import psutil
+
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return None
+    for connection in connections:
+        if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+            continue
+        if connection.laddr.port != port:
+            continue
+        if connection.pid is None:
+            return 0, "a process of another user"
+        try:
+            words = psutil.Process(connection.pid).cmdline()
+        except (psutil.Error, OSError):
+            words = []
+        return connection.pid, clean(" ".join(words) or "unknown command", 200)
+    return None

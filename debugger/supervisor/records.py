@@ -1,0 +1,158 @@
+"""Turns the flight records of a run directory, and what the system says of the processes, into
+snapshots: one for each world, since a command may start several, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ..record.layout import Role
+from ..record.reader import FlightError, FlightReader
+from ..record.snapshot import Note, Process, Rank, Snapshot
+
+FAR_HEARTBEAT_S = 30.0
+"""A rank on another host counts as alive while its heartbeat is younger than this."""
+
+Observe = Callable[[int, int], Process]
+"""(pid, start ticks) -> what the system says of the process."""
+
+
+class Records:
+    """The flight records below one run directory. `faults` are sentences about unreadable ones."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._readers: dict[int, FlightReader] = {}
+        self._listed_ns = -1
+        self.faults: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Find new records, and what known ones have learnt about themselves."""
+        try:
+            changed_ns = os.stat(self._directory).st_mtime_ns
+            if changed_ns != self._listed_ns:
+                # A change within the clock's grain of the listing would be missed: look again.
+                recent = time.time_ns() - changed_ns < 50_000_000
+                self._listed_ns = -1 if recent else changed_ns
+                for path in sorted(self._directory.glob("*.flight")):
+                    self._open(path)
+        except OSError:
+            return
+        for reader in self._readers.values():
+            if reader.rank < 0:
+                reader.refresh_header()
+
+    def _open(self, path: Path) -> None:
+        try:
+            inode = path.stat().st_ino
+            if inode not in self._readers:
+                self._readers[inode] = FlightReader(path)
+                self.faults.pop(path.name, None)
+        except FlightError as error:
+            self.faults[path.name] = str(error)
+        except OSError:
+            return  # it was given another name just now
+
+    @property
+    def change_mark(self) -> tuple[object, ...]:
+        """Equal as long as nothing happened in any rank."""
+        return tuple(reader.change_mark for reader in self._readers.values())
+
+    def snapshots(
+        self, observe: Observe | None = None, world_size: int | None = None, finished: bool = False
+    ) -> list[Snapshot]:
+        """One snapshot for each world, oldest first.
+
+        `observe` is None for a run that is over: then no process is alive. `world_size` overrides
+        what the ranks say (0: unknown, as on one node of several).
+        """
+        now_ns = time.time_ns()
+        here = socket.gethostname()
+        views: list[Rank] = []
+        forked: list[tuple[int, Note]] = []
+        for reader in self._readers.values():
+            process = self._process(reader, observe, here, now_ns)
+            view = reader.view(process)
+            if reader.role is Role.FORKED_CHILD:
+                parent = (
+                    int(next(iter(view.notes)).data.get("parent_rank", -1)) if view.notes else -1
+                )
+                forked += [(parent, note) for note in view.notes]
+            elif view.rank >= 0:
+                views.append(view)
+        return [_snapshot(world, forked, now_ns, world_size, finished) for world in _worlds(views)]
+
+    @staticmethod
+    def _process(reader: FlightReader, observe: Observe | None, here: str, now_ns: int) -> Process:
+        if observe is None:
+            return Process(alive=False)
+        if reader.identity.get("host", here) != here:
+            age_s = (now_ns - reader.heartbeat_ns) / 1e9
+            return Process(alive=age_s < FAR_HEARTBEAT_S)
+        return observe(reader.pid, reader.start_ticks)
+
+    def unclaimed(self, observe: Observe) -> list[Rank]:
+        """Live Python processes with torch that have not said which rank they are."""
+        found = []
+        for reader in self._readers.values():
+            if reader.rank < 0 and reader.role is Role.UNKNOWN:
+                process = observe(reader.pid, reader.start_ticks)
+                if process.alive:
+                    found.append(reader.view(process))
+        return found
+
+
+def _worlds(views: Iterable[Rank]) -> list[list[Rank]]:
+    """Processes that belong together: the same job, and lives that overlap."""
+    worlds: list[list[Rank]] = []
+    for view in sorted(views, key=lambda one: one.started_ns):
+        for world in reversed(worlds):
+            if world[0].job == view.job and any(
+                other.process.ended_ns is None or other.process.ended_ns > view.started_ns
+                for other in world
+            ):
+                world.append(view)
+                break
+        else:
+            worlds.append([view])
+    return worlds
+
+
+def _snapshot(
+    world: list[Rank],
+    forked: list[tuple[int, Note]],
+    now_ns: int,
+    world_size: int | None,
+    finished: bool,
+) -> Snapshot:
+    ranks: dict[int, Rank] = {}
+    rivals: list[Rank] = []
+    for view in world:
+        notes = [note for parent, note in forked if parent == view.rank]
+        if notes:
+            view = replace(view, notes=(*view.notes, *notes))
+        taken = ranks.get(view.rank)
+        if taken is not None and taken.process.alive and view.process.alive:
+            rivals.append(view)
+        elif taken is None or view.started_ns >= taken.started_ns:
+            ranks[view.rank] = view
+    size = max((view.world_size for view in world), default=0)
+    return Snapshot(
+        taken_ns=now_ns,
+        world_size=size if world_size is None else world_size,
+        ranks=dict(sorted(ranks.items())),
+        rivals=tuple(rivals),
+        finished=finished,
+    )
+
+
+def load(directory: Path) -> Records:
+    """The records of a run, ready for `snapshots`."""
+    records = Records(directory / "ranks")
+    records.look()
+    return records

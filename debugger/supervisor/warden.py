@@ -1,0 +1,158 @@
+"""Stands between the supervisor and the command, so that nothing outlives the supervisor.
+
+It runs as a process of its own: `python -I -S warden.py CONTROL REPORTS` with two pipe ends. It
+is started before anything else, in its own session (Ctrl-C reaches the supervisor alone), and is
+the subreaper of all that the command starts. Standard library only, no relative import.
+
+Control, one JSON line: {"path", "argv", "env", "cwd"}, byte strings as latin-1. The end of that
+pipe means that the supervisor has closed it or was killed: everything below is SIGKILLed, again
+and again until nothing is left. Reports, JSON lines: {"started": pid}, {"failed": text}, and
+{"pid", "status", "time_ns"} for each child or orphan that was reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.1
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def become_subreaper() -> bool:
+    """Makes this process the parent of every orphan below it (Linux only)."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def descendants(*roots: int) -> list[int]:
+    """The live processes below the roots, parents first; found in one walk over /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                fields = file.read(512)
+        except OSError:
+            continue
+        state, parent = fields[fields.rindex(b")") + 2 :].split(None, 2)[:2]
+        # A zombie has no children of its own left, and nothing to end.
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    queue = list(roots)
+    while queue:
+        below = children.pop(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def kill_all_below(root: int) -> None:
+    """SIGKILLs everything below `root` (this process) until the last one is reaped."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        for pid in descendants(root):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class Warden:
+    """The event loop: sleeps until a child ends or the supervisor says something."""
+
+    def __init__(self, control: int, reports: int) -> None:
+        self._control = control
+        self._reports = reports
+        self._unread = b""
+
+    def run(self) -> None:
+        become_subreaper()
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # Handlers, since an ignored signal would stay ignored in the command.
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        try:
+            while True:
+                ready = select.select([self._control, woken], [], [])[0]
+                if woken in ready:
+                    os.read(woken, 512)
+                    self._reap()
+                if self._control in ready and not self._listen():
+                    break
+        except OSError:
+            pass  # the supervisor is gone, so is the pipe of the reports
+        finally:
+            kill_all_below(os.getpid())
+
+    def _listen(self) -> bool:
+        received = os.read(self._control, 1 << 16)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            self._start(json.loads(line))
+        return bool(received)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        try:
+            os.chdir(request["cwd"].encode("latin-1"))
+            pid = os.posix_spawn(
+                request["path"].encode("latin-1"),
+                [word.encode("latin-1") for word in request["argv"]],
+                {
+                    name.encode("latin-1"): value.encode("latin-1")
+                    for name, value in request["env"].items()
+                },
+                setsigdef=_IGNORED_BY_PYTHON,
+            )
+        except OSError as error:
+            self._report({"failed": error.strerror or str(error)})
+        else:
+            self._report({"started": pid})
+            self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._report({"pid": pid, "status": status, "time_ns": time.time_ns()})
+
+    def _report(self, value: dict[str, Any]) -> None:
+        os.write(self._reports, json.dumps(value).encode() + b"\n")
+
+
+def main() -> None:
+    control, reports = int(sys.argv[1]), int(sys.argv[2])
+    for descriptor in (control, reports):
+        os.set_inheritable(descriptor, False)
+    Warden(control, reports).run()
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

@@ -1,0 +1,162 @@
+"""Watches a run: one look at all ranks, one diagnosis, again and again, until something is found.
+
+A finding is held back until a second look confirms it, since evidence of an earlier cause may
+arrive a moment later than the evidence of its consequence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..diagnosis.findings import Finding
+from ..diagnosis.limits import Limits
+from ..diagnosis.verdict import diagnose, verdict
+from ..record.snapshot import Snapshot
+from .processes import ProcessTable
+from .records import Records
+
+LOOK_EVERY_S = 0.1
+CONFIRM_AFTER_S = 0.05
+STILL_EVERY_S = 0.25
+"""While nothing changes, only the clock can bring a finding: looking less often is enough."""
+
+_CALL_KINDS = frozenset(
+    {
+        "op_mismatch",
+        "shape_mismatch",
+        "dtype_mismatch",
+        "reduce_op_mismatch",
+        "root_mismatch",
+        "split_mismatch",
+    }
+)
+_PROCESS_KINDS = frozenset({"rank_died", "rank_exception", "early_exit", "invalid_argument"})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is reported, and how gravely.
+
+    `level` is the debug level: at OFF mismatches are not looked for. `max_restarts`: the launcher
+    restarts ranks that fail, so a failure before the last attempt does not end the run.
+    `world_size`: 0 where ranks on other nodes cannot be seen, None to believe the ranks.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    level: str = "INFO"
+    max_restarts: int = 0
+    world_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look found. `verdict` is set once it is confirmed."""
+
+    snapshots: Sequence[Snapshot]
+    findings: Sequence[Finding]
+    notices: Sequence[str]
+    verdict: Finding | None
+
+
+class Watch:
+    """Remembers what earlier looks saw. All state of the diagnosis that lasts is here."""
+
+    def __init__(self, records: Records, table: ProcessTable, policy: Policy) -> None:
+        self._records = records
+        self._table = table
+        self._policy = policy
+        self._previous: dict[tuple[str, int], Snapshot] = {}
+        self._candidate: tuple[tuple[object, ...], float] | None = None
+        self._mark: tuple[object, ...] = ()
+        self._last_s = 0.0
+        self._look: Look = Look((), (), (), None)
+        self.detected_after_s: dict[tuple[object, ...], float] = {}
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait until the next look."""
+        return CONFIRM_AFTER_S if self._candidate is not None else LOOK_EVERY_S
+
+    def look(self, finished: bool = False) -> Look:
+        """Look at all ranks now. `finished`: no process of the run is left."""
+        self._table.refresh()
+        self._records.look()
+        snapshots = self._records.snapshots(
+            self._table.observe, self._policy.world_size, finished=finished
+        )
+        now_s = time.monotonic()
+        mark = (self._records.change_mark, _process_mark(snapshots), finished)
+        if mark == self._mark and self._candidate is None and now_s - self._last_s < STILL_EVERY_S:
+            return self._look
+        self._mark, self._last_s = mark, now_s
+        findings: list[Finding] = []
+        notices: list[str] = []
+        for snapshot in snapshots:
+            key = _world_key(snapshot)
+            diagnosis = diagnose(snapshot, self._previous.get(key), self._policy.limits)
+            self._previous[key] = snapshot
+            findings += [self._graded(one, snapshot) for one in diagnosis.findings]
+            notices += diagnosis.notices
+        findings = [one for one in findings if not self._is_off(one)]
+        for one in findings:
+            self._note_time(one)
+        self._look = Look(snapshots, findings, notices, self._confirmed(findings, now_s, finished))
+        return self._look
+
+    def _confirmed(
+        self, findings: Sequence[Finding], now_s: float, finished: bool
+    ) -> Finding | None:
+        found = verdict(findings)
+        if found is None:
+            self._candidate = None
+            return None
+        if finished:
+            return found
+        if self._candidate is None or self._candidate[0] != found.identity:
+            self._candidate = (found.identity, now_s)
+            return None
+        return found if now_s - self._candidate[1] >= CONFIRM_AFTER_S else None
+
+    def _note_time(self, finding: Finding) -> None:
+        if finding.identity not in self.detected_after_s:
+            after_s = (time.time_ns() - finding.observable_ns) / 1e9 if finding.observable_ns else 0
+            self.detected_after_s[finding.identity] = max(0.0, after_s)
+
+    def _is_off(self, finding: Finding) -> bool:
+        return self._policy.level == "OFF" and finding.kind in _CALL_KINDS
+
+    def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
+        """A failure that the launcher answers with a restart is only a warning."""
+        attempts = [
+            snapshot.ranks[rank].restart_count
+            for rank in finding.culprits
+            if rank in snapshot.ranks
+        ]
+        if (
+            finding.kind in _PROCESS_KINDS
+            and finding.severity == "error"
+            and attempts
+            and max(attempts) < self._policy.max_restarts
+        ):
+            return replace(finding, severity="warning")
+        return finding
+
+
+def _world_key(snapshot: Snapshot) -> tuple[str, int]:
+    first = next(iter(snapshot.ranks.values()))
+    return (first.job, min(rank.started_ns for rank in snapshot.ranks.values()))
+
+
+def _process_mark(snapshots: Sequence[Snapshot]) -> tuple[object, ...]:
+    return tuple(
+        (
+            rank.process.alive,
+            rank.process.state in ("T", "t"),
+            rank.process.exit_code,
+            rank.process.signal,
+        )
+        for snapshot in snapshots
+        for rank in snapshot.ranks.values()
+    )

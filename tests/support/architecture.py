@@ -1,0 +1,257 @@
+"""Reads every import of the packages and judges it by the design's rules, each with its reason."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("distcore", "debugger", "tui")
+LONGEST_FILE_LINES = 400
+
+# A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
+FLOORS = {
+    "record": 1,
+    "diagnosis": 2,
+    "faults": 2,
+    "hook": 2,
+    "launch": 3,
+    "supervisor": 3,
+    "reports": 3,
+    "rank": 3,
+    "commands": 4,
+    "testing": 4,
+    "cli": 5,
+    "__main__": 6,
+}
+
+# Narrower than the floors: the only rooms that these may use.
+ONLY_ROOMS = {
+    "rank": (
+        {"record", "faults"},
+        "what runs in a rank and what runs outside share only record/",
+    ),
+    "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),
+}
+
+STANDARD_LIBRARY_ONLY = {
+    "debugger.record": "the rank, the TUI and the reports all start with it, without torch",
+    "debugger.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
+    "debugger.errors": "record/ and diagnosis/ use it, and they are standard library only",
+}
+
+# (importer, target): allowed inside a function only, never when the module is imported.
+ONLY_LAZILY = {
+    ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
+    ("debugger.hook", "debugger.rank"): "the hook rings the rank's door after torch was imported",
+    ("debugger.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: who imports what; `target` is absolute, a module where it is one."""
+
+    file: Path
+    line: int
+    importer: str
+    target: str
+    relative: bool
+    lazy: bool
+
+    @property
+    def room(self) -> str:
+        """The room of debugger that imports, "" outside the rooms."""
+        return _room(self.importer)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule; its text is what the failing test prints."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+def violations(root: Path) -> list[Violation]:
+    """Return every broken rule in the packages under `root`."""
+    files = {file: _module_name(root, file) for file in _sources(root)}
+    modules = set(files.values())
+    found = []
+    for file, module in files.items():
+        place = str(file.relative_to(root))
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text, str(file))
+        found += [Violation(place, reason) for reason in _about_the_file(text, tree)]
+        found += [Violation(f"{place}:{line}", r) for line, r in _private_torch(file, tree)]
+        for item in _imports(file, module, tree, modules):
+            reasons = [f"imports {item.target}: {why}" for why in _about_an_import(item, root)]
+            found += [Violation(f"{place}:{item.line}", reason) for reason in reasons]
+    return found
+
+
+def _about_the_file(text: str, tree: ast.Module) -> Iterator[str]:
+    lines = text.count("\n")
+    if lines > LONGEST_FILE_LINES:
+        yield f"{lines} lines; nothing over {LONGEST_FILE_LINES}, find the seam"
+    if not ast.get_docstring(tree):
+        yield "no docstring; its first line says why the file exists"
+
+
+def _about_an_import(item: Import, root: Path) -> Iterator[str]:
+    package, _, _ = item.importer.partition(".")
+    target, _, _ = item.target.partition(".")
+    for (importer, allowed), why in ONLY_LAZILY.items():
+        exact = importer == "debugger"  # the package itself, not all that is in it
+        from_here = item.importer == importer if exact else _inside(item.importer, importer)
+        if from_here and _inside(item.target, allowed):
+            ground_floor = target == "debugger" and _floor(item.target, root) == 0
+            if not (item.lazy or ground_floor):
+                yield f"only inside a function ({why})"
+            return
+    if item.target == _OUTSIDE:
+        yield "too many dots"
+    if target == "torch" and package != "distcore" and item.room != "rank":
+        yield "importing torch costs 2 s and 225 MB; only distcore and debugger/rank do"
+    if target == "distcore" and package != "distcore" and item.room != "rank":
+        yield "distcore imports torch; only debugger/rank uses it"
+    if package == "distcore" and target in {"debugger", "tui"}:
+        yield "the communication stack knows nothing of its observers"
+    if package == "debugger" and target in {"tui", "textual"}:
+        yield "the debugger works without a terminal app; the app reads what it writes"
+    if package == "tui" and target == "debugger" and _room(item.target) not in _TUI_READS:
+        yield "the app reads run directories through debugger.record and debugger.diagnosis only"
+    if package == target == "debugger":
+        yield from _inside_the_house(item, root)
+    for pure, why in STANDARD_LIBRARY_ONLY.items():
+        ours = target in PACKAGES
+        if _inside(item.importer, pure) and not ours and target not in sys.stdlib_module_names:
+            yield f"{pure} is standard library only: {why}"
+
+
+_TUI_READS = {"record", "diagnosis"}
+_OUTSIDE = "what lies above its package"
+
+
+def _inside_the_house(item: Import, root: Path) -> Iterator[str]:
+    if not item.relative and "/site/" not in item.file.as_posix():
+        yield "relative imports only: a rank may load debugger under another name"
+    here, there = item.room, _room(item.target)
+    if here == there:
+        return
+    below = _floor(item.target, root)
+    if below is None or (floor := _floor(item.importer, root)) is None:
+        yield f"{there or here}/ has no floor: give it one in {Path(__file__).name}"
+        return
+    if below >= max(floor, 1):
+        yield f"{here or 'debugger'} is on floor {floor}, {there} on floor {below}: downward only"
+    elif below and here in ONLY_ROOMS and there not in ONLY_ROOMS[here][0]:
+        yield ONLY_ROOMS[here][1]
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "debugger" and len(parts) > 1 else ""
+
+
+def _floor(module: str, root: Path) -> int | None:
+    room = _room(module)
+    if room in FLOORS:
+        return FLOORS[room]
+    return None if room and (root / "debugger" / room).is_dir() else 0
+
+
+def _inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((root / package).rglob("*.py"))
+
+
+def _module_name(root: Path, file: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(file: Path, module: str, tree: ast.Module, modules: set[str]) -> Iterator[Import]:
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node, lazy in _walk(tree, lazy=False):
+        for target, relative in _targets(node, package, modules):
+            line = getattr(node, "lineno", 0)
+            yield Import(file, line, module, target, relative, lazy)
+
+
+def _walk(node: ast.AST, *, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, and whether it runs only when a function is called."""
+    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        yield child, lazy or function
+        yield from _walk(child, lazy=lazy or function)
+
+
+def _targets(node: ast.AST, package: str, modules: set[str]) -> Iterator[tuple[str, bool]]:
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, False) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute("." * node.level + (node.module or ""), package)
+        for alias in node.names:
+            submodule = f"{base}.{alias.name}"
+            yield (submodule if submodule in modules else base), bool(node.level)
+    elif isinstance(node, ast.Call) and node.args:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        name = node.func.id if isinstance(node.func, ast.Name) else name
+        first = node.args[0]
+        if name in {"import_module", "__import__"} and isinstance(first, ast.Constant):
+            yield _absolute(str(first.value), package), str(first.value).startswith(".")
+
+
+def _absolute(name: str, package: str) -> str:
+    """The module that `name`, dots in front included, means inside `package`."""
+    level = len(name) - len(name.lstrip("."))
+    if not level:
+        return name
+    parts = package.split(".")
+    if level > len(parts):
+        return _OUTSIDE
+    return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name[level:]])])
+
+
+def _private_torch(file: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Uses of torch's private names outside the one file for them."""
+    if file.name == "torch_private.py":
+        return
+    reason = "touches torch's private {}: releases differ there, keep it in torch_private.py"
+    aliases = set()
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and not node.level
+            and _inside(node.module or "", "torch")
+        ):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            aliases |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            ours = [alias for alias in node.names if _inside(alias.name, "torch")]
+            names = [part for alias in ours for part in alias.name.split(".")]
+            aliases |= {alias.asname or "torch" for alias in ours}
+        else:
+            continue
+        yield from ((node.lineno, reason.format(name)) for name in names if _is_private(name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            start: ast.expr = node
+            while isinstance(start, ast.Attribute):
+                start = start.value
+            if isinstance(start, ast.Name) and start.id in aliases:
+                yield node.lineno, reason.format(node.attr)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")

@@ -1,0 +1,114 @@
+"""The design's import rules hold, and the checker that says so finds what is planted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.architecture import violations
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Where a module is planted, what it says, and the reason the checker must give (None: it is fine).
+PLANTED = [
+    ("debugger/record/a.py", "import torch", "costs 2 s"),
+    ("debugger/record/a.py", "import psutil", "standard library only"),
+    ("debugger/record/a.py", "from ..errors import UsageError", None),
+    ("debugger/record/a.py", "from ..diagnosis import verdict", "downward only"),
+    ("debugger/errors.py", "import structlog", "standard library only"),
+    ("debugger/errors.py", "from .record import layout", "downward only"),
+    ("debugger/diagnosis/a.py", "def f():\n    import numpy", "standard library only"),
+    ("debugger/diagnosis/a.py", "from ..record.layout import x", None),
+    ("debugger/diagnosis/deep/a.py", "from ...record.layout import x", None),
+    ("debugger/diagnosis/deep/a.py", "from ...faults import plan", "downward only"),
+    ("debugger/rank/a.py", "import torch.distributed", None),
+    ("debugger/rank/a.py", "from ..supervisor import watch", "downward only"),
+    ("debugger/rank/a.py", "from .. import supervisor", "downward only"),
+    ("debugger/rank/a.py", "from ..diagnosis import verdict", "share only record/"),
+    ("debugger/rank/a.py", "import distcore", None),
+    ("debugger/rank/a.py", "from torch import _C", "private _C"),
+    ("debugger/rank/a.py", "import torch.distributed as d\nd.x._world.y", "private _world"),
+    ("debugger/rank/torch_private.py", "from torch import _C", None),
+    ("debugger/rank/a.py", "self._x = 1", None),
+    ("debugger/rank/a.py", "from debugger.record import layout", "relative imports only"),
+    ("debugger/supervisor/a.py", "from ..rank import install", "downward only"),
+    ("debugger/supervisor/a.py", "def f():\n    from torch import nn", "costs 2 s"),
+    ("debugger/supervisor/a.py", "import importlib\nimportlib.import_module('torch')", "costs 2 s"),
+    ("debugger/supervisor/a.py", "from ..diagnosis import verdict\nimport psutil", None),
+    ("debugger/reports/a.py", "from ..commands import run", "downward only"),
+    ("debugger/commands/a.py", "from ..testing import plugin", "downward only"),
+    ("debugger/commands/a.py", "import textual", "without a terminal app"),
+    ("debugger/commands/a.py", "from tui import app", "without a terminal app"),
+    ("debugger/commands/a.py", "import distcore", "distcore imports torch"),
+    ("debugger/commands/a.py", "from ..launch import torchrun_flags", None),
+    ("debugger/launch/a.py", "from ..diagnosis import verdict", "shares only record/"),
+    ("debugger/launch/torchrun_parser.py", "import torch", "only inside a function"),
+    ("debugger/launch/torchrun_parser.py", "def f():\n    import torch", None),
+    ("debugger/hook/a.py", "def f():\n    from ..rank import install", None),
+    ("debugger/hook/a.py", "from ..rank import install", "only inside a function"),
+    ("debugger/hook/site/sitecustomize.py", "import debugger.record", None),
+    ("debugger/__init__.py", "from .rank import install", "only inside a function"),
+    ("debugger/__init__.py", "from .errors import UsageError", None),
+    ("debugger/__init__.py", "def f():\n    from .rank import install", None),
+    ("debugger/cli.py", "from .commands import run", None),
+    ("debugger/__main__.py", "from .cli import main", None),
+    ("debugger/attic/a.py", "from ..record import layout", "has no floor"),
+    ("debugger/commands/a.py", "from ....record import layout", "too many dots"),
+    ("distcore/a.py", "from debugger.record import layout", "knows nothing"),
+    ("distcore/a.py", "import torch", None),
+    ("tui/a.py", "from debugger.record import layout\nimport textual", None),
+    ("tui/a.py", "from debugger.supervisor import watch", "debugger.record and debugger.diagn"),
+    ("tui/a.py", "import debugger", "debugger.record and debugger.diagn"),
+    ("tui/a.py", "import torch", "costs 2 s"),
+    ("tui/a.py", "import distcore", "distcore imports torch"),
+    ("tui/a.py", "\n" * 400, "find the seam"),
+]
+
+
+def test_the_packages_keep_the_rules() -> None:
+    found = violations(ROOT)
+    assert not found, "\n" + "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(("place", "source", "reason"), PLANTED)
+def test_a_planted_violation_is_found(
+    tmp_path: Path, place: str, source: str, reason: str | None
+) -> None:
+    rooms = ("record", "diagnosis", "faults", "rank", "supervisor", "commands", "testing")
+    for room in rooms:
+        (tmp_path / "debugger" / room).mkdir(parents=True)
+        (tmp_path / "debugger" / room / "__init__.py").write_text('"""A room."""\n')
+    planted = tmp_path / place
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(f'"""Planted."""\n{source}\n')
+    found = [str(violation) for violation in violations(tmp_path)]
+    if reason is None:
+        assert found == []
+    else:
+        assert all(violation.startswith(place) for violation in found), found
+        assert any(reason in violation for violation in found), found
+
+
+def test_a_module_without_a_docstring_is_found(tmp_path: Path) -> None:
+    (tmp_path / "tui").mkdir()
+    (tmp_path / "tui" / "app.py").write_text("x = 1\n")
+    assert [str(v) for v in violations(tmp_path)] == [
+        "tui/app.py: no docstring; its first line says why the file exists"
+    ]
+
+
+@pytest.mark.parametrize(
+    "module", ["debugger", "debugger.cli", "debugger.record", "debugger.diagnosis"]
+)
+def test_importing_it_does_not_import_torch(module: str) -> None:
+    code = (
+        f"import sys, {module}; "
+        "print(*sorted({'torch', 'textual', 'distcore', 'tui', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -1,0 +1,60 @@
+"""Helpers for tests with real processes: short programs, and waiting without guessing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def python(code: str) -> list[str]:
+    """A command that runs `code` quickly: no site packages."""
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+    """Waits for a condition; fails with its name when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def name_of(pid: int) -> str:
+    """What a process runs, as the kernel calls it; "" when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pids_in(path: Path, count: int, timeout_s: float = 10.0) -> list[int]:
+    """The pids that processes of the test have written to a file, one a line."""
+
+    def read() -> list[int]:
+        text = path.read_text() if path.exists() else ""
+        return [int(line) for line in text.split("\n")[:-1]]
+
+    until(lambda: len(read()) >= count, timeout_s, f"{count} pids in {path.name}")
+    return read()
+
+
+def kill_quietly(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,89 @@
+"""The tree of a run ends: politely when it can, in bounded time when it does not want to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from debugger.supervisor.ending import end_tree
+from debugger.supervisor.launch import Launch
+from tests.unit.supervisor.process_tools import name_of, pids_in, python, until
+
+pytestmark = pytest.mark.timeout(60)
+
+POLITE = """
+import os, signal, sys, time
+def end(*_):
+    open(sys.argv[1], "a").write("said goodbye\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
+if len(sys.argv) > 3:
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stopped", [(), ("stopped",)])
+def test_who_listens_ends_by_itself(tmp_path: Path, stopped: tuple[str, ...]) -> None:
+    with Launch() as launch:
+        launch.start([*python(POLITE), str(tmp_path / "bye"), str(tmp_path / "pids"), *stopped])
+        (pid,) = pids_in(tmp_path / "pids", 1)
+        if stopped:
+            until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text())
+        ended = end_tree(launch, grace_s=10)
+        assert ended.killed == ()
+        assert ended.left == ()
+        assert ended.took_s < 5
+        assert (tmp_path / "bye").read_text() == "said goodbye\n"
+        status = launch.poll()
+        assert status is not None
+        assert status.code == 0
+
+
+def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
+    with Launch() as launch:
+        launch.start([*python(DEAF), str(tmp_path / "pids")])
+        pids = pids_in(tmp_path / "pids", 2)
+        began_s = time.monotonic()
+        ended = end_tree(launch, grace_s=0.3)
+        assert 0.3 <= time.monotonic() - began_s < 1.5
+        assert set(ended.killed) == set(pids)
+        assert ended.left == ()
+        assert launch.descendants() == []
+
+
+def test_without_grace_it_kills_at_once(tmp_path: Path) -> None:
+    with Launch() as launch:
+        launch.start([*python(POLITE), str(tmp_path / "bye"), str(tmp_path / "pids")])
+        pids = pids_in(tmp_path / "pids", 1)
+        assert end_tree(launch, grace_s=0).killed == tuple(pids)
+        assert not (tmp_path / "bye").exists()
+
+
+def test_who_is_started_meanwhile_is_asked_too(tmp_path: Path) -> None:
+    with Launch() as launch:
+        launch.start(["sh", "-c", "trap : TERM; sleep 600; sleep 600"])
+        # A signal between fork and exec would meet the shell's trap, not sleep.
+        until(lambda: "sleep" in map(name_of, launch.descendants()))
+        ended = end_tree(launch, grace_s=5)
+        assert ended.killed == ()
+        assert ended.took_s < 3
+
+
+def test_nothing_to_end(tmp_path: Path) -> None:
+    with Launch() as launch:
+        launch.start(["true"])
+        assert launch.wait(10)
+        assert end_tree(launch, grace_s=1, polite=signal.SIGINT).took_s < 0.5

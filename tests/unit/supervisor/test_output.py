@@ -1,0 +1,218 @@
+"""What the ranks print arrives in whole lines, with the rank's name, and harmless."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from debugger.supervisor import output
+from debugger.supervisor.output import OutputFollower, colour_wanted
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Stands in for the monotonic clock, so that nothing has to sleep."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ns(self) -> int:
+        return time.time_ns()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(output, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+class Run:
+    """A logs directory, and two captured streams."""
+
+    def __init__(self, logs: Path, terminal: bool = False) -> None:
+        self.logs = logs
+        kind = Terminal if terminal else io.StringIO
+        self.out, self.err = kind(), kind()
+        self.follower = OutputFollower(logs, self.out, self.err)
+
+    def write(self, name: str, data: bytes) -> None:
+        with (self.logs / name).open("ab") as file:
+            file.write(data)
+
+    def printed(self) -> str:
+        self.follower.poll()
+        return self.out.getvalue()
+
+
+def test_whole_lines_with_the_rank(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"hello\nwor")
+    run.write("12.out", b"\n")
+    run.write("1.err", b"Traceback\n")
+    assert run.printed() == "[rank 0] hello\n[rank 12] \n"
+    assert run.err.getvalue() == "[rank 1] Traceback\n"
+    run.write("0.out", b"ld\n")
+    assert run.printed() == "[rank 0] hello\n[rank 12] \n[rank 0] world\n"
+
+
+def test_other_files_are_not_shown(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    for name in ("0.jsonl", "00.out", "x.out", "0.out.1", "-1.out"):
+        run.write(name, b"secret\n")
+    assert run.printed() == ""
+
+
+def test_hostile_lines_are_harmless(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"\x1b]0;x\x07\x1b[2Jhi \xff\xe2\x80\xae\n\x1b[31mred\x1b[0m\n")
+    assert run.printed() == ("[rank 0] \\x1b]0;x\\x07\\x1b[2Jhi \\xff\\u202e\n[rank 0] red\n")
+
+
+def test_a_prompt_is_shown_when_it_rests_and_its_end_follows(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"(Pdb) ")
+    assert run.printed() == ""
+    clock.now_s += 0.6
+    assert run.printed() == "[rank 0] (Pdb) "
+    clock.now_s += 0.6
+    assert run.printed() == "[rank 0] (Pdb) ", "once"
+    run.write("0.out", b"3\nnext\n")
+    assert run.printed() == "[rank 0] (Pdb) 3\n[rank 0] next\n"
+
+
+def test_another_rank_does_not_write_into_an_unfinished_line(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"working...")
+    run.printed()
+    clock.now_s += 0.6
+    run.printed()
+    run.write("1.out", b"hi\n")
+    run.write("0.out", b" done\n")
+    run.printed()
+    assert sorted(run.printed().splitlines()) == [
+        "[rank 0] working... done",
+        "[rank 1] hi",
+    ]
+    run.write("0.out", b"again...")
+    run.printed()
+    clock.now_s += 0.6
+    run.printed()
+    run.write("1.out", b"ho\n")
+    run.printed()
+    run.write("0.out", b" done\n")
+    assert run.printed().splitlines()[2:] == ["[rank 0] again...", "[rank 1] ho", "[rank 0]  done"]
+
+
+def test_a_progress_bar_leaves_its_last_state(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"\r 10%\r 20%\r100%\n\r\nDOS line\r\n")
+    assert run.printed() == "[rank 0] 100%\n[rank 0] \n[rank 0] DOS line\n"
+
+
+def test_a_running_bar_is_refreshed_in_place_on_a_terminal(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path, terminal=True)
+    name = "\x1b[36m[rank 0]\x1b[0m "
+    for percent in range(30):
+        run.write("0.out", b"\r%d%%" % percent)
+        clock.now_s += 0.1
+        run.follower.poll()
+    run.write("0.out", b"\r100%\n")
+    text = run.printed()
+    assert text.count("\r\x1b[K") == 3
+    assert "\n" not in text[:-1]
+    assert text.endswith(f"\r\x1b[K{name}100%\n")
+
+
+def test_colours_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, terminal=True)
+    run.write("1.out", b"\x1b[1mbold\n")
+    assert run.printed() == "\x1b[33m[rank 1]\x1b[0m \x1b[1mbold\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour_wanted(Terminal())
+    assert Run(tmp_path, terminal=True).printed() == "[rank 1] bold\n"
+
+
+def test_the_end_prints_what_is_left(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"one\nno newline")
+    run.follower.finish()
+    assert run.out.getvalue() == "[rank 0] one\n[rank 0] no newline\n"
+
+
+def test_an_emptied_file_is_read_from_its_start(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"first attempt\n")
+    run.printed()
+    os.truncate(tmp_path / "0.out", 0)
+    run.write("0.out", b"second\n")
+    assert run.printed() == "[rank 0] first attempt\n[rank 0] second\n"
+
+
+def test_a_line_without_end_does_not_eat_the_memory(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+    run.write("0.out", b"x" * 1_000_000)
+    run.follower.finish()
+    lines = run.out.getvalue().splitlines()
+    assert 3 < len(lines) < 20
+    assert all(len(line) < 5000 for line in lines)
+
+
+def test_a_closed_pipe_stops_the_output_only(tmp_path: Path, clock: Clock) -> None:
+    hears, tells = os.pipe()
+    os.close(hears)
+    stream = os.fdopen(tells, "w")
+    follower = OutputFollower(tmp_path, stream, io.StringIO())
+    (tmp_path / "0.out").write_bytes(b"hello\n" * 10)
+    assert follower.poll()
+    (tmp_path / "0.out").write_bytes(b"hello\n" * 20)
+    follower.finish()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+def test_a_stream_that_cannot_say_it_all(tmp_path: Path, clock: Clock) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    follower = OutputFollower(tmp_path, stream, io.StringIO())
+    (tmp_path / "0.out").write_text("grüße 🎉\n")
+    follower.finish()
+    assert raw.getvalue() == b"[rank 0] gr\\xfc\\xdfe \\U0001f389\n"
+
+
+def test_the_thread_prints_and_finishes(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.follower.start()
+    for number in range(100):
+        run.write("0.out", b"line %d\n" % number)
+    run.follower.finish()
+    assert run.out.getvalue().splitlines() == [f"[rank 0] line {n}" for n in range(100)]
+
+
+def test_an_idle_look_is_cheap(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for rank in range(8):
+        run.write(f"{rank}.out", b"hello\n")
+        run.write(f"{rank}.err", b"hello\n")
+    run.follower.poll()
+    began_s = time.process_time()
+    for _ in range(100):
+        run.follower.poll()
+    assert time.process_time() - began_s < 0.1, "2 % of a core at 20 looks a second"
