@@ -7,7 +7,6 @@ import argparse
 from ..errors import UsageError
 from . import options
 from .base import Command
-from .session import Options, Session
 
 
 class ExecCommand(Command):
@@ -25,6 +24,9 @@ class ExecCommand(Command):
         parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def run(self, args: argparse.Namespace) -> int:
+        # Imported here, so that `exec --help` answers at once.
+        from .session import Options, Session
+
         command = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not command:
             raise UsageError(

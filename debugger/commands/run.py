@@ -6,10 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..launch.torchrun_flags import expected_world_size, free_port_arguments, split_command_line
 from . import options
 from .base import Command
-from .session import Options, Session
 
 
 class RunCommand(Command):
@@ -33,9 +31,15 @@ class RunCommand(Command):
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
+        from ..launch.torchrun_flags import split_command_line
+
         return argparse.Namespace(request=split_command_line(argv, parser))
 
     def run(self, args: argparse.Namespace) -> int:
+        # Imported here, so that `run --help` answers at once.
+        from ..launch.torchrun_flags import expected_world_size, free_port_arguments
+        from .session import Options, Session
+
         request = args.request
         torchrun = request.torchrun
         size = expected_world_size(torchrun)

@@ -25,7 +25,7 @@ from ..supervisor.ending import end_tree
 from ..supervisor.evidence import Evidence, gather
 from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
 from ..supervisor.host import HostSampler
-from ..supervisor.launch import Launch
+from ..supervisor.launch import Launch, find_command
 from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.processes import ProcessTable
 from ..supervisor.records import Records
@@ -35,6 +35,9 @@ INTERRUPT_GRACE_S = 0.4
 INTERRUPT_STACKS_S = 0.6
 END_GRACE_S = 2.0
 RAISE_GRACE_S = 3.0
+ORPHAN_GRACE_S = 1.0
+SILENT_S = 1.5
+"""A heartbeat older than this comes from a process that cannot run Python."""
 EXIT_FAILED = 1
 
 
@@ -70,6 +73,7 @@ class Session:
         """Run to the end; returns the exit code of `distdebug`."""
         options = self._options
         exits = ExitLog()
+        find_command(options.command, os.environ, os.getcwd())
         with Launch(exits) as launch, self._signals():
             directory = RunDirectory.create(BASE, options.run_dir)
             exits.follow(directory.exits)
@@ -99,6 +103,7 @@ class Session:
 
     def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
         """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
+        launcher_ended_s = 0.0
         while True:
             look = self._watch.look()
             self._tell(look)
@@ -109,11 +114,9 @@ class Session:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict
-            if launch.poll() is not None and not launch.descendants():
-                return look, None
             if launch.poll() is not None:
-                self._orphaned_since = getattr(self, "_orphaned_since", time.monotonic())
-                if time.monotonic() - self._orphaned_since > 1.0:
+                launcher_ended_s = launcher_ended_s or time.monotonic()
+                if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
                     return look, None
             time.sleep(self._watch.pause_s)
 
@@ -154,19 +157,23 @@ class Session:
     ) -> tuple[Look, Finding | None]:
         """Bring the run to its end; the look that counts, and the verdict."""
         ranks = _ranks(look)
+        quiet = self._options.launcher == "torchrun"
         if self._signal is not None:
             self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
-            end_tree(launch, INTERRUPT_GRACE_S)
+            end_tree(launch, INTERRUPT_GRACE_S, silence_launcher=quiet)
             return look, None
         if finding is None:
+            if not launch.descendants():
+                look = self._watch.look(finished=True)
+                self._tell(look)
+                return look, look.verdict
+            # The launcher is gone and left ranks behind: how they end now is our doing.
             end_tree(launch, END_GRACE_S)
-            look = self._watch.look(finished=True)
-            self._tell(look)
-            return look, look.verdict
+            return look, None
         self._evidence = gather(self._directory, ranks, self._options.native_stacks, 5.0)
         finding = self._evidence.refine(finding)
         self._raise_in_ranks(launch, finding)
-        end_tree(launch, END_GRACE_S)
+        end_tree(launch, END_GRACE_S, silence_launcher=quiet)
         return look, finding
 
     def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
@@ -177,22 +184,14 @@ class Session:
         deadline = time.monotonic() + RAISE_GRACE_S
         while launch.descendants() and time.monotonic() < deadline and self._signal is None:
             look = self._watch.look()
-            alive = [rank for rank in _ranks(look).values() if rank.process.alive]
-            if alive and all(rank.process.state in ("T", "t") for rank in alive):
+            if not any(_can_raise(rank) for rank in _ranks(look).values()):
                 return
-            if not alive:
-                deadline = min(deadline, time.monotonic() + 0.5)
             time.sleep(0.05)
 
     # -- reporting -----------------------------------------------------------------------------
 
     def _report(self, status: ExitStatus | None, look: Look, finding: Finding | None) -> int:
         outcome, code = self._outcome(status, look, finding)
-        final = self._watch.look()
-        ranks = _ranks(look)
-        for number, rank in _ranks(final).items():
-            if number in ranks and ranks[number].pid == rank.pid:
-                ranks[number] = _with_end(ranks[number], rank)
         findings = [finding] if finding is not None else []
         findings += [
             one for one in look.findings if finding is None or one.identity != finding.identity
@@ -205,7 +204,8 @@ class Session:
             outcome=outcome,
             exit_code=code,
             findings=[(one, self._watch.detected_after_s.get(one.identity)) for one in findings],
-            ranks=ranks,
+            ranks=_ranks(look),
+            ends=_ranks(self._watch.look()),
             stacks=self._evidence.lines,
         )
         directory = self._directory
@@ -250,7 +250,7 @@ class Session:
     def _environment(self, directory: RunDirectory) -> dict[str, str]:
         environment = hook.environment(os.environ, directory.path, self._options.launcher)
         if not self._options.redirect:
-            environment["DISTDEBUG_REDIRECTED"] = "0"
+            environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
@@ -304,8 +304,7 @@ def _ranks(look: Look) -> dict[int, Rank]:
     return dict(sorted(found.items()))
 
 
-def _with_end(rank: Rank, later: Rank) -> Rank:
-    """The rank as it stood at the verdict, with the exit that came afterwards."""
-    from dataclasses import replace
-
-    return replace(rank, process=later.process)
+def _can_raise(rank: Rank) -> bool:
+    """Whether the rank is alive and its Python still runs."""
+    silent_s = (time.time_ns() - rank.heartbeat_ns) / 1e9
+    return rank.process.alive and rank.process.state not in ("T", "t") and silent_s < SILENT_S

@@ -3,7 +3,8 @@
 Rules:
 1. Only waits that need the absent rank count (`needs`), and calls that failed without it.
 2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
-   group in which others wait, or have failed: early_exit; for a send or receive: unmatched_p2p.
+   group in which others wait, or have failed: early_exit; for a send or receive: unmatched_p2p;
+   for the creation of a group: group_mismatch.
 3. A rank that was killed or raised is not treated here: that *is* the finding.
 4. A message with another tag between the same two ranks explains more than the partner's end.
 """
@@ -20,7 +21,7 @@ from .evidence import chosen, stand
 from .findings import Finding
 from .limits import Candidate
 from .needs import Need, Needs
-from .wait_graph import tag_mismatch
+from .wait_graph import not_created, tag_mismatch
 from .wording import call_text, group_evidence, numbered, ranks_text, verb
 from .world import GroupView, Pending, World
 
@@ -32,15 +33,17 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     if not any(_has_left(world, rank) for rank in world.ranks):
         return []
     found: dict[tuple[object, ...], Candidate] = {}
+    key: tuple[object, ...]
     waits = [(pending, needs.of(pending)) for pending in world.all_pending()]
     waits += [(pending, None) for pending in failed_calls(world)]
     for pending, need in waits:
         call = pending.call
         if call is None:
-            continue
-        if call.signature.peer is not None:
+            candidate = _never_created(world, needs, pending, need)
+            key = (pending.wait.activity, need)
+        elif call.signature.peer is not None:
             candidate = _message(world, channels, pending, need)
-            key: tuple[object, ...] = (call.group, pending.rank, call.signature.peer)
+            key = (call.group, pending.rank, call.signature.peer)
         else:
             view = world.view(pending.rank, call.group)
             key = (id(view), call.seq)
@@ -73,6 +76,21 @@ def failed_calls(world: World) -> Iterator[Pending]:
         if wait is None:
             wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
         yield Pending(number, wait, call)
+
+
+def _never_created(
+    world: World, needs: Needs, pending: Pending, need: Need | None
+) -> Candidate | None:
+    """It waits in new_group for ranks that have finished."""
+    if need is None or pending.wait.activity is not Activity.NEW_GROUP:
+        return None
+    gone = tuple(sorted(rank for rank in need.ranks if world.finished(rank)))
+    if not gone:
+        return None
+    waiting = tuple(sorted(row.rank for row in world.all_pending() if needs.of(row) is need))
+    ranks = stand(world, chosen(gone, waiting))
+    since = _left_ns(world, list(gone), pending)
+    return Candidate(not_created(needs, pending, gone, waiting, ranks, since, proven=True))
 
 
 def _collective(

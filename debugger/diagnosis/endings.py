@@ -25,6 +25,7 @@ COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 WEAK_SIGNALS = frozenset({signals.SIGABRT, signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+LEAVING_NS = 5_000_000_000
 TOGETHER_NS = 250_000_000
 """Ranks killed by the same signal within this time are one finding: one cause killed them."""
 
@@ -44,9 +45,11 @@ def endings(world: World) -> list[Candidate]:
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
             killed.append(rank)
         elif _died(rank):
-            found.append(_ended(world, [rank], weak=_is_weak(rank)))
+            found.append(
+                _ended(world, [rank], weakness=1 if rank.process.signal is not None else 0)
+            )
         elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
-            found.append(_ended(world, [rank], weak=True))
+            found.append(_ended(world, [rank], weakness=1))
     return found + _together(world, killed)
 
 
@@ -62,10 +65,6 @@ def _died(rank: Rank) -> bool:
     return rank.process.signal is not None or bool(exit_status(rank))
 
 
-def _is_weak(rank: Rank) -> bool:
-    return rank.process.signal is not None
-
-
 def _missed(world: World, number: int) -> bool:
     """Somebody is left who may need it. A rank whose end nobody saw is no fault by itself."""
     return any(not world.finished(other) for other in world.ranks if other != number)
@@ -79,11 +78,11 @@ def _together(world: World, killed: list[Rank]) -> list[Candidate]:
             batch[0].process.signal != rank.process.signal
             or _ended_ns(world, rank) - _ended_ns(world, batch[0]) > TOGETHER_NS
         ):
-            found.append(_ended(world, batch, weak=False))
+            found.append(_ended(world, batch, weakness=0))
             batch = []
         batch.append(rank)
     if batch:
-        found.append(_ended(world, batch, weak=False))
+        found.append(_ended(world, batch, weakness=0))
     return found
 
 
@@ -91,7 +90,7 @@ def _ended_ns(world: World, rank: Rank) -> int:
     return rank.process.ended_ns or rank.heartbeat_ns or world.now_ns
 
 
-def _ended(world: World, dead: list[Rank], *, weak: bool) -> Candidate:
+def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
     culprits = tuple(sorted(rank.rank for rank in dead))
     first = dead[0]
     ending = ending_text(world, first.rank)
@@ -117,12 +116,13 @@ def _ended(world: World, dead: list[Rank], *, weak: bool) -> Candidate:
             "oom_killed": first.process.oom_killed,
         },
     )
-    return Candidate(finding, observable + (world.limits.settle_ns if weak else 0), weak)
+    ready_ns = observable + (world.limits.settle_ns if weakness else 0)
+    return Candidate(finding, ready_ns, weakness)
 
 
 def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     invalid = note.data.get("invalid_argument") is True
-    weak = not invalid and is_communication_error(note)
+    weakness = 2 if not invalid and is_communication_error(note) else 0
     others = tuple(sorted(set(world.ranks) - {rank.rank}))
     evidence = stand(world, chosen((rank.rank,), others))
     finding = Finding(
@@ -135,7 +135,20 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
         observable_ns=note.time_ns,
         data=dict(note.data),
     )
-    return Candidate(finding, note.time_ns + (world.limits.settle_ns if weak else 0), weak)
+    ready_ns = note.time_ns
+    if weakness:
+        ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
+    return Candidate(finding, ready_ns, weakness)
+
+
+def _leaving(world: World) -> bool:
+    """A rank is about to end by itself: how, will be known soon, and may explain the rest."""
+    return any(
+        rank.phase >= Phase.EXITING
+        and not world.ended(number)
+        and not last_exception(world, number)
+        for number, rank in world.ranks.items()
+    )
 
 
 def _alike(world: World, rank: Rank, note: Note) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..record.layout import Activity
+from ..record.layout import Activity, CallState
 from ..record.snapshot import Call, CallSite, GroupKey
 from .findings import RankEvidence
 from .wording import call_text, printable, signal_name
@@ -38,6 +38,11 @@ def standing(world: World, rank: int) -> RankEvidence:
         last = last_call(world, rank)
         site = last_site(world, rank)
         return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
+    if record.notes and record.notes[-1].kind == "exception":
+        last = last_call(world, rank)
+        failed = last is not None and last.state is CallState.FAILED
+        call = call_text(last) if failed else None
+        return RankEvidence("failed in" if failed else "raised", call, last_site(world, rank))
     for pending in world.pending(rank):
         if pending.call is not None:
             site = pending.call.site or pending.wait.site

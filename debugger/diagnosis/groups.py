@@ -85,7 +85,7 @@ def _same(one: Creation, other: Creation) -> bool:
 def _judge(world: World, sequences: Sequences, place: int, choices: list[Choice]) -> Candidate:
     coming = [
         rank
-        for rank in range(world.size)
+        for rank in world.expected
         if len(sequences.get(rank, ())) <= place and not world.ended(rank)
     ]
     result = vote({index: choice.ranks for index, choice in enumerate(choices)}, len(coming))

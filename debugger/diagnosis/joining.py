@@ -58,7 +58,7 @@ def _rivals(world: World) -> list[Candidate]:
             continue
         if (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
             continue
-        if min(rank.phase, rival.phase) >= Phase.EXITING:
+        if max(rank.phase, rival.phase) >= Phase.EXITING:
             continue
         pids = sorted((rank.pid, rival.pid))
         others = tuple(sorted(set(world.ranks) - {rank.rank}))
@@ -168,11 +168,11 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
 def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
     """The program's own timeout for the rendezvous ran out: who had not come?"""
     late = {rank: note for rank, note in failed.items() if TIMED_OUT.search(note.message)}
-    if not late or not world.size:
+    if not late:
         return []
     absent = [
         rank
-        for rank in range(world.size)
+        for rank in world.expected
         if rank not in world.ranks
         or not (rank in failed or world.ended(rank) or world.activity(rank, Activity.INIT))
     ]

@@ -96,7 +96,7 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
         for rank in need.ranks - seen:
             seen.add(rank)
             if rank not in world.ranks:
-                if pending.wait.activity is not Activity.INIT:
+                if world.size and pending.wait.activity is not Activity.INIT:
                     roots.add(rank)
             elif not world.ended(rank) and rank not in world.blind:
                 waits = world.pending(rank)

@@ -39,10 +39,11 @@ class Candidate:
     """A finding before consequences are folded.
 
     `ready_ns`: not reported before that moment, because evidence that is still to come may
-    change it; it folds others all the same. `weak`: what a rank says when *another* rank has
-    failed (a connection closed by the peer): any better explanation near in time wins.
+    change it; it folds others all the same. `weakness`: 0 for a cause of its own; 1 for an end
+    that another rank's failure may have brought (SIGABRT, SIGTERM); 2 for what a rank says when
+    *another* has failed (a connection closed by the peer). A stronger one near in time wins.
     """
 
     finding: Finding
     ready_ns: int = 0
-    weak: bool = False
+    weakness: int = 0

@@ -111,7 +111,8 @@ def _judge(
         answers.setdefault(key, []).extend(row.ranks)
         speakers.setdefault(key, call)
     if len(answers) < 2:
-        return _overwritten(world, view, kin, divergence) if lost and not which else None
+        gone = which == CHAIN and (lost or not divergence.exact)
+        return _overwritten(world, view, kin, divergence) if gone else None
     absent = world.absent(view, seq)
     coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, rank)]
     result = vote(answers, len(coming))

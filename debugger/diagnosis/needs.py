@@ -10,7 +10,7 @@
     recv from b                      b sends                                        yes
     recv from any                    any member sends                               yes
     send to b                        b receives (or a buffer takes it)              after a while
-    new_group                        all ranks of the world create it               yes
+    new_group                        all members create it                          yes
     init_process_group               all ranks of the world come                    yes
     store, destroy, breakpoint       cannot be judged: as good as computing         -
 
@@ -53,7 +53,7 @@ class Needs:
         self._shared: dict[Need, Need] = {}
         self._memo: dict[int, Need | None] = {}
         self._alike: dict[tuple[int, int], Need | None] = {}
-        self._behind: dict[int, frozenset[int]] = {}
+        self._behind: dict[tuple[object, int], frozenset[int]] = {}
         self._late: dict[int, frozenset[int]] = {}
 
     def of(self, pending: Pending) -> Need | None:
@@ -121,28 +121,43 @@ class Needs:
         return _need(frozenset({peer}))
 
     def not_created(self, pending: Pending) -> frozenset[int]:
-        """Ranks of the world that have not recorded the creation this rank waits in."""
-        world = self.world
+        """Ranks that the creation this rank waits in needs, and that have not entered it.
+
+        torch's own creation needs the members alone, and with TORCH_DIST_INIT_BARRIER=1 all ranks
+        of the world. The n-th creation of a name is the same on every rank.
+        """
+        detail = pending.wait.detail
+        name = str(detail.get("name"))
         creation = self.creation(pending)
-        if creation is None:
+        wanted: object = detail.get("ranks") or (creation.ranks if creation else ())
+        if detail.get("barrier") and creation is not None:
+            wanted = tuple(self.world.expected)
+        if not isinstance(wanted, (list, tuple)):
             return frozenset()
-        place = len(world.ranks[pending.rank].creations) - 1
-        if place not in self._behind:
-            self._behind[place] = frozenset(
-                rank
-                for rank in range(world.size)
-                if rank not in world.ranks or len(world.ranks[rank].creations) <= place
+        key = creation.group if creation else (name, None)
+        memo = (key, len(wanted))
+        if memo not in self._behind:
+            self._behind[memo] = frozenset(
+                rank for rank in wanted if not self._came(int(rank), name, creation)
             )
-        return self._behind[place]
+        return self._behind[memo] - {pending.rank}
+
+    def _came(self, rank: int, name: str, creation: Creation | None) -> bool:
+        record = self.world.ranks.get(rank)
+        if record is None:
+            return False
+        if creation is not None:
+            return any(row.group == creation.group for row in reversed(record.creations))
+        return any(key[0] == name for key in record.groups) or any(
+            row.wait.activity is Activity.NEW_GROUP and row.wait.detail.get("name") == name
+            for row in self.world.pending(rank)
+        )
 
     def creation(self, pending: Pending) -> Creation | None:
-        """The creation that the rank waits in: its last, unless the wait is of another group."""
-        creations = self.world.ranks[pending.rank].creations
-        if not creations:
-            return None
-        last = creations[-1]
+        """The creation on record that the rank waits in; None for one that only members make."""
         name = pending.wait.detail.get("name")
-        return last if name is None or name == last.group[0] else None
+        rows = self.world.ranks[pending.rank].creations
+        return next((row for row in reversed(rows) if name in (None, row.group[0])), None)
 
     def not_initialised(self, rank: int) -> frozenset[int]:
         """Ranks that have begun fewer default groups than this one."""
@@ -151,7 +166,7 @@ class Needs:
         if mine not in self._late:
             self._late[mine] = frozenset(
                 other
-                for other in range(world.size)
+                for other in world.expected
                 if other not in world.ranks or self._begun(other) < mine
             )
         return self._late[mine]

@@ -242,20 +242,35 @@ def _creation(
     link = next((row for row in links if row.wait.activity is Activity.NEW_GROUP), None)
     if link is None or link.call is not None:
         return None
-    creation = needs.creation(link)
-    if creation is None:
-        return None
     inside = set(cycle) | set(victims)
     absent = tuple(sorted(needs.not_created(link) & inside))
     if not absent:
         return None
     waiting = tuple(sorted(inside - set(absent)))
+    ranks = evidence(world, links, list(absent), waiting)
+    since = _since(world, links, proven=proven)
+    return not_created(needs, link, absent, waiting, ranks, since, proven=proven)
+
+
+def not_created(
+    needs: Needs,
+    link: Pending,
+    absent: tuple[int, ...],
+    waiting: tuple[int, ...],
+    ranks: dict[int, RankEvidence],
+    observable_ns: int,
+    *,
+    proven: bool,
+) -> Finding:
+    """A group that some ranks create and wait for, and others will never create."""
+    creation = needs.creation(link)
+    members = creation.ranks if creation else tuple(link.wait.detail.get("ranks", ()))
+    makers = tuple(rank for rank in waiting if rank in members) or (link.rank,)
     message = (
-        f"{'' if proven else 'suspected: '}{ranks_text(waiting)} "
-        f"{verb(waiting, 'creates', 'create')} group #{creation.index} "
-        f"(ranks {','.join(map(str, creation.ranks[:32]))}){at_site(link.wait.site)}, "
-        f"but {ranks_text(absent)} {verb(absent, 'does', 'do')} not: new_group must be called by "
-        "all ranks of the world, in the same order"
+        f"{'' if proven else 'suspected: '}{ranks_text(makers)} "
+        f"{verb(makers, 'creates', 'create')} a group of {ranks_text(members)}"
+        f"{at_site(link.wait.site)}, but {ranks_text(absent)} {verb(absent, 'does', 'do')} not: "
+        "all ranks must call new_group, in the same order"
     )
     return Finding(
         kind="group_mismatch",
@@ -263,10 +278,9 @@ def _creation(
         culprits=absent,
         victims=waiting,
         proven=proven,
-        seq=None,
-        ranks=evidence(world, links, list(absent), waiting),
-        observable_ns=_since(world, links, proven=proven),
-        data={"index": creation.index},
+        ranks=ranks,
+        observable_ns=observable_ns,
+        data={"index": creation.index if creation else None},
     )
 
 

@@ -11,6 +11,8 @@ from .findings import GroupEvidence
 
 MOST_TEXT = 400
 MOST_RANGES = 12
+UNDEFINED = "undefined"
+"""torch's description of a group that the program gave none."""
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
@@ -67,7 +69,8 @@ def call_text(call: Call | None) -> str:
 
 def group_name(group: Group) -> str:
     """What a user would call the group."""
-    return printable(group.desc or group.key[0], 80)
+    named = group.desc not in ("", UNDEFINED)
+    return printable(group.desc if named else group.key[0], 80)
 
 
 def group_evidence(group: Group) -> GroupEvidence:

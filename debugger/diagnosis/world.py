@@ -6,17 +6,19 @@ nothing may be concluded from what the record does not show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..record.layout import Activity, GroupState, Phase
 from ..record.signature import RULES, Rule
 from ..record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
-from .limits import Limits
+from .limits import SECOND_NS, Limits
 
 DEFAULT_GROUP = "default_pg"
+CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
+TEARDOWN_NS = 2 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,15 @@ class World:
 
     # -- who is there --------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def size(self) -> int:
-        """The expected number of ranks; 0 when nobody knows."""
-        if self.snapshot.world_size:
-            return self.snapshot.world_size
-        return max((rank.world_size for rank in self.ranks.values()), default=0)
+        """The expected number of ranks; 0: unknown, so that unseen ranks mean nothing."""
+        return self.snapshot.world_size
+
+    @cached_property
+    def expected(self) -> Sequence[int]:
+        """The ranks that should be there."""
+        return range(self.size) if self.size else sorted(self.ranks)
 
     @cached_property
     def blind(self) -> frozenset[int]:
@@ -93,12 +98,14 @@ class World:
         )
 
     def ended(self, rank: int) -> bool:
-        """The process is gone, or has run its last line of Python."""
+        """The process is gone, or has run its last line of Python and hangs in its teardown."""
         found = self.ranks.get(rank)
         if found is None:
             return False
         return not found.process.alive or (
-            found.phase is Phase.ENDED and found.exit_code is not None
+            found.phase is Phase.ENDED
+            and found.exit_code is not None
+            and self.now_ns - found.heartbeat_ns > TEARDOWN_NS
         )
 
     def finished(self, rank: int) -> bool:
@@ -174,7 +181,7 @@ class World:
                     call = None
                     if wait.call is not None and record.history is not None:
                         call = record.history.call(wait.call)
-                    rows.append(Pending(rank, wait, call))
+                    rows.append(Pending(rank, _named(wait), call))
             found = self._pending[rank] = tuple(rows)
         return found
 
@@ -211,7 +218,20 @@ class World:
         """The rank's wait of that sort, if any (live ranks only)."""
         if self.ended(rank):
             return None
+        if activity is Activity.STORE:
+            rows = (pending.wait for pending in self.pending(rank))
+            return next((wait for wait in rows if wait.activity is activity), None)
         return next((w for w in self.ranks[rank].waits if w.activity is activity), None)
+
+
+def _named(wait: Wait) -> Wait:
+    """The barrier by which torch ends a group creation waits for a store key: a creation."""
+    key = str(wait.detail.get("key", "")) if wait.activity is Activity.STORE else ""
+    if not key.startswith(CREATION_BARRIER):
+        return wait
+    name = key[len(CREATION_BARRIER) :].removesuffix(":last_worker")
+    detail = {"op": "new_group", "name": name, "barrier": True}
+    return replace(wait, activity=Activity.NEW_GROUP, detail=detail)
 
 
 def exit_status(rank: Rank) -> int | None:

@@ -26,5 +26,5 @@ def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> 
     changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
     changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
     changed["DISTDEBUG_LAUNCHER"] = launcher
-    changed.pop("DISTDEBUG_REDIRECTED", None)
+    changed.pop("DISTDEBUG_RANK_PID", None)
     return changed

@@ -14,14 +14,15 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 OWN, LIBRARY, USER = 0, 1, 2
 """OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
 
-_kinds: dict[str, int] = {}
+kinds: dict[str, int] = {}
+"""What `frame_kind` has answered so far."""
 
 
 def frame_kind(filename: str) -> int:
     """Whose code a file holds: OWN, LIBRARY or USER."""
-    kind = _kinds.get(filename)
+    kind = kinds.get(filename)
     if kind is None:
-        kind = _kinds[filename] = _classify(filename)
+        kind = kinds[filename] = _classify(filename)
     return kind
 
 
@@ -47,7 +48,6 @@ def find(frame: FrameType | None) -> FrameType | None:
     nothing but torch and the standard library (a thread of the autograd engine, say).
     """
     library = None
-    kinds = _kinds
     while frame is not None:
         filename = frame.f_code.co_filename
         kind = kinds.get(filename)

@@ -14,14 +14,12 @@ from typing import Any, NoReturn
 
 from torch.distributed import ProcessGroup
 
-from ..record.layout import ASYNC_FLAG, Activity
-from . import outstanding
+from ..record.layout import ASYNC_FLAG
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
-from .tracked_work import TrackedWork
-from .waiting import NO_TIMEOUT, sliced
+from .tracked_work import track
+from .waiting import NO_TIMEOUT
 
-_IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
 _now = time.monotonic_ns
 
@@ -114,53 +112,35 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         group = self._record
         try:
             facts = take_facts((*args, *kwargs.values()) if kwargs else args)
-            known = group.known.get((op, facts))
+            known = group.known[op].get(facts)
             if known is None:
                 known = recorder.describe(group, op, facts)
             site = recorder.site(_getframe(1))
-            options = (
-                args[options_at]
-                if options_at is not None and len(args) > options_at
-                else (kwargs.get("opts"))
-            )
+            if options_at is not None and len(args) > options_at:
+                options = args[options_at]
+            else:
+                options = kwargs.get("opts")
             is_async = getattr(options, "asyncOp", True)
             writer = recorder.writer
-            number = writer.begin(
-                group.slot,
-                known.op_code,
-                known.signature_id,
-                site,
-                known.agree,
-                known.exact,
-                known.contribution,
-                ASYNC_FLAG if is_async else 0,
-                known.channel,
-                known.volatile,
-            )
-            slot = writer.enter(_IN_CALL, number + 1, 0, site)
+            number, thread = writer.begin(group.slot, known, site, ASYNC_FLAG if is_async else 0)
         except Exception as error:
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)
-        counted = None if known.channel is not None else group
+        counted = group.slot if known.channel is None else None
         try:
-            work = getattr(self._inner, name)(*args, **kwargs)
-            if work is not None and is_async:
-                writer.started(number)
-                tracked = TrackedWork(
-                    work, recorder, counted, number, known.wait, known.wait is sliced
-                )
-                outstanding.add(number, tracked)
-                writer.leave(slot)
+            forward = getattr(self._inner, name)
+            work = forward(*args, **kwargs) if kwargs else forward(*args)
+            if is_async and work is not None:
+                tracked = track(work, recorder, counted, number, known)
+                writer.hand_over(number, thread)
                 return tracked
             started_ns = _now()
             if work is not None:
                 known.wait(work, NO_TIMEOUT)
         except BaseException:
-            writer.failed(number)
-            writer.leave(slot)
+            writer.break_off(number, thread)
             raise
-        writer.completed(number, counted.slot if counted else None, started_ns)
-        writer.leave(slot)
+        writer.finish(number, thread, counted, started_ns)
         return work
 
     call.__name__ = name

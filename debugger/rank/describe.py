@@ -13,11 +13,17 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..record.signature import ANY_SOURCE, Signature, Tensor
 
 Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]
+
+_AllreduceOptions = dist.AllreduceOptions
+_REDUCE_OPS: dict[int, str] = {
+    int(member.value): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()
+}
 
 
 def _one(tensor: Any) -> tuple[Any, ...]:
@@ -25,40 +31,55 @@ def _one(tensor: Any) -> tuple[Any, ...]:
 
 
 def _list(tensors: Any) -> tuple[Any, ...]:
-    if isinstance(tensors, torch.Tensor):
-        return (_one(tensors),)
-    if len(tensors) == 1:
+    if tensors.__class__ is list and len(tensors) == 1:
         tensor = tensors[0]
         return ((tensor.dtype, tensor.shape, tensor.is_cpu),)
+    if isinstance(tensors, torch.Tensor):
+        return (_one(tensors),)
     return tuple(_one(tensor) for tensor in tensors)
 
 
 def _flat(lists: Any) -> tuple[Any, ...]:
     if isinstance(lists, torch.Tensor):
         return (_one(lists),)
-    return tuple(
-        _one(t) for row in lists for t in ((row,) if isinstance(row, torch.Tensor) else row)
-    )
+    facts: list[tuple[Any, ...]] = []
+    for row in lists:
+        tensors = (row,) if isinstance(row, torch.Tensor) else row
+        facts += [(tensor.dtype, tensor.shape, tensor.is_cpu) for tensor in tensors]
+    return tuple(facts)
 
 
-def _option(args: Arguments, name: str, position: int, default: Any = None) -> Any:
-    """A value from an options object, or, in the overloads without one, from its own position."""
-    if len(args) > position:
-        value = args[position]
-        return getattr(value, name, value) if hasattr(value, name) else value
-    return default
+def _root(args: Arguments, position: int) -> int:
+    """From an options object or, in the overloads without one, the argument itself."""
+    if len(args) <= position:
+        return 0
+    options = args[position]
+    try:
+        return int(options.rootRank)
+    except AttributeError:
+        return int(options)
 
 
-def _reduce_op(args: Arguments, position: int = 1) -> Any:
-    value = _option(args, "reduceOp", position, "SUM")
-    return getattr(value, "op", value)
+def _reduce_op(args: Arguments, position: int = 1) -> int:
+    """The number of the reduce op: torch's own objects are slow to hash and to compare."""
+    try:
+        number: int = args[position].reduceOp.op.value
+        return number
+    except (IndexError, AttributeError):  # an overload without an options object
+        given: Any = args[position] if len(args) > position else dist.ReduceOp.SUM
+        return int(getattr(given, "op", given))
 
 
 # Facts are (principal tensors, tensors of the other side, reduce op, root, further). ------------
 
 
 def _in_place_reducing(args: Arguments) -> Facts:
-    return (_list(args[0]), (), _reduce_op(args), None)
+    tensors = args[0]
+    if len(args) > 1 and args[1].__class__ is _AllreduceOptions and len(tensors) == 1:
+        tensor = tensors[0]  # the call of every training step, without the cost of the helpers
+        facts = (tensor.dtype, tensor.shape, tensor.is_cpu)
+        return ((facts,), (), args[1].reduceOp.op.value, None)
+    return (_list(tensors), (), _reduce_op(args), None)
 
 
 def _reduce(args: Arguments) -> Facts:
@@ -69,7 +90,7 @@ def _reduce(args: Arguments) -> Facts:
 
 
 def _broadcast(args: Arguments) -> Facts:
-    return (_list(args[0]), (), None, _option(args, "rootRank", 1, 0))
+    return (_list(args[0]), (), None, _root(args, 1))
 
 
 def _gathering(args: Arguments) -> Facts:
@@ -77,11 +98,11 @@ def _gathering(args: Arguments) -> Facts:
 
 
 def _gather(args: Arguments) -> Facts:
-    return (_list(args[1]), _flat(args[0]), None, _option(args, "rootRank", 2, 0))
+    return (_list(args[1]), _flat(args[0]), None, _root(args, 2))
 
 
 def _scatter(args: Arguments) -> Facts:
-    return (_list(args[0]), _flat(args[1]), None, _option(args, "rootRank", 2, 0))
+    return (_list(args[0]), _flat(args[1]), None, _root(args, 2))
 
 
 def _reduce_scattering(args: Arguments) -> Facts:
@@ -173,7 +194,7 @@ def signature(op: str, facts: Facts, ranks: Sequence[int]) -> Signature:
         op=op,
         tensors=_tensors(tensors),
         others=_tensors(others),
-        reduce_op="" if reduce_op is None else _reduce_name(reduce_op),
+        reduce_op="" if reduce_op is None else _REDUCE_OPS.get(reduce_op, str(reduce_op)),
         root=None if root is None else _global(int(root), ranks),
         sends=sends,
         receives=receives,
@@ -201,7 +222,3 @@ def _split(shape: Sequence[int], splits: Sequence[int], group_size: int) -> tupl
     if splits:
         return tuple(part * row for part in splits)
     return (prod(shape) // group_size,) * group_size
-
-
-def _reduce_name(reduce_op: Any) -> str:
-    return str(getattr(reduce_op, "name", reduce_op)).rsplit(".", 1)[-1].lower()

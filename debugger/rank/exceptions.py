@@ -18,17 +18,19 @@ from types import TracebackType
 from typing import Any
 
 from ..record.layout import Phase
-from . import call_site
+from . import call_site, checked_group, waiting
 from .recorder import Recorder
-from .verdict import FindingRaised, verdict_was_raised
+from .verdict import FindingRaised, stand_down, verdict_was_raised
 
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
-    r"socket|gloo|nccl|\[.*rank.*\].*watchdog|recvvalue|sendbytes|store|"
+    r"socket|connectFullMesh|watchdog|recvvalue|sendbytes|"
     r"mismatch between collectives",
     re.IGNORECASE,
 )
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+_ISSUED_IN = checked_group.__file__
+_WAITED_IN = waiting.__file__
 _recorded: set[int] = set()
 
 
@@ -63,9 +65,25 @@ def _wrap_excepthook(recorder: Recorder) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _ending(recorder, error, 1)
+        if isinstance(error, FindingRaised):
+            trace = _to_users_line(error)
         original(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _to_users_line(error: FindingRaised) -> TracebackType | None:
+    """Cut the traceback of a verdict behind the user's own line: what lies below did no wrong."""
+    error.__suppress_context__ = True
+    last = None
+    trace = error.__traceback__
+    while trace is not None:
+        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
+            last = trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None
+    return error.__traceback__
 
 
 def _wrap_thread_excepthook(recorder: Recorder) -> None:
@@ -132,6 +150,7 @@ def _ending(recorder: Recorder, error: BaseException, status: int) -> None:
 def _leaving(recorder: Recorder, status: int) -> None:
     global _exit_code
     _exit_code = status
+    stand_down()
     recorder.writer.phase(Phase.EXITING, status)
 
 
@@ -164,12 +183,14 @@ def _nature(error: BaseException, summary: traceback.StackSummary) -> dict[str, 
     innermost = summary[-1].filename if summary else ""
     inside = call_site.is_distributed(innermost)
     text = str(error)
+    lost = bool(_COMMUNICATION.search(text))
     wrong_argument = inside and isinstance(error, (ValueError, TypeError, IndexError))
+    if innermost == _ISSUED_IN and isinstance(error, RuntimeError) and not lost:
+        wrong_argument = True  # the backend refused the call at once
     communication = (
         isinstance(error, (RuntimeError, ConnectionError, TimeoutError))
         and not wrong_argument
-        and (inside or call_site.is_torch(innermost))
-        and bool(_COMMUNICATION.search(text))
+        and (innermost == _WAITED_IN or (lost and (inside or call_site.is_torch(innermost))))
     )
     return {
         "invalid_argument": wrong_argument,

@@ -18,7 +18,15 @@ from .recorder import Recorder, report_own_fault
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
-    """From now on every initialisation and destruction is on record."""
+    """From now on every initialisation and destruction is on record.
+
+    A rank that its launcher names is known at once, also if it never comes to initialise.
+    """
+    if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
+        try:
+            _claim(recorder, directory, _rendezvous((), {}))
+        except Exception as error:
+            report_own_fault("claiming the rank", error)
     c10d = torch_private.c10d
     torch_private.patch(
         c10d, "init_process_group", lambda original: _init(recorder, directory, original)

@@ -14,13 +14,9 @@ if TYPE_CHECKING:
 
 _LIMIT = 4096
 
-_works: weakref.WeakValueDictionary[int, TrackedWork] = weakref.WeakValueDictionary()
+works: dict[int, weakref.ref[TrackedWork]] = {}
+"""By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
 _proxies: dict[int, ProxyFuture] = {}
-
-
-def add(number: int, work: TrackedWork) -> None:
-    """Watch a call until it is done or its handle is dropped."""
-    _works[number] = work
 
 
 def add_proxy(number: int, proxy: ProxyFuture) -> None:
@@ -32,7 +28,7 @@ def add_proxy(number: int, proxy: ProxyFuture) -> None:
 
 def remove(number: int) -> None:
     """The call is over."""
-    _works.pop(number, None)
+    works.pop(number, None)
     _proxies.pop(number, None)
 
 
@@ -43,8 +39,12 @@ def oldest_awaited() -> int | None:
 
 def poll() -> None:
     """Record the completion of calls that ended by themselves."""
-    for work in list(_works.values()):
-        work.is_completed()
+    for number, reference in list(works.items()):
+        work = reference()
+        if work is None:
+            works.pop(number, None)  # the program dropped the handle
+        else:
+            work.is_completed()
 
 
 def fail_all(error: BaseException) -> None:
@@ -55,5 +55,5 @@ def fail_all(error: BaseException) -> None:
 
 def forget() -> None:
     """In a forked child: these calls are the parent's."""
-    _works.clear()
+    works.clear()
     _proxies.clear()

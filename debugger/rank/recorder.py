@@ -11,9 +11,10 @@ import json
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from ..record import layout
@@ -26,23 +27,22 @@ from ..record.signature import (
     hash64,
     split_contribution,
 )
-from ..record.writer import ChannelSlot, FlightWriter, GroupSlot
+from ..record.slots import CallDescription, ChannelSlot, GroupSlot
+from ..record.writer import FlightWriter
 from . import call_site, describe, waiting
 from .waiting import WaitFunction
 
+_MOST_SITES = 10_000
+_OWN, _USER = call_site.OWN, call_site.USER
+
 
 @dataclass(slots=True)
-class Known:
-    """A distinct call, described once: ids and hashes for the flight record."""
+class Known(CallDescription):
+    """A distinct call as this layer treats it: how to wait for it, and whether those who wait for
+    its future need one of ours to be freed."""
 
-    op_code: int
-    signature_id: int
-    agree: int
-    exact: int
-    contribution: int
-    channel: ChannelSlot | None
-    volatile: bytes | None
     wait: WaitFunction
+    frees_futures: bool
 
 
 class GroupRecord:
@@ -63,8 +63,9 @@ class GroupRecord:
         self.group_rank = group_rank
         self.slot = slot
         self.backend = backend
-        self.known: dict[Any, Known] = {}
-        self.channels: dict[tuple[str, int, int], ChannelSlot | None] = {}
+        self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
+        self.distinct_calls = 0
+        self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
 
 
 class Recorder:
@@ -81,7 +82,7 @@ class Recorder:
         self.writer = writer
         self.world = None
         self._identity = dict(identity)
-        self._sites: dict[tuple[str, int], int] = {}
+        self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._incarnations: dict[str, int] = {}
         self._creations = 0
         writer.identify(self._identity)
@@ -98,22 +99,30 @@ class Recorder:
 
     def site(self, frame: FrameType | None) -> int:
         """The id of the user's line at or above this frame; 0 when there is none."""
-        found = call_site.find(frame)
-        if found is None:
-            found = call_site.of_thread(_main_ident())
+        # `call_site.find`, without the cost of calling it for the usual case.
+        kinds = call_site.kinds
+        found = frame
+        while found is not None and kinds.get(found.f_code.co_filename) == _OWN:
+            found = found.f_back
+        if found is None or kinds.get(found.f_code.co_filename) != _USER:
+            found = call_site.find(found) or call_site.of_thread(_main_ident())
             if found is None:
                 return 0
+        # By instruction, not by line: looking up a line number takes longer in longer functions.
         code = found.f_code
-        number = self._sites.get((code.co_filename, found.f_lineno))
-        if number is None:
-            number = self.site_at(code.co_filename, found.f_lineno, code.co_name)
+        key = (id(code), found.f_lasti)
+        known = self._sites.get(key)
+        if known is not None:
+            return known[1]
+        number = self.site_at(code.co_filename, found.f_lineno, code.co_name)
+        if len(self._sites) > _MOST_SITES:
+            self._sites.clear()  # a program that makes its code as it goes
+        self._sites[key] = (code, number)  # the reference keeps the code's id its own
         return number
 
     def site_at(self, file: str, line: int, function: str) -> int:
         """The id of this line."""
-        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
-        self._sites[file, line] = number
-        return number
+        return self.writer.define(Definition.SITE, json.dumps([file, line, function]))
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -184,8 +193,9 @@ class Recorder:
         if self.writer.heap_half_full:
             number = layout.VOLATILE_SIGNATURE
             volatile = text.encode()
-            if len(group.known) > 4 * layout.RING:
+            if group.distinct_calls > 4 * layout.RING:
                 group.known.clear()  # signatures that never repeat must not fill the memory
+                group.distinct_calls = 0
         else:
             number = self.writer.define(Definition.SIGNATURE, text)
         if channel is not None:
@@ -193,6 +203,7 @@ class Recorder:
         else:
             agree = hash64(agreement_key(signature))
             exact = hash64(exact_key(signature))
+        wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
         known = Known(
             op_code=OP_CODES[op],
             signature_id=number,
@@ -201,12 +212,14 @@ class Recorder:
             contribution=split_contribution(signature, group.group_rank),
             channel=channel,
             volatile=volatile,
-            wait=waiting.choose(group.backend, describe.on_cpu(facts), channel is not None),
+            wait=wait,
+            frees_futures=wait is waiting.sliced,
         )
-        group.known[op, facts] = known
+        group.known[op][facts] = known
+        group.distinct_calls += 1
         return known
 
-    def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot | None:
+    def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot:
         key = (signature.op, signature.peer or 0, signature.tag)
         if key not in group.channels:
             group.channels[key] = self.writer.add_channel(

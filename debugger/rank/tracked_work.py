@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.distributed import Work
 
 from ..record.layout import Activity
+from ..record.slots import GroupSlot, ThreadSlot
 from . import outstanding
-from .recorder import GroupRecord, Recorder, report_own_fault
-from .waiting import NO_TIMEOUT, WaitFunction
+from .recorder import Known, Recorder, report_own_fault
+from .waiting import NO_TIMEOUT
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
@@ -21,55 +23,65 @@ _getframe = sys._getframe
 class TrackedWork(Work):
     """Stands for the backend's work of one recorded call."""
 
-    def __init__(
-        self,
-        work: Any,
-        recorder: Recorder,
-        group: GroupRecord | None,
-        number: int,
-        wait: WaitFunction,
-        proxies: bool,
-    ) -> None:
-        Work.__init__(self)
-        self._work = work
-        self._recorder = recorder
-        self._group = group
-        self._number = number
-        self._wait = wait
-        self._proxies = proxies
-        self._open = True
-        self._future: Any = None
+    __slots__ = (
+        "_future",
+        "_group",
+        "_known",
+        "_number",
+        "_open",
+        "_recorder",
+        "_work",
+    )
+
+    _work: Any
+    _recorder: Recorder
+    _group: GroupSlot | None
+    _number: int
+    _known: Known
+    _open: bool
+    _future: Any
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
         return f"<TrackedWork of call {self._number}: {state}>"
 
-    def _close(self, failed: bool = False) -> None:
-        """The call is over; recorded once, whoever notices first."""
+    def _close(self, failed: bool = False, thread: ThreadSlot | None = None) -> None:
+        """The call is over; recorded once, whoever notices first. `thread` has waited for it."""
+        writer = self._recorder.writer
         if self._open:
             self._open = False
             outstanding.remove(self._number)
             if failed:
-                self._recorder.writer.failed(self._number)
+                writer.break_off(self._number, thread)
             else:
-                slot = self._group.slot if self._group else None
-                self._recorder.writer.completed(self._number, slot)
+                writer.finish(self._number, thread, self._group)
+        elif thread is not None:
+            writer.leave(thread)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
-        if not self._open:
-            return bool(self._work.wait() if timeout == NO_TIMEOUT else self._work.wait(timeout))
-        writer = self._recorder.writer
-        site = self._recorder.site(_getframe(1))
-        slot = writer.enter(_IN_CALL, self._number + 1, 0, site)
+        work = self._work
+        if not self._open or work.is_completed():
+            return self._collect(timeout)
+        recorder = self._recorder
+        site = recorder.site(_getframe(1))
+        thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
         try:
-            result = self._wait(self._work, timeout)
+            result = self._known.wait(work, timeout)
         except BaseException:
-            writer.leave(slot)
+            self._close(failed=True, thread=thread)
+            raise
+        self._close(thread=thread)
+        return bool(result)
+
+    def _collect(self, timeout: timedelta) -> bool:
+        """`wait` for what is complete: there is nothing to wait for, and nothing to record."""
+        try:
+            result = self._work.wait() if timeout is NO_TIMEOUT else self._work.wait(timeout)
+        except BaseException:
             self._close(failed=True)
             raise
         self._close()
-        writer.leave(slot)
         return bool(result)
 
     def is_completed(self) -> bool:
@@ -114,12 +126,29 @@ class TrackedWork(Work):
         if self._future is None:
             inner = self._work.get_future()
             self._future = inner
-            if self._proxies and self._open:
+            if self._known.frees_futures and self._open:
                 try:
                     self._future = _proxy(inner, self)
                 except Exception as error:
                     report_own_fault("freeing waiters of futures", error)
         return self._future
+
+
+def track(
+    work: Any, recorder: Recorder, group: GroupSlot | None, number: int, known: Known
+) -> TrackedWork:
+    """The handle for the backend's `work`. Sets the attributes from outside: a constructor in
+    Python costs as much again as torch's own."""
+    tracked = TrackedWork()
+    tracked._work = work
+    tracked._recorder = recorder
+    tracked._group = group
+    tracked._number = number
+    tracked._known = known
+    tracked._open = True
+    tracked._future = None
+    outstanding.works[number] = ref(tracked)
+    return tracked
 
 
 class ProxyFuture:

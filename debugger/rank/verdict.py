@@ -24,6 +24,7 @@ SIGNAL = signal.SIGRTMAX - 3
 
 
 _told = False
+_silent = False
 
 
 class FindingRaised(DistError):
@@ -32,6 +33,9 @@ class FindingRaised(DistError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+FindingRaised.__module__ = "distdebug"  # what a traceback calls it; the file has another name here
 
 
 class VerdictWatch:
@@ -77,9 +81,15 @@ class VerdictWatch:
         return FindingRaised(kind, text)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> Any:
-        if self._error is not None and not self._told_main:
+        if self._error is not None and not self._told_main and not _silent:
             self._told_main = True
             raise self._raised()
+
+
+def stand_down() -> None:
+    """The program is ending by itself: a verdict raised now would only confuse its last words."""
+    global _silent
+    _silent = True
 
 
 def verdict_was_raised() -> bool:

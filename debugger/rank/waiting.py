@@ -69,9 +69,10 @@ def sliced(work: Any, timeout: timedelta) -> Any:
             left -= step
         try:
             return work.wait(step)
-        except RuntimeError:
-            if work.is_completed():
-                raise
+        except RuntimeError:  # the slice is over, or the call failed, or the one and then the other
+            over = bool(work.is_completed())
+        if over:
+            return work.wait()  # at once: its own result or its own error
         _check()
 
 
@@ -106,10 +107,13 @@ class _Helper:
         self.request.release()
         while not self.reply.acquire(timeout=0.2):
             _check()
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+        self._raise_error()
         return self.result
+
+    def _raise_error(self) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 _local = threading.local()

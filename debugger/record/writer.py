@@ -1,218 +1,75 @@
-"""Writes a rank's flight record. One process writes a file; its threads share this writer.
+"""Writes a rank's calls and waits. One process writes a file; its threads share this writer.
 
-The hot path (`begin`, `started`, `completed`, `enter`, `leave`) costs about a microsecond a call:
-it only packs numbers into mapped memory. Everything with a text goes through `define`, once.
+This is the hot path: `begin` and one of `finish`, `hand_over` and `break_off` run with every call,
+together about 2 µs, and only pack numbers into mapped memory. Everything with a text goes through
+`define`, once.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import mmap
-import os
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from . import layout
-from .layout import Activity, CallState, Definition, GroupState, Phase, Role
+from .flight_file import FlightFile
+from .layout import Activity, CallState, Definition, GroupState, Role
 from .signature import MASK
+from .slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
 
 _now = time.monotonic_ns
 _ident = threading.get_ident
-_pack_u64 = layout.U64.pack_into
-_pack_slot = layout.SLOT.pack_into
-_pack_times = layout.TIMES.pack_into
-_pack_wait = layout.THREAD.pack_into
-_pack_group_counts = layout.GROUP_COUNTS.pack_into
-_pack_channel_counts = layout.CHANNEL_COUNTS.pack_into
+
+# The machine's own structs pack a third faster than "<" ones, into the same bytes: every field is
+# aligned, and FlightFile refuses big-endian machines.
+_pack_slot = Struct("@" + layout.SLOT.format[1:]).pack_into
+_pack_wait = Struct("@" + layout.THREAD.format[1:]).pack_into
+_pack_group_counts = Struct("@" + layout.GROUP_COUNTS.format[1:]).pack_into
+_pack_channel_counts = Struct("@" + layout.CHANNEL_COUNTS.format[1:]).pack_into
+
 _RING = layout.RING
 _RING_OFFSET = layout.RING_OFFSET
+_SLOT_BYTES = layout.SLOT.size
 _STATE_AT = layout.STATE_AT
-_STARTED_AT = layout.STARTED_AT
-_COMPLETED_AT = layout.COMPLETED_AT
-_SERIAL_AT = layout.SERIAL_AT
-_CALLS_AT = layout.CALLS_AT
 _ACTIVITY_AT = layout.ACTIVITY_AT
 _GROUP_COUNTS_AT = layout.GROUP_COUNTS_AT
-_GROUP_COMPLETED_AT = layout.GROUP_COMPLETED_AT
 _CHANNEL_COUNTS_AT = layout.CHANNEL_COUNTS_AT
 _CHECKPOINT_EVERY = layout.CHECKPOINT_EVERY
 _NO_CHANNEL = layout.NO_CHANNEL
+_IN_CALL = int(Activity.IN_CALL)
 _ISSUED = int(CallState.ISSUED)
 _STARTED = int(CallState.STARTED)
 _COMPLETED = int(CallState.COMPLETED)
 _FAILED = int(CallState.FAILED)
-_SLOT_BYTES = layout.SLOT.size
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _ADDEND = 0x7F4A7C15
+_LOW_32 = 0xFFFFFFFF
+
+# Positions in 8-byte words, for the fields that are written one at a time.
+_CALLS_WORD = layout.CALLS_AT // 8
+_SERIAL_WORD = layout.SERIAL_AT // 8
+_STARTED_WORD = layout.STARTED_AT // 8
+_COMPLETED_WORD = layout.COMPLETED_AT // 8
+_GROUP_COMPLETED_WORD = layout.GROUP_COMPLETED_AT // 8
+_HEARTBEAT_WORD = layout.DYNAMIC_OFFSET // 8
 
 
-class GroupSlot:
-    """A group's place in the record, and the running values that the writer keeps for it."""
-
-    __slots__ = ("balance", "chain", "completed", "exact", "index", "issued", "last", "offset")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-        self.issued = self.completed = 0
-        self.chain = self.exact = self.balance = 0
-        self.last = 0
-
-
-class ChannelSlot:
-    """A point-to-point channel's place in the record."""
-
-    __slots__ = ("chain", "index", "issued", "last", "offset")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.offset = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-        self.issued = self.chain = self.last = 0
-
-
-class ThreadSlot:
-    """What one thread waits for: its place in the record, and a stack of its nested waits."""
-
-    __slots__ = ("index", "native_id", "nested", "offset", "version")
-
-    def __init__(self, index: int, native_id: int) -> None:
-        self.index = index
-        self.native_id = native_id
-        self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
-        self.version = 0
-        self.nested: list[tuple[int, int, int, int]] = []
-
-
-class FlightWriter:
-    """The flight record of this process.
-
-    Raises OSError when the file cannot be made or allocated; after that no method raises for
-    lack of room: texts that do not fit become id 0 ("unknown").
-    """
+class FlightWriter(FlightFile):
+    """The flight record of this process."""
 
     def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:
-        self.path = path
-        self.detached = False
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
-            self._map = mmap.mmap(descriptor, layout.FILE_BYTES)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
-        self.rank = -1
-        self._role = role
-        self._started_ns = _now()
-        self._start_ticks = _process_start_ticks()
-        self._world_size = self._local_rank = -1
-        self._restart_count = 0
-        self._lock = threading.RLock()
+        super().__init__(path, role=role)
         self._number = 0
         self._next_serial = itertools.count(1).__next__
-        self._serial = 0
-        self._heap_used = 0
-        self._ids: dict[tuple[int, Hashable], int] = {}
-        self._counts: dict[int, int] = {}
         self._next_group = 0
         self._free_groups: list[int] = []
         self._next_channel = 0
         self._threads: dict[int, ThreadSlot] = {}
         self._group_slots: dict[int, GroupSlot] = {}
-        self._write_header()
-        self.phase(Phase.RUNNING)
-
-    # -- who this is ---------------------------------------------------------------------------
-
-    def identify(self, identity: Mapping[str, Any]) -> None:
-        """Put the free-form identity (host, job, command line, versions) on record."""
-        text = json.dumps(identity).encode()[: layout.IDENTITY_BYTES - 1]
-        start = layout.IDENTITY_OFFSET
-        self._map[start : start + layout.IDENTITY_BYTES] = text.ljust(layout.IDENTITY_BYTES, b"\0")
-
-    def claim(self, rank: int, world_size: int, local_rank: int, restart_count: int) -> None:
-        """Say which rank this is."""
-        self.rank, self._world_size = rank, world_size
-        self._local_rank, self._restart_count = local_rank, restart_count
-        self._role = Role.RANK
-        self._write_header()
-
-    def _write_header(self) -> None:
-        layout.HEADER.pack_into(
-            self._map,
-            0,
-            layout.MAGIC,
-            layout.VERSION,
-            os.getpid(),
-            self.rank,
-            self._world_size,
-            self._local_rank,
-            self._restart_count,
-            int(self._role),
-            0,
-            self._started_ns,
-            time.time_ns() - _now(),
-            threading.main_thread().native_id or 0,
-            self._start_ticks,
-        )
-
-    def phase(self, phase: Phase, exit_code: int = 0) -> None:
-        """Say how far the process has come; from `EXITING` on with the exit code it will have."""
-        self._map[layout.PHASE_AT] = int(phase)
-        exiting_ns = _now() if phase >= Phase.EXITING else 0
-        layout.EXIT.pack_into(self._map, layout.EXIT_AT, exit_code, exiting_ns)
-
-    def detach(self) -> None:
-        """In a forked child: the file is the parent's, so write to private memory from now on."""
-        self._map = mmap.mmap(-1, layout.FILE_BYTES)
-        self._lock = threading.RLock()
-        self.detached = True
-
-    # -- definitions ---------------------------------------------------------------------------
-
-    def define(self, kind: Definition, text: str, key: Hashable = None) -> int:
-        """The id of this text, which is written once; 0 when there is no room left.
-
-        `key` (default: the text) is what makes two definitions the same.
-        """
-        known = (int(kind), text if key is None else key)
-        with self._lock:
-            number = self._ids.get(known)
-            if number is not None:
-                return number
-            raw = text.encode("utf-8", "backslashreplace")
-            head = layout.DEFINITION
-            used = self._heap_used
-            if used + head.size + len(raw) > layout.HEAP_BYTES:
-                self._map[layout.FLAGS_AT] |= layout.HEAP_FULL_FLAG
-                return 0
-            number = self._counts.get(int(kind), 0) + 1
-            self._counts[int(kind)] = number
-            at = layout.HEAP_OFFSET + used
-            head.pack_into(self._map, at, len(raw), int(kind), number)
-            self._map[at + head.size : at + head.size + len(raw)] = raw
-            self._heap_used = used + head.size + len(raw)
-            _pack_u64(self._map, layout.HEAP_USED_AT, self._heap_used)
-            self._ids[known] = number
-            return number
-
-    @property
-    def heap_half_full(self) -> bool:
-        """From here on signatures go to the volatile area, so that groups and notes find room."""
-        return self._heap_used > layout.HEAP_BYTES // 2
-
-    def note(self, kind: str, message: str, **data: Any) -> None:
-        """Put an event on record, with the time now."""
-        record = {"kind": kind, "t_ns": _now(), "message": message[:4000], **data}
-        self.define(Definition.NOTE, json.dumps(record, default=str), key=(kind, _now()))
-
-    def _add(self, kind: Definition, record: Mapping[str, Any]) -> int:
-        return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))
 
     # -- groups and channels -------------------------------------------------------------------
 
@@ -241,19 +98,23 @@ class FlightWriter:
     def group_state(self, slot: GroupSlot, state: GroupState) -> None:
         """Say that a group is ready for use, or destroyed (its place may be used again)."""
         with self._lock:
+            if self._group_slots.get(slot.index) is not slot:
+                return  # destroyed before
             self._map[slot.offset + layout.GROUP_STATE_AT] = int(state)
-            if state is GroupState.DESTROYED and slot.index not in self._free_groups:
+            if state is GroupState.DESTROYED:
+                del self._group_slots[slot.index]
                 self._free_groups.append(slot.index)
 
     def add_creation(self, record: Mapping[str, Any]) -> None:
         """Put a group creation, in which every rank must take part, on record."""
         self._add(Definition.CREATION, record)
 
-    def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot | None:
-        """A place for a new point-to-point channel; None when all are in use."""
+    def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
+        """A place for a new point-to-point channel. When all are in use, the calls of further ones
+        are on record, their counts are not."""
         with self._lock:
             if self._next_channel >= layout.CHANNELS:
-                return None
+                return ChannelSlot(layout.NO_CHANNEL)
             slot = ChannelSlot(self._next_channel)
             self._next_channel += 1
             definition = self._add(Definition.CHANNEL, record)
@@ -263,126 +124,188 @@ class FlightWriter:
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
-        self,
-        group: GroupSlot,
-        op_code: int,
-        signature: int,
-        site: int,
-        agree: int,
-        exact: int,
-        contribution: int,
-        flags: int,
-        channel: ChannelSlot | None = None,
-        volatile: bytes | None = None,
-    ) -> int:
-        """Record that a call is about to enter the backend; returns its number (from 0)."""
-        with self._lock:
-            number = self._number
-            self._number = number + 1
-            mark = number + 1
-            if channel is None:
-                seq = group.issued
-                group.issued = issued = seq + 1
-                group.chain = chain = ((group.chain ^ agree) * _MULTIPLIER + _ADDEND) & MASK
-                group.exact = exact = ((group.exact ^ exact) * _MULTIPLIER + _ADDEND) & MASK
-                balance = group.balance
-                if contribution:
-                    group.balance = balance = (balance + contribution * (2 * seq + 1)) & MASK
-                previous, group.last = group.last, mark
-                channel_index = _NO_CHANNEL
-            else:
-                seq = channel.issued
-                channel.issued = seq + 1
-                channel.chain = chain = ((channel.chain ^ agree) * _MULTIPLIER + _ADDEND) & MASK
-                exact = balance = 0
-                previous, channel.last = channel.last, mark
-                channel_index = channel.index
-            thread = self._threads.get(_ident())
-            _pack_slot(
-                self._map,
-                _RING_OFFSET + (number % _RING) * _SLOT_BYTES,
-                mark,
-                group.index,
-                0 if thread is None else thread.index,
-                op_code,
-                _ISSUED,
-                flags,
-                signature,
-                site,
-                previous & 0xFFFFFFFF,
-                channel_index,
-                seq,
+        self, group: GroupSlot, call: CallDescription, site: int, flags: int
+    ) -> tuple[int, ThreadSlot]:
+        """Record that a call is about to enter the backend, and that this thread is in it.
+
+        Returns the call's number (from 0) and the thread's slot, for exactly one of `finish`,
+        `hand_over` and `break_off`.
+        """
+        ident = _ident()
+        thread = self._threads.get(ident)
+        if thread is None:
+            thread = self.thread()
+        channel = call.channel
+        mapped = self._map
+        now = _now()
+        # From here to `_pack_slot` nothing is called, so no other thread can come between: the
+        # interpreter switches threads only at calls and backward jumps. A lock would cost 0.2 µs.
+        number = self._number
+        self._number = mark = number + 1
+        if channel is None:
+            seq = group.issued
+            group.issued = seq + 1
+            group.chain = chain = ((group.chain ^ call.agree) * _MULTIPLIER + _ADDEND) & MASK
+            group.exact = exact = ((group.exact ^ call.exact) * _MULTIPLIER + _ADDEND) & MASK
+            balance = group.balance
+            if call.contribution:
+                balance = (balance + call.contribution * (2 * seq + 1)) & MASK
+                group.balance = balance
+            previous = group.last
+            group.last = mark
+            channel_index = _NO_CHANNEL
+        else:
+            seq = channel.issued
+            channel.issued = seq + 1
+            channel.chain = chain = ((channel.chain ^ call.agree) * _MULTIPLIER + _ADDEND) & MASK
+            exact = balance = 0
+            previous = channel.last
+            channel.last = mark
+            channel_index = channel.index
+        _pack_slot(
+            mapped,
+            _RING_OFFSET + number % _RING * _SLOT_BYTES,
+            mark,
+            group.index,
+            thread.index,
+            call.op_code,
+            _ISSUED,
+            flags,
+            call.signature_id,
+            site,
+            previous & _LOW_32,
+            channel_index,
+            seq,
+            chain,
+            exact,
+            balance,
+            now,
+            0,
+            0,
+            mark,
+        )
+        if call.volatile is not None:
+            self._write_volatile(number, call.volatile)
+        if channel is None:
+            if not (seq + 1) % _CHECKPOINT_EVERY:
+                self._checkpoint(group.index, seq + 1, chain, exact, balance)
+            _pack_group_counts(
+                mapped,
+                group.offset + _GROUP_COUNTS_AT,
+                seq + 1,
+                group.completed,
                 chain,
                 exact,
                 balance,
-                _now(),
-                0,
-                0,
                 mark,
             )
-            if volatile is not None:
-                at = layout.VOLATILE_OFFSET + (number % _RING) * layout.VOLATILE_BYTES
-                self._map[at : at + layout.VOLATILE_BYTES] = volatile[
-                    : layout.VOLATILE_BYTES
-                ].ljust(layout.VOLATILE_BYTES, b"\0")
-            if channel is None:
-                if issued % _CHECKPOINT_EVERY == 0:
-                    self._checkpoint(group)
-                _pack_group_counts(
-                    self._map,
-                    group.offset + _GROUP_COUNTS_AT,
-                    issued,
-                    group.completed,
-                    chain,
-                    exact,
-                    balance,
-                    mark,
-                )
-            else:
-                _pack_channel_counts(
-                    self._map, channel.offset + _CHANNEL_COUNTS_AT, seq + 1, chain, mark
-                )
-            _pack_u64(self._map, _CALLS_AT, mark)
-            return number
+            if group.last != mark:
+                self._write_counts_again(group)
+        elif channel_index != _NO_CHANNEL:
+            self._write_channel(channel)
+        words = self._words
+        words[_CALLS_WORD] = self._number
+        thread.nested.append((_IN_CALL, mark, 0, site))
+        serial = self._next_serial()
+        thread.version = version = thread.version + 1 & _LOW_32
+        _pack_wait(
+            mapped,
+            thread.offset,
+            version,
+            _IN_CALL,
+            0,
+            0,
+            thread.native_id,
+            mark,
+            0,
+            site,
+            now,
+            serial,
+            version,
+        )
+        words[_SERIAL_WORD] = serial
+        return number, thread
 
-    def _checkpoint(self, group: GroupSlot) -> None:
-        index = group.issued // _CHECKPOINT_EVERY % layout.CHECKPOINTS
+    def _write_volatile(self, number: int, text: bytes) -> None:
+        at = layout.VOLATILE_OFFSET + number % _RING * layout.VOLATILE_BYTES
+        self._map[at : at + layout.VOLATILE_BYTES] = text[: layout.VOLATILE_BYTES].ljust(
+            layout.VOLATILE_BYTES, b"\0"
+        )
+
+    def _checkpoint(self, group: int, issued: int, chain: int, exact: int, balance: int) -> None:
+        index = issued // _CHECKPOINT_EVERY % layout.CHECKPOINTS
         at = layout.CHECKPOINTS_OFFSET + (
-            (group.index * layout.CHECKPOINTS + index) * layout.CHECKPOINT.size
+            (group * layout.CHECKPOINTS + index) * layout.CHECKPOINT.size
         )
-        layout.CHECKPOINT.pack_into(
-            self._map, at, group.issued, group.chain, group.exact, group.balance
-        )
+        layout.CHECKPOINT.pack_into(self._map, at, issued, chain, exact, balance)
 
-    def started(self, number: int) -> None:
-        """The backend has accepted the call, which goes on in the background."""
-        if self._number - number <= _RING:
-            at = _RING_OFFSET + (number % _RING) * _SLOT_BYTES
-            self._map[at + _STATE_AT] = _STARTED
-            _pack_u64(self._map, at + _STARTED_AT, _now())
+    def _write_counts_again(self, group: GroupSlot) -> None:
+        """Another thread's call in the group came between: what is written must be the latest."""
+        at = group.offset + _GROUP_COUNTS_AT
+        last = -1
+        while last != group.last:
+            last = group.last
+            _pack_group_counts(
+                self._map,
+                at,
+                group.issued,
+                group.completed,
+                group.chain,
+                group.exact,
+                group.balance,
+                last,
+            )
 
-    def completed(self, number: int, group: GroupSlot | None, started_ns: int = 0) -> None:
-        """The call is done: its result may be used. `group` is None for point-to-point calls.
+    def _write_channel(self, channel: ChannelSlot) -> None:
+        at = channel.offset + _CHANNEL_COUNTS_AT
+        last = -1
+        while last != channel.last:
+            last = channel.last
+            _pack_channel_counts(self._map, at, channel.issued, channel.chain, last)
 
-        `started_ns`: when the backend accepted it, where `started` was not called.
+    def hand_over(self, number: int, thread: ThreadSlot) -> None:
+        """The backend has accepted the call, which goes on in the background; the thread leaves."""
+        self._end(number, _STARTED, _STARTED_WORD)
+        self.leave(thread)
+
+    def finish(
+        self, number: int, thread: ThreadSlot | None, group: GroupSlot | None, started_ns: int = 0
+    ) -> None:
+        """The call is done: its result may be used; the thread that waited for it leaves.
+
+        `thread`: None when nobody waited. `group`: None for point-to-point calls. `started_ns`:
+        when the backend accepted it, where `hand_over` was not called.
         """
+        words = self._words
         if group is not None:
             group.completed += 1
-            _pack_u64(self._map, group.offset + _GROUP_COMPLETED_AT, group.completed)
+            words[(group.offset >> 3) + _GROUP_COMPLETED_WORD] = group.completed
         if self._number - number <= _RING:
-            at = _RING_OFFSET + (number % _RING) * _SLOT_BYTES
+            at = _RING_OFFSET + number % _RING * _SLOT_BYTES
             self._map[at + _STATE_AT] = _COMPLETED
             if started_ns:
-                _pack_times(self._map, at + _STARTED_AT, started_ns, _now())
-            else:
-                _pack_u64(self._map, at + _COMPLETED_AT, _now())
+                words[(at >> 3) + _STARTED_WORD] = started_ns
+            words[(at >> 3) + _COMPLETED_WORD] = _now()
+        if thread is not None:
+            nested = thread.nested
+            if len(nested) > 1:
+                self.leave(thread)
+            else:  # `leave` itself, without the cost of calling it
+                nested.pop()
+                self._map[thread.offset + _ACTIVITY_AT] = 0
+                words[_SERIAL_WORD] = self._next_serial()
 
-    def failed(self, number: int) -> None:
-        """The call raised."""
+    def break_off(self, number: int, thread: ThreadSlot | None) -> None:
+        """The call raised; the thread that waited for it leaves (None: nobody waited)."""
+        self._end(number, _FAILED, _COMPLETED_WORD)
+        if thread is not None:
+            self.leave(thread)
+
+    def _end(self, number: int, state: int, time_word: int) -> None:
         if self._number - number <= _RING:
-            at = _RING_OFFSET + (number % _RING) * _SLOT_BYTES
-            self._map[at + _STATE_AT] = _FAILED
-            _pack_u64(self._map, at + _COMPLETED_AT, _now())
+            at = _RING_OFFSET + number % _RING * _SLOT_BYTES
+            self._map[at + _STATE_AT] = state
+            self._words[(at >> 3) + time_word] = _now()
 
     # -- waits ---------------------------------------------------------------------------------
 
@@ -411,24 +334,23 @@ class FlightWriter:
     def enter(self, activity: int, call: int, detail: int, site: int) -> ThreadSlot:
         """This thread begins to wait. `call` is a call's number + 1 (0: none), `detail` the id of
         a definition. Pair with `leave`."""
-        slot = self._threads.get(_ident())
-        if slot is None:
-            slot = self.thread()
-        slot.nested.append((activity, call, detail, site))
-        self._write_wait(slot, activity, 0, slot.native_id, call, detail, site)
-        return slot
+        thread = self._threads.get(_ident())
+        if thread is None:
+            thread = self.thread()
+        thread.nested.append((activity, call, detail, site))
+        self._write_wait(thread, activity, 0, thread.native_id, call, detail, site)
+        return thread
 
-    def leave(self, slot: ThreadSlot) -> None:
-        """The wait that the thread's last `enter` began is over."""
-        nested = slot.nested
+    def leave(self, thread: ThreadSlot) -> None:
+        """The wait that the thread's last `begin` or `enter` began is over."""
+        nested = thread.nested
         nested.pop()
         if nested:
             activity, call, detail, site = nested[-1]
-            self._write_wait(slot, activity, 0, slot.native_id, call, detail, site)
+            self._write_wait(thread, activity, 0, thread.native_id, call, detail, site)
         else:
-            self._map[slot.offset + _ACTIVITY_AT] = 0
-            self._serial = serial = self._next_serial()
-            _pack_u64(self._map, _SERIAL_AT, serial)
+            self._map[thread.offset + _ACTIVITY_AT] = 0
+            self._words[_SERIAL_WORD] = self._next_serial()
 
     def infer(self, ident: int, native_id: int, call: int, site: int) -> None:
         """Another thread was seen idle below a call that nobody told us it waits for (0: no more).
@@ -443,7 +365,7 @@ class FlightWriter:
 
     def _write_wait(
         self,
-        slot: ThreadSlot,
+        thread: ThreadSlot,
         activity: int,
         inferred: int,
         native_id: int,
@@ -451,12 +373,12 @@ class FlightWriter:
         detail: int,
         site: int,
     ) -> None:
-        self._serial = serial = self._next_serial()
-        slot.version = version = slot.version + 1
+        serial = self._next_serial()
+        thread.version = version = thread.version + 1 & _LOW_32
         _pack_wait(
             self._map,
-            slot.offset,
-            version & 0xFFFFFFFF,
+            thread.offset,
+            version,
             activity,
             inferred,
             0,
@@ -466,16 +388,16 @@ class FlightWriter:
             site,
             _now(),
             serial,
-            version & 0xFFFFFFFF,
+            version,
         )
-        _pack_u64(self._map, _SERIAL_AT, serial)
+        self._words[_SERIAL_WORD] = serial
 
     # -- heartbeat -----------------------------------------------------------------------------
 
     @property
     def serial(self) -> int:
         """Changes with every change of any thread's activity."""
-        return self._serial
+        return self._words[_SERIAL_WORD]
 
     @property
     def calls(self) -> int:
@@ -486,18 +408,9 @@ class FlightWriter:
         """The rank can still run Python: how many threads could act, counted at that serial, and
         the id of the main thread's call site."""
         layout.BEAT.pack_into(self._map, layout.BEAT_AT, free_threads, 0, serial, location)
-        _pack_u64(self._map, layout.DYNAMIC_OFFSET, _now())
+        self._words[_HEARTBEAT_WORD] = _now()
 
     def is_waiting(self, ident: int) -> bool:
         """Whether the thread is in a wait that it announced itself."""
         slot = self._threads.get(ident)
         return slot is not None and bool(slot.nested)
-
-
-def _process_start_ticks() -> int:
-    """When this process began, in clock ticks since boot (field 22 of its stat); 0 elsewhere."""
-    try:
-        stat = Path("/proc/self/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat[stat.rindex(")") + 2 :].split()[19])

@@ -17,10 +17,7 @@ from ..diagnosis.limits import Limits
 from ..diagnosis.world import World, exit_status
 from ..record.sanitize import clean
 from ..record.snapshot import CallSite, Rank, Snapshot
-
-SCHEMA = "distdebug.report/1"
-
-Document = dict[str, Any]
+from .stored import SCHEMA, Document
 
 _MOST_NESTING = 6
 _TABLE_FOLLOWS = re.compile(
@@ -40,6 +37,7 @@ def build(
     exit_code: int,
     findings: Sequence[tuple[Finding, float | None]],
     ranks: Mapping[int, Rank],
+    ends: Mapping[int, Rank] | None = None,
     stacks: Mapping[int, Sequence[str]] | None = None,
     notes: Sequence[str] = (),
 ) -> Document:
@@ -47,7 +45,8 @@ def build(
 
     `outcome` is "ok", the kind of the verdict, "failed", "interrupted" or "tool_error".
     `findings` come with the seconds from the moment each became observable to its detection
-    (None: not measured). `ranks` is where each rank stood, as late as the caller likes.
+    (None: not measured). `ranks` is where each rank stood when it mattered; `ends`, where given,
+    the same ranks seen later, of which only how they ended is taken.
     `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
     run itself, such as a record that could not be written.
     """
@@ -62,7 +61,7 @@ def build(
         "run_dir": clean(str(run_dir)),
         "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
-        "ranks": _ranks(ranks, world_size),
+        "ranks": _ranks(ranks, ends or {}, world_size),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in notes],
     }
@@ -128,17 +127,19 @@ def _location(site: CallSite | None) -> Document | None:
     return {"file": clean(site.file), "line": site.line, "function": clean(site.function)}
 
 
-def _ranks(ranks: Mapping[int, Rank], world_size: int) -> Document:
+def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int) -> Document:
     world = World(Snapshot(taken_ns=0, world_size=world_size, ranks=ranks), None, Limits())
     found: Document = {}
     for number, rank in sorted(ranks.items()):
         where = standing(world, number)
+        later = ends.get(number)
+        end = later if later is not None and later.pid == rank.pid else rank
         found[str(number)] = {
             "pid": rank.pid,
             "host": clean(rank.host),
             "exit": {
-                "code": None if rank.process.signal is not None else exit_status(rank),
-                "signal": rank.process.signal,
+                "code": None if end.process.signal is not None else exit_status(end),
+                "signal": end.process.signal,
             },
             "calls": rank.calls,
             "state": clean(where.state),

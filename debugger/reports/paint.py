@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import TextIO
-
 BOLD, DIM = 1, 2
 RED, GREEN, YELLOW = 31, 32, 33
 
@@ -20,14 +16,3 @@ class Paint:
         if not self.colour or not text:
             return text
         return f"\x1b[{';'.join(map(str, attributes))}m{text}\x1b[0m"
-
-
-def wanted(stream: TextIO, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether to colour what is written to `stream`: a terminal, and no NO_COLOR."""
-    environment = os.environ if environment is None else environment
-    if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
-        return False
-    try:
-        return stream.isatty()
-    except ValueError:  # closed
-        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 MOST_ROWS = 12
@@ -42,12 +42,15 @@ class Table:
     left_out: int = 0
 
 
-def of_finding(finding: Mapping[str, Any], standing: Mapping[str, Any]) -> Table:
-    """Where each rank of a finding stood. `standing` is the document's own `ranks`, used for
-    those that the finding gives no evidence for."""
+def of_finding(
+    finding: Mapping[str, Any], standing: Mapping[str, Any], without: Iterable[int] = ()
+) -> Table:
+    """Where each rank of a finding stood, but for those in `without`. `standing` is the
+    document's own `ranks`, used for those that the finding gives no evidence for."""
     culprits = set(finding["culprits"])
     evidence = finding["ranks"]
     members = {*map(int, evidence), *finding["victims"], *finding["missing"], *culprits}
+    members -= set(without)
     places = Places([*evidence.values(), *standing.values()])
     rows: dict[tuple[str, str, bool], list[int]] = {}
     seen: dict[tuple[object, str], str] = {}
@@ -94,9 +97,11 @@ def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
         if match is None:
             others.append(line)
             continue
-        where = places.text(finding["ranks"].get(match[1], {}))
+        evidence = finding["ranks"].get(match[1], {})
+        where = places.text(evidence)
+        what = match[2].removesuffix(f" at {Places(()).text(evidence)}")
         mark = f"-> waits for rank {match[3]}"
-        rows.append(Row((int(match[1]),), match[2], where, mark, culprit=True))
+        rows.append(Row((int(match[1]),), what, where, mark, culprit=True))
     if len(rows) < len(finding["culprits"]):
         return Table(()), list(finding["details"])
     return Table(tuple(rows[:MOST_ROWS]), len(rows[MOST_ROWS:])), others
@@ -110,7 +115,7 @@ def limited(rows: Iterable[Row]) -> Table:
 
 
 def doing(evidence: Mapping[str, Any]) -> str:
-    """What one rank does or did: `all_reduce(sum, float32[8])`, `killed by SIGKILL, last call ...`."""
+    """What one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
     state, call = str(evidence["state"]), evidence["call"]
     if not call:
         return state
@@ -132,7 +137,8 @@ def who(rows: Sequence[Row], spans: Sequence[str]) -> list[str]:
     """The first column: `ranks 0,1,3` above `rank  2`, the numbers below each other."""
     several = any(len(row.ranks) > 1 for row in rows)
     words = ["ranks" if len(row.ranks) > 1 else "rank" for row in rows]
-    return [f"{word:<{5 if several else 4}} {span}" for word, span in zip(words, spans, strict=True)]
+    width = 5 if several else 4
+    return [f"{word:<{width}} {span}" for word, span in zip(words, spans, strict=True)]
 
 
 class Places:
@@ -153,14 +159,3 @@ class Places:
         if name in self._shared:
             name = os.path.join(os.path.basename(os.path.dirname(file)), name)
         return f"{name}:{location['line']} in {location['function']}"
-
-
-def without(table: Table, ranks: Iterable[int]) -> Table:
-    """The table without some ranks."""
-    gone = set(ranks)
-    kept = [
-        replace(row, ranks=left)
-        for row in table.rows
-        if (left := tuple(rank for rank in row.ranks if rank not in gone))
-    ]
-    return Table(tuple(kept), table.left_out)

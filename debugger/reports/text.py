@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ WIDTH = 120
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
+_OWN = re.compile(r"/(?:debugger/rank|distcore)/[^/]+\.py:\d+ in ")
 _EVERYBODY = frozenset(
     {
         "op_mismatch",
@@ -26,6 +28,18 @@ _EVERYBODY = frozenset(
         "group_mismatch",
     }
 )
+
+_STACK_TELLS = frozenset(
+    {
+        "missing_rank",
+        "join_timeout",
+        "early_exit",
+        "rank_died",
+        "rank_exception",
+        "invalid_argument",
+    }
+)
+"""Kinds whose culprit is outside a call of ours: its stack says why, not only its line."""
 
 
 def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
@@ -106,14 +120,15 @@ class _Text:
     def _block(self, finding: Mapping[str, Any]) -> Iterator[str]:
         yield from self._headed(finding["title"], finding["headline"], RED)
         details = list(finding["details"])
-        shown = table.of_finding(finding, self.document["ranks"])
+        standing = self.document["ranks"]
+        shown = table.of_finding(finding, standing)
+        rounds = 0
         if finding["kind"] == "deadlock":
             cycle, details = table.of_cycle(finding)
             if cycle.rows:
-                shown = table.without(shown, finding["culprits"])
-                yield from self._table(cycle, [*cycle.rows, *shown.rows])
-                if cycle.left_out:
-                    yield f"  ... and {cycle.left_out} more, round to rank {cycle.rows[0].ranks[0]}"
+                rounds = cycle.left_out
+                victims = table.of_finding(finding, standing, without=finding["culprits"])
+                shown = Table((*cycle.rows, *victims.rows), victims.left_out)
         undecided = (
             finding["kind"] in _EVERYBODY
             and len(finding["culprits"]) > 1
@@ -122,7 +137,10 @@ class _Text:
         if undecided:
             rows = tuple(Row(row.ranks, row.what, row.where) for row in shown.rows)
             shown = Table(rows, shown.left_out)
-        yield from self._table(shown, shown.rows)
+        yield from self._table(shown)
+        if rounds:
+            first = shown.rows[0].ranks[0]
+            yield f"  ... and {rounds} more in the cycle, back to rank {first}"
         if undecided:
             yield "  no majority: any of them may be the one that is wrong"
         yield from self._details(details, finding["story"])
@@ -141,18 +159,20 @@ class _Text:
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
         """Of the first culprit alone; the others are in the file with all stacks."""
+        if finding["kind"] not in _STACK_TELLS:
+            return
         for rank in finding["culprits"][:1]:
-            evidence = finding["ranks"].get(str(rank), {})
-            raised = finding.get("data", {}).get("stack")
-            stack = raised if isinstance(raised, list) else evidence.get("stack", ())
+            raised = finding["data"].get("stack")  # of an exception: outermost call first
+            stack = finding["ranks"].get(str(rank), {}).get("stack", ())
+            if isinstance(raised, list) and raised:
+                stack = [line for line in raised[::-1] if not _OWN.search(str(line))]
             if not stack:
                 return
-            yield f"  {'traceback' if raised else 'stack'} of rank {rank}, innermost call last:"
-            left_out = len(stack) - _MOST_STACK
-            if left_out > 0:
-                yield f"    ... {left_out} outer calls"
-            for line in stack[-_MOST_STACK:]:
+            yield f"  {'traceback' if raised else 'stack'} of rank {rank}, innermost call first:"
+            for line in stack[:_MOST_STACK]:
                 yield f"    {line}"
+            if len(stack) > _MOST_STACK:
+                yield f"    ... and {len(stack) - _MOST_STACK} outer calls"
 
     def _further(self, verdict: Mapping[str, Any] | None) -> Iterator[str]:
         others = [one for one in self.document["findings"] if one is not verdict]
@@ -170,7 +190,7 @@ class _Text:
 
     def _everybody(self) -> Iterator[str]:
         shown = table.of_ranks(self.document["ranks"], self.document["world_size"])
-        yield from self._table(shown, shown.rows)
+        yield from self._table(shown)
 
     def _evidence(self) -> Iterator[str]:
         place = self._run_dir()
@@ -207,35 +227,39 @@ class _Text:
             drop_whitespace=True,
         )
 
-    def _table(self, shown: Table, aligned: Sequence[Row]) -> Iterator[str]:
-        """The rows, their columns as wide as those of `aligned` need."""
-        if not aligned:
+    def _table(self, shown: Table) -> Iterator[str]:
+        rows = shown.rows
+        if not rows:
             return
-        names = table.who(aligned, [spans(row.ranks) for row in aligned])
-        labels = {id(row): name for row, name in zip(aligned, names, strict=True)}
-        whats = {id(row): table.plural(row.what, len(row.ranks)) for row in aligned}
+        names = table.who(rows, [spans(row.ranks) for row in rows])
+        whats = [table.plural(row.what, len(row.ranks)) for row in rows]
+        pairs = list(zip(rows, whats, strict=True))
         first = max(map(len, names))
-        second = max((len(whats[id(row)]) for row in aligned if row.where or row.mark), default=0)
-        third = max((len(row.where) for row in aligned if row.mark), default=0)
-        room = max(2 + first + 3 + second + 3 + third + 3 + len(row.mark) for row in aligned)
-        for row in shown.rows:
-            name, what = labels[id(row)], whats[id(row)]
-            if room <= self.width:
-                parts = [f"  {name:<{first}}", f"{what:<{second}}", f"{row.where:<{third}}"]
-                lines = [_GAP.join([*parts, row.mark]).rstrip()]
-            else:
-                lines = self._stacked(f"{name:<{first}}", what, row)
-            for line in lines:
-                yield self.paint(line, BOLD) if row.culprit else line
-        if shown.left_out and shown.rows is aligned:
+        second = max((len(what) for row, what in pairs if row.where or row.mark), default=0)
+        third = max((len(row.where) for row in rows if row.mark), default=0)
+        wheres = [f"{row.where:<{third}}" for row in rows]
+        lines = [
+            _GAP.join(filter(None, (f"  {name:<{first}}", f"{what:<{second}}", where, row.mark)))
+            for name, (row, what), where in zip(names, pairs, wheres, strict=True)
+        ]
+        lines = [line.rstrip() for line in lines]
+        too_wide = max(map(len, lines)) > self.width
+        for name, (row, what), line in zip(names, pairs, lines, strict=True):
+            for part in self._stacked(f"{name:<{first}}", what, row) if too_wide else [line]:
+                yield self.paint(part, BOLD) if row.culprit else part
+        if shown.left_out:
             yield f"  ... and {shown.left_out} more rank{'s' if shown.left_out > 1 else ''}"
 
     def _stacked(self, name: str, what: str, row: Row) -> list[str]:
         """One row on several lines, for a terminal that is too narrow for the table."""
-        indent = " " * (2 + len(name) + 3)
-        lines = [f"  {name}{_GAP}{what}"]
-        if len(lines[0]) > self.width:
-            indent = "      "
-            lines = [f"  {name.rstrip()}", *self._wrap(what, indent, indent + "  ")]
+        start = f"  {name}{_GAP}"
+        lines: list[str] = []
+        if len(start) > self.width // 2:
+            lines, start = [start.rstrip()], "      "
+        indent = " " * len(start)
         below = _GAP.join(part for part in (row.where, row.mark) if part)
-        return [*lines, indent + below] if below else lines
+        return [
+            *lines,
+            *self._wrap(what, start, indent + "  "),
+            *([indent + below] if below else []),
+        ]

@@ -10,6 +10,7 @@ from .launch import Launch
 
 LOOK_EVERY_S = 0.03
 KILL_TIMEOUT_S = 5.0
+_REAP_TIMEOUT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,21 @@ def end_tree(
     grace_s: float,
     polite: signal.Signals = signal.SIGTERM,
     kill_timeout_s: float = KILL_TIMEOUT_S,
+    silence_launcher: bool = False,
 ) -> Ended:
     """SIGCONT and `polite` to every process of the run, SIGKILL to what is left after `grace_s`,
-    until nothing is left. Takes at most `grace_s` + `kill_timeout_s`."""
+    until nothing is left. Takes at most `grace_s` + `kill_timeout_s`, and hardly longer than the
+    processes need.
+
+    `silence_launcher` kills the command itself first. torchrun otherwise takes a second to end
+    and prints tracebacks about the ranks it lost; a launcher with ranks on other hosts has to be
+    asked, so that it ends those too.
+    """
     began_s = time.monotonic()
+    killed: dict[int, None] = {}
+    if silence_launcher and launch.pid and launch.poll() is None:
+        killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, [launch.pid])))
+        launch.wait(kill_timeout_s)  # its ranks are the warden's from here on
     left = launch.descendants()
     if grace_s > 0:
         # A stopped process gets the polite signal first, so that it acts on it when it wakes.
@@ -44,7 +56,6 @@ def end_tree(
             late = [pid for pid in left if pid not in asked]
             launch.signal(polite, late)
             asked.update(late)
-    killed: dict[int, None] = {}
     kill_until_s = time.monotonic() + kill_timeout_s
     while left:
         killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, left)))
@@ -53,5 +64,6 @@ def end_tree(
             break
         time.sleep(LOOK_EVERY_S / 3)
         left = launch.descendants()
-    launch.poll()
+    if launch.pid:
+        launch.wait(0 if left else _REAP_TIMEOUT_S)
     return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)

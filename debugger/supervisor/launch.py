@@ -69,7 +69,7 @@ class Launch:
         environment = dict(os.environ if env is None else env)
         directory = os.getcwd() if cwd is None else os.fspath(cwd)
         request = {
-            "path": _latin(_find(command, environment, directory)),
+            "path": _latin(find_command(command, environment, directory)),
             "argv": [_latin(word) for word in command],
             "env": {_latin(name): _latin(value) for name, value in environment.items()},
             "cwd": _latin(directory),
@@ -208,7 +208,8 @@ class Launch:
             time.sleep(0.005)
 
 
-def _find(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+def find_command(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+    """The file that would be executed. Raises UsageError where there is none."""
     if not command:
         raise UsageError("no command was given; write one after `--`, e.g. distdebug exec -- CMD")
     if not os.path.isdir(cwd):

@@ -17,7 +17,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 BUSY_WINDOW_S = 0.25
 BUSY_SHARE = 0.5
-"""A process is busy when it used at least this share of a core over the window."""
+"""A process is busy when it used at least this share of a core over the window, or wanted to: on a
+crowded machine a computing rank is runnable at every look and yet gets little."""
 _DEAD_STATES = "ZXx"
 
 
@@ -62,6 +63,8 @@ class _Seen:
     started_ns: int
     sampled_s: float = 0.0
     cpu_ticks: int = 0
+    looks: int = 0
+    runnable_looks: int = 0
     busy: bool | None = None
     ended_ns: int | None = None
     zombie_status: ExitStatus | None = None
@@ -143,12 +146,16 @@ class ProcessTable:
     def _measure(self, seen: _Seen, stat: Stat) -> None:
         now_s = time.monotonic()
         elapsed_s = now_s - seen.sampled_s
+        seen.looks += 1
+        seen.runnable_looks += stat.state == "R"
         if elapsed_s < BUSY_WINDOW_S:
             return
         if seen.sampled_s:
             used_s = (stat.cpu_ticks - seen.cpu_ticks) / TICKS_PER_S
-            seen.busy = used_s >= BUSY_SHARE * elapsed_s
+            always_runnable = seen.looks > 1 and seen.runnable_looks == seen.looks
+            seen.busy = used_s >= BUSY_SHARE * elapsed_s or always_runnable
         seen.sampled_s, seen.cpu_ticks = now_s, stat.cpu_ticks
+        seen.looks = seen.runnable_looks = 0
 
     def _started_ns(self, ticks: int) -> int:
         if not ticks:

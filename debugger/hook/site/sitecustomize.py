@@ -16,9 +16,9 @@ _ALIAS = "_distdebug"
 
 
 def _is_rank_of_launcher():
-    """Whether the environment says which rank this is, and no ancestor has been redirected."""
+    """Whether this process is the rank that its environment names, and not a child of it."""
     environment = os.environ
-    if "RANK" not in environment or "DISTDEBUG_REDIRECTED" in environment:
+    if "RANK" not in environment or "DISTDEBUG_RANK_PID" in environment:
         return False
     return environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or (
         "TORCHELASTIC_RUN_ID" in environment
@@ -31,8 +31,9 @@ def redirect(rank):
     Its own Python children inherit them and must not do it again: their parent may read from
     them through a pipe.
     """
+    if os.environ.get("DISTDEBUG_REDIRECT") == "0":
+        return
     directory = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "logs")
-    os.environ["DISTDEBUG_REDIRECTED"] = str(os.getpid())
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     for stream, number, ending in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
         try:
@@ -52,7 +53,7 @@ def _quieten_launcher():
     environment = os.environ
     if environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or "TORCHELASTIC_RUN_ID" in environment:
         return
-    if "DISTDEBUG_REDIRECTED" in environment:
+    if environment.get("DISTDEBUG_REDIRECT") == "0":
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     path = os.path.join(environment["DISTDEBUG_RUN_DIR"], "logs", "launcher.err")
@@ -192,6 +193,7 @@ def _hand_over():
 if os.environ.get("DISTDEBUG_RUN_DIR"):
     try:
         if _is_rank_of_launcher():
+            os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
             redirect(os.environ["RANK"])
         _quieten_launcher()
         _report_exits()

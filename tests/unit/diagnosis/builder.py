@@ -113,9 +113,9 @@ class ListHistory:
         wanted = (channel.group, channel.op, channel.peer, channel.tag)
         for call in self.calls[self.forgotten :]:
             signature = call.signature
-            if (call.group, signature.op, signature.peer, signature.tag) == wanted:
-                if call.seq == seq:
-                    return call
+            key = (call.group, signature.op, signature.peer, signature.tag)
+            if key == wanted and call.seq == seq:
+                return call
         return None
 
     def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
@@ -309,9 +309,7 @@ class RankBuilder:
         site = CallSite("/home/user/train.py", line, "step")
         self.notes.append(Note(kind, self.run.tick(), message, site, data))
 
-    def exits(
-        self, code: int | None = 0, *, signal: int | None = None, oom: bool = False
-    ) -> None:
+    def exits(self, code: int | None = 0, *, signal: int | None = None, oom: bool = False) -> None:
         """The process ends: with a status, by a signal, or (code None) unseen."""
         ended = self.run.tick()
         self.process = Process(

@@ -16,8 +16,17 @@ from debugger.diagnosis.verdict import Diagnosis, diagnose
 from debugger.record.signature import RULES, Signature, agreement_key
 from debugger.record.snapshot import Call, Snapshot
 
-from .builder import Run, RankBuilder, all_gather, all_reduce, barrier, broadcast, recv, reduce_to
-from .builder import send
+from .builder import (
+    RankBuilder,
+    Run,
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    recv,
+    reduce_to,
+    send,
+)
 
 PATIENT = Limits(hang_timeout_s=1e9)
 

@@ -69,6 +69,9 @@ def test_without_grace_it_kills_at_once(tmp_path: Path) -> None:
         launch.start([*python(POLITE), str(tmp_path / "bye"), str(tmp_path / "pids")])
         pids = pids_in(tmp_path / "pids", 1)
         assert end_tree(launch, grace_s=0).killed == tuple(pids)
+        status = launch.poll()
+        assert status is not None
+        assert status.signal == signal.SIGKILL
         assert not (tmp_path / "bye").exists()
 
 
@@ -87,3 +90,35 @@ def test_nothing_to_end(tmp_path: Path) -> None:
         launch.start(["true"])
         assert launch.wait(10)
         assert end_tree(launch, grace_s=1, polite=signal.SIGINT).took_s < 0.5
+
+
+LAUNCHER = """
+import os, signal, sys, time
+def complain(*_):
+    open(sys.argv[1], "a").write("launcher complains\\n")
+    time.sleep(600)
+if os.fork() == 0:
+    os.setsid()
+    def bye(*_):
+        open(sys.argv[1], "a").write("rank ends\\n")
+        os._exit(3)
+    signal.signal(signal.SIGTERM, bye)
+else:
+    signal.signal(signal.SIGTERM, complain)
+    signal.signal(signal.SIGCHLD, complain)
+open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+def test_a_silenced_launcher_says_nothing_and_its_ranks_end_politely(tmp_path: Path) -> None:
+    with Launch() as launch:
+        launch.start([*python(LAUNCHER), str(tmp_path / "said"), str(tmp_path / "pids")])
+        (rank,) = set(pids_in(tmp_path / "pids", 2)) - {launch.pid}
+        ended = end_tree(launch, grace_s=5, silence_launcher=True)
+        assert ended.killed == (launch.pid,)
+        assert ended.took_s < 2
+        assert (tmp_path / "said").read_text() == "rank ends\n"
+        status = launch.exits.find(rank)
+        assert status is not None
+        assert status.code == 3

@@ -110,7 +110,6 @@ def test_busy_and_idle_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
     with subprocess.Popen(python("while True: pass")) as spinner:
         try:
             assert table.observe(spinner.pid).cpu_busy is None
-            # On a crowded machine a spinner gets less than a core: ask until it once had half.
             until(lambda: table.observe(spinner.pid).cpu_busy, 20)
             table.observe(sleeper.pid)
             time.sleep(BUSY_WINDOW_S)

@@ -1,0 +1,142 @@
+"""The command `distdebug`: finds the command that was asked for, and turns errors into exit codes.
+
+No command's module is imported before it is wanted: the tool starts in a blink, without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from .commands import COMMANDS
+from .errors import DistdebugError, UsageError
+
+EXIT_USAGE = 2
+EXIT_TOOL_FAILED = 96
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_EXAMPLES = """\
+examples:
+  distdebug run -n 4 train.py            run train.py on 4 ranks
+  distdebug exec -- python spawn.py      run a program that starts its ranks itself
+  distdebug report                       what was found in the newest run"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code (DESIGN, section 6)."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a rank's name may hold what this terminal cannot show
+            reconfigure(errors="backslashreplace")
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except SystemExit as leaving:  # argparse, after --help
+        return leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
+    except BrokenPipeError:
+        _close_stdout()
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        return _told(error)
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = argv[0] if argv else ""
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"distdebug {__version__}")
+        return 0
+    if not argv:
+        print(_usage(), file=sys.stderr)
+        return EXIT_USAGE
+    entry = next((one for one in COMMANDS if one.name == name), None)
+    if entry is None:
+        raise UsageError(_unknown(name))
+    command = entry.load()
+    parser = command.parser()
+    return command.run(command.parse(parser, argv[1:]))
+
+
+def _usage() -> str:
+    width = max(len(entry.name) for entry in COMMANDS)
+    lines = [f"  {entry.name:<{width}}   {entry.help}" for entry in COMMANDS]
+    return "\n".join(
+        [
+            "usage: distdebug [--help] [--version] COMMAND ...",
+            "",
+            "Run any torch.distributed program and be told which rank went wrong, where, and why.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            _EXAMPLES,
+            "",
+            "`distdebug COMMAND --help` says more.",
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    from .record.sanitize import clean
+
+    if name.endswith(".py"):
+        return f"{clean(name)} is a script; run it with: distdebug run -n 2 {clean(name)}"
+    what = "flag" if name.startswith("-") else "command"
+    near = difflib.get_close_matches(name, [entry.name for entry in COMMANDS], n=1)
+    meant = f"; did you mean `distdebug {near[0]}`?" if near else "; see `distdebug --help`"
+    return f"unknown {what} {clean(name, 80)!r}{meant}"
+
+
+def _told(error: Exception) -> int:
+    """One sentence on stderr, and the exit code that says whose fault it was."""
+    from .record.place import RunDirectoryError
+    from .record.reader import FlightError
+
+    if isinstance(error, DistdebugError):
+        return _say(str(error), error.exit_code)
+    if isinstance(error, RunDirectoryError | FlightError):
+        return _say(str(error), EXIT_USAGE)
+    sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
+    return _say(f"{sentence}; {_keep_traceback(error)}", EXIT_TOOL_FAILED)
+
+
+def _keep_traceback(error: Exception) -> str:
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="distdebug-", suffix=".traceback.txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return "the traceback could not be written"
+    return f"the traceback is in {path}"
+
+
+def _say(sentence: str, code: int) -> int:
+    from .record.sanitize import clean
+
+    try:
+        print(f"distdebug: {clean(sentence)}", file=sys.stderr)
+    except (OSError, ValueError):
+        pass  # nobody reads it
+    return code
+
+
+def _close_stdout() -> None:
+    """What is still in its buffer has no reader: without this the interpreter complains at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # not a file

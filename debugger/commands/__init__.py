@@ -1,0 +1,47 @@
+"""The commands of `distdebug`: this list is the table of contents.
+
+A command's module is imported only when that command runs, so that every other one starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .base import Command
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command: its name, the class behind it, and the line that `distdebug --help` shows."""
+
+    name: str
+    module: str
+    class_name: str
+    help: str
+
+    def load(self) -> Command:
+        """Import the command."""
+        module = importlib.import_module(f".{self.module}", __package__)
+        command: Command = getattr(module, self.class_name)()
+        return command
+
+
+COMMANDS = (
+    Entry(
+        "run", "run", "RunCommand", "run a script under torchrun and be told which rank went wrong"
+    ),
+    Entry(
+        "exec",
+        "exec",
+        "ExecCommand",
+        "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
+    ),
+    Entry("report", "report", "ReportCommand", "show what was found in a run"),
+    Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
+    Entry("logs", "logs", "LogsCommand", "show what the ranks printed"),
+    Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
+    Entry("bench", "bench", "BenchCommand", "measure what watching costs"),
+)

@@ -1,0 +1,61 @@
+"""What every command of `distdebug` has: a name, help with an example, and a body."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
+
+from ..errors import UsageError
+
+
+class Command(ABC):
+    """One command. `epilog` shows an example. Errors are raised: only `cli.main` makes them
+    exit codes."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    epilog: ClassVar[str]
+
+    @abstractmethod
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's flags and arguments."""
+
+    @abstractmethod
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; returns the exit code."""
+
+    def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+        """Read what follows the command's name. A command whose line is not argparse's, because
+        a part of it belongs to somebody else's program, overrides this."""
+        return parser.parse_args(argv)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The command's parser, configured."""
+        parser = Parser(
+            prog=f"distdebug {self.name}",
+            description=self.help[:1].upper() + self.help[1:] + ".",
+            epilog=self.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.configure(parser)
+        return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are a `UsageError` of one sentence with the next step."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def add_run_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """The argument RUN that most commands take."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help=f"a run directory, or its name below .distdebug/ (default: the newest){more}",
+    )

@@ -1,0 +1,171 @@
+"""The report of a run that has none: it still runs, or was killed together with its supervisor.
+
+A live run is looked at twice, so that ranks which do not move are known. A killed run is judged
+as of its last sign of life: that all of its ranks were killed in the end is no finding.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..diagnosis.findings import Finding
+from ..diagnosis.limits import Limits
+from ..diagnosis.verdict import diagnose, verdict
+from ..record.layout import Phase
+from ..record.run_directory import RunDirectory, is_live
+from ..record.snapshot import Process, Rank, Snapshot
+from ..reports import document
+from ..reports.stored import Document
+from ..supervisor.exits import ExitLog, ExitStatus
+from ..supervisor.processes import ProcessTable
+from ..supervisor.records import Records
+
+SECOND_LOOK_AFTER_S = 0.4
+EXIT_KILLED = 128 + signal.SIGKILL
+
+_END_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+_END_NS = 1_500_000_000
+"""Deaths by such a signal this short before the last sign of life belong to the end of the run."""
+_STILL_NS = 1_000_000_000
+"""A rank whose waits are older than this, at its last sign of life, did not move any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The worlds of a run, as they are now and as they were before. `faults` are sentences about
+    flight records that cannot be read."""
+
+    now: Sequence[Snapshot]
+    before: Sequence[Snapshot]
+    faults: Sequence[str]
+
+    @property
+    def ranks(self) -> dict[int, Rank]:
+        """The ranks of the newest world, and of older ones what it does not have."""
+        found: dict[int, Rank] = {}
+        for snapshot in self.now:
+            found.update(snapshot.ranks)
+        return dict(sorted(found.items()))
+
+
+def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
+    """The report document of the run as it stands, and sentences about unreadable records.
+
+    The outcome is the kind of the verdict, "running" for a live run without one, and
+    "interrupted" for a run that was killed.
+    """
+    run = _read(directory.run_json)
+    limits = Limits()
+    if isinstance(run.get("hang_timeout_s"), int | float):
+        limits = Limits(hang_timeout_s=float(run["hang_timeout_s"]))
+    live = is_live(directory.path)
+    look = look_live(directory) if live else look_killed(directory)
+    findings: list[Finding] = []
+    for index, snapshot in enumerate(look.now):
+        before = look.before[index] if index < len(look.before) else None
+        findings += diagnose(snapshot, before, limits).findings
+    found = verdict(findings)
+    if found is not None:
+        findings = [found, *(one for one in findings if one is not found)]
+    outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
+    if found is not None:
+        outcome, code = found.kind, found.exit_code
+    notes = list(look.faults)
+    if not live:
+        notes.append("the run was killed before it could report; this is how its records ended")
+    until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
+    started_ns = run.get("started_ns")
+    duration_s = (until_ns - started_ns) / 1e9 if isinstance(started_ns, int) and until_ns else 0.0
+    command = run.get("command")
+    made = document.build(
+        command=[str(word) for word in command] if isinstance(command, list) else [],
+        run_dir=directory.path,
+        world_size=max((snapshot.world_size for snapshot in look.now), default=0),
+        duration_s=max(0.0, duration_s),
+        outcome=outcome,
+        exit_code=code,
+        findings=[(finding, None) for finding in findings],
+        ranks=look.ranks,
+        notes=notes,
+    )
+    return made, look.faults
+
+
+def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
+    """A run whose processes can be looked at."""
+    table = ProcessTable(ExitLog(directory.exits))
+    records = Records(directory.ranks)
+    looks = []
+    for pause_s in (0.0, second_look_after_s):
+        time.sleep(pause_s)
+        table.refresh()
+        records.look()
+        looks.append(records.snapshots(table.observe))
+    return Look(looks[1], looks[0], tuple(records.faults.values()))
+
+
+def look_killed(directory: RunDirectory) -> Look:
+    """A run of which nothing is left but its records."""
+    exits = ExitLog(directory.exits)
+    exits.poll()
+    records = Records(directory.ranks)
+    records.look()
+    snapshots = [_as_it_was(snapshot, exits) for snapshot in records.snapshots(finished=False)]
+    before = [_still(snapshot) for snapshot in snapshots]
+    return Look(snapshots, before, tuple(records.faults.values()))
+
+
+def _as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
+    """The snapshot at the last sign of life, with those alive that only the end killed."""
+    last_ns = max(map(_last_sign_ns, snapshot.ranks.values()), default=snapshot.taken_ns)
+    ranks = {
+        number: replace(
+            rank, process=_process(rank, exits.find(rank.pid, rank.started_ns), last_ns)
+        )
+        for number, rank in snapshot.ranks.items()
+    }
+    return replace(snapshot, taken_ns=last_ns, ranks=ranks)
+
+
+def _process(rank: Rank, status: ExitStatus | None, last_ns: int) -> Process:
+    if status is not None:
+        late = not status.time_ns or status.time_ns > last_ns - _END_NS
+        if not (late and status.signal in _END_SIGNALS):
+            return Process(
+                alive=False,
+                exit_code=status.code,
+                signal=status.signal,
+                ended_ns=status.time_ns or rank.process.ended_ns,
+            )
+    if rank.phase is Phase.ENDED:
+        return rank.process
+    return Process(alive=True, state="S")
+
+
+def _last_sign_ns(rank: Rank) -> int:
+    waits = (wait.since_ns for wait in rank.waits)
+    return max(rank.heartbeat_ns, rank.started_ns, rank.process.ended_ns or 0, *waits)
+
+
+def _still(snapshot: Snapshot) -> Snapshot:
+    """What an earlier look would have seen alike: the ranks that had not moved for a while."""
+    ranks = {
+        number: replace(rank)
+        for number, rank in snapshot.ranks.items()
+        if rank.waits and all(snapshot.taken_ns - w.since_ns >= _STILL_NS for w in rank.waits)
+    }
+    return replace(snapshot, ranks=ranks)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

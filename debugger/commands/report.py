@@ -1,0 +1,97 @@
+"""`distdebug report`: shows what was found in a run, in any of the report's forms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .base import Command, add_run_argument
+
+if TYPE_CHECKING:
+    from ..record.run_directory import RunDirectory
+    from ..reports.stored import Document
+
+EXIT_BAD_INPUT = 2
+
+
+class ReportCommand(Command):
+    name = "report"
+    help = "show what was found in a run"
+    epilog = (
+        "A run without a report, because it still runs or was killed, is diagnosed on the spot.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug report\n"
+        "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
+        "  distdebug report --junit > junit.xml"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_run_argument(parser)
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument(
+            "--text",
+            dest="form",
+            action="store_const",
+            const="text",
+            default="text",
+            help="for people (default)",
+        )
+        form.add_argument(
+            "--json",
+            dest="form",
+            action="store_const",
+            const="json",
+            help="the report.json document",
+        )
+        form.add_argument(
+            "--junit", dest="form", action="store_const", const="junit", help="JUnit XML, for CI"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ..record.run_directory import RunDirectory
+        from ..reports import stored
+
+        directory = RunDirectory.open(args.run)
+        report = stored.load(directory.report_json)
+        faults: Sequence[str] = ()
+        if report is None:
+            from . import on_the_spot
+
+            report, faults = on_the_spot.report(directory)
+            if faults and not report["ranks"]:
+                raise UsageError(faults[0])
+        else:
+            # It may have been copied from elsewhere: the evidence is where it was found.
+            report["run_dir"] = str(directory.path)
+        sys.stdout.write(self._rendered(report, args.form, directory))
+        for fault in faults:
+            print(f"distdebug: {fault}", file=sys.stderr)
+        return EXIT_BAD_INPUT if faults else 0
+
+    @staticmethod
+    def _rendered(report: Document, form: str, directory: RunDirectory) -> str:
+        if form == "json":
+            return json.dumps(report, indent=2) + "\n"
+        try:
+            if form == "junit":
+                from ..reports import junit
+
+                return junit.render(report)
+            from ..reports import text
+            from ..supervisor.output import colour_wanted
+
+            width = text.WIDTH
+            if sys.stdout.isatty():
+                width = shutil.get_terminal_size((text.WIDTH, 24)).columns
+            return text.render(report, colour_wanted(sys.stdout), width)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise UsageError(
+                f"{directory.report_json} is damaged: a part of it is missing or of another type "
+                f"({type(error).__name__}: {error})"
+            ) from error

@@ -1,0 +1,103 @@
+"""`distdebug runs`: lists the recorded runs, newest first, or removes old ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..record.run_directory import BASE, RunEntry, list_runs, prune
+from ..record.sanitize import clean
+from .base import Command
+
+
+class RunsCommand(Command):
+    name = "runs"
+    help = "list the recorded runs, or remove old ones"
+    epilog = (
+        "A run that is still going on is never removed.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug runs\n"
+        "  distdebug runs --prune 10        keep the newest 10"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--prune", type=_count, metavar="KEEP", help="remove all but the newest KEEP runs"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.prune is not None:
+            removed = prune(BASE, args.prune)
+            kept = len(list_runs(BASE))
+            if args.json:
+                print(json.dumps({"removed": [str(path) for path in removed], "kept": kept}))
+            else:
+                print(f"removed {_runs(len(removed))}, kept {_runs(kept)}")
+            return 0
+        rows = [_row(entry) for entry in list_runs(BASE)]
+        if args.json:
+            print(json.dumps(rows, indent=2))
+        elif not rows:
+            print(f"there is no run below {BASE}/ yet; start one with `distdebug run`")
+        else:
+            _print(rows)
+        return 0
+
+
+def _row(entry: RunEntry) -> dict[str, Any]:
+    without_report = "running" if entry.live else "killed"
+    return {
+        "name": entry.path.name,
+        "path": str(entry.path),
+        "started_s": entry.started_s,
+        "live": entry.live,
+        "outcome": clean(entry.outcome, 40) or without_report,
+        "command": [clean(word) for word in entry.command],
+        "size_bytes": size_bytes(entry.path),
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    outcome = max(len("outcome"), *(len(row["outcome"]) for row in rows))
+    name = max(len(row["name"]) for row in rows)
+    print(f"{'run':<{name}}   {'started':<16}   {'outcome':<{outcome}}   {'size':>8}   command")
+    for row in rows:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_s"]))
+        print(
+            f"{row['name']:<{name}}   {started:<16}   {row['outcome']:<{outcome}}   "
+            f"{_size(row['size_bytes']):>8}   {shlex.join(row['command'])}"
+        )
+
+
+def size_bytes(path: Path) -> int:
+    """What the run takes on the disk; files that vanish meanwhile count as nothing."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            try:
+                total += os.lstat(os.path.join(folder, file)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{(count + 1023) >> 10} KiB"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--prune takes the number of runs to keep, 0 or more, not {text!r}")
+    return int(text)

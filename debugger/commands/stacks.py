@@ -1,0 +1,159 @@
+"""`distdebug stacks`: shows where every rank stands, as one tree of all their stacks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import DistdebugError, UsageError
+from ..record.run_directory import BASE, RunDirectory, is_live
+from ..record.sanitize import clean
+from .base import Command, add_run_argument
+
+TIMEOUT_S = 20.0
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+class StacksCommand(Command):
+    name = "stacks"
+    help = "show where every rank stands, as one tree"
+    epilog = (
+        "Of a live run, or of the Python processes below any launcher's pid, the stacks are taken\n"
+        "now, without stopping anybody; of a finished run they are those of its verdict.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug stacks\n"
+        "  distdebug stacks 4711 --native      4711: the pid of torchrun, mpiexec, ..."
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_run_argument(parser, "; or the pid of any launcher")
+        parser.add_argument(
+            "--native", action="store_true", help="show C and C++ frames (pauses each rank shortly)"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON, with every frame")
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.run and args.run.isdigit() and not (BASE / args.run).exists():
+            return _below(int(args.run), args.native, args.json)
+        directory = RunDirectory.open(args.run)
+        if is_live(directory.path):
+            return _live(directory, args.native, args.json)
+        return _stored(directory, args.json)
+
+
+def _stored(directory: RunDirectory, as_json: bool) -> int:
+    path = directory.stacks_json if as_json else directory.stacks_text
+    try:
+        text = path.read_text(encoding="utf-8", errors="backslashreplace")
+    except FileNotFoundError:
+        text = ""
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not text.strip():
+        raise UsageError(
+            f"{directory.path} has ended and holds no stacks: they are taken when a finding or "
+            "Ctrl-C ends a run, of the ranks that are alive then"
+        )
+    sys.stdout.write(clean(text, newlines=True))
+    return 0
+
+
+def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
+    from ..supervisor.exits import ExitLog
+    from ..supervisor.processes import ProcessTable
+    from ..supervisor.records import Records
+
+    records = Records(directory.ranks)
+    records.look()
+    snapshots = records.snapshots(ProcessTable(ExitLog(directory.exits)).observe)
+    here = socket.gethostname()
+    pids = {
+        rank.pid: number
+        for snapshot in snapshots
+        for number, rank in snapshot.ranks.items()
+        if rank.process.alive and rank.host in ("", here)
+    }
+    if not pids:
+        raise UsageError(f"no rank of {directory.path} is running on this host yet")
+    return _show(pids, "rank", native, as_json, directory.stacks)
+
+
+def _below(pid: int, native: bool, as_json: bool) -> int:
+    ranks = ranks_below(pid)
+    if ranks:
+        return _show(ranks, "rank", native, as_json)
+    return _show({one: one for one in python_below(pid)}, "pid", native, as_json)
+
+
+def ranks_below(pid: int) -> dict[int, int]:
+    """pid -> rank, of the processes at or below `pid` that a launcher has given a rank.
+
+    A rank's own children inherit its environment: the process nearest to `pid` is the rank.
+    """
+    found: dict[int, int] = {}
+    for one in python_below(pid):
+        rank = _environment(one).get("RANK", "")
+        if rank.isascii() and rank.isdigit() and int(rank) not in found.values():
+            found[one] = int(rank)
+    return found
+
+
+def python_below(pid: int) -> list[int]:
+    """The Python processes at or below `pid`, parents before their children; without the launcher
+    itself where it has any. Raises UsageError when there is no such process, or no Python."""
+    import psutil
+
+    try:
+        top = psutil.Process(pid)
+        everybody = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        raise UsageError(f"there is no process {pid}, and no run of that name") from None
+    except psutil.AccessDenied:
+        raise UsageError(f"process {pid} belongs to another user") from None
+    found = []
+    for process in everybody:
+        try:
+            python = os.path.basename(process.exe()).startswith(("python", "pypy"))
+            helper = any(name in word for word in process.cmdline() for name in _HELPERS)
+        except psutil.Error:
+            continue  # it has ended, or is another user's
+        if python and not helper:
+            found.append(process.pid)
+    if not found:
+        raise UsageError(f"neither process {pid} nor any below it is a Python process of yours")
+    return found[1:] if found[0] == pid and len(found) > 1 else found
+
+
+def _environment(pid: int) -> Mapping[str, str]:
+    import psutil
+
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _show(
+    pids: Mapping[int, int], word: str, native: bool, as_json: bool, directory: Path | None = None
+) -> int:
+    from ..supervisor import stack_tree
+    from ..supervisor.stacks import ThreadStack, capture
+
+    problems: list[str] = []
+    found = capture(pids, native, TIMEOUT_S, directory, problems)
+    stacks: dict[int, Sequence[ThreadStack]] = {pids[pid]: found[pid] for pid in pids}
+    for problem in problems:
+        print(f"distdebug: {clean(problem)}", file=sys.stderr)
+    if not any(stacks.values()):
+        raise DistdebugError("no process could be looked at: they have ended meanwhile")
+    if as_json:
+        print(json.dumps({**stack_tree.to_json(stacks), "keys": word}, indent=2))
+    else:
+        sys.stdout.write(stack_tree.render(stacks, word))
+    return 0

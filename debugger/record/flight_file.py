@@ -1,0 +1,156 @@
+"""The file of a flight record as its one writer sees it: made, mapped, and filled with texts.
+
+Everything here happens rarely. What happens with every call is in `writer`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .layout import Definition, Phase, Role
+
+_now = time.monotonic_ns
+
+
+class FlightFile:
+    """A new flight record: its header, its phase, and its definitions.
+
+    Raises OSError when the file cannot be made or allocated; after that no method raises for
+    lack of room: texts that do not fit become id 0 ("unknown").
+    """
+
+    def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:
+        if sys.byteorder != "little":
+            raise OSError("flight records need a little-endian machine")
+        self.path = path
+        self.detached = False
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
+            self._use(mmap.mmap(descriptor, layout.FILE_BYTES))
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+        self.rank = -1
+        self._role = role
+        self._started_ns = _now()
+        self._start_ticks = _process_start_ticks()
+        self._world_size = self._local_rank = -1
+        self._restart_count = 0
+        self._lock = threading.RLock()
+        self._heap_used = 0
+        self._ids: dict[tuple[int, Hashable], int] = {}
+        self._counts: dict[int, int] = {}
+        self._write_header()
+        self.phase(Phase.RUNNING)
+
+    def _use(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+        self._words = memoryview(mapped).cast("Q")
+
+    # -- who this is ---------------------------------------------------------------------------
+
+    def identify(self, identity: Mapping[str, Any]) -> None:
+        """Put the free-form identity (host, job, command line, versions) on record."""
+        text = json.dumps(identity).encode()[: layout.IDENTITY_BYTES - 1]
+        start = layout.IDENTITY_OFFSET
+        self._map[start : start + layout.IDENTITY_BYTES] = text.ljust(layout.IDENTITY_BYTES, b"\0")
+
+    def claim(self, rank: int, world_size: int, local_rank: int, restart_count: int) -> None:
+        """Say which rank this is."""
+        self.rank, self._world_size = rank, world_size
+        self._local_rank, self._restart_count = local_rank, restart_count
+        self._role = Role.RANK
+        self._write_header()
+
+    def _write_header(self) -> None:
+        layout.HEADER.pack_into(
+            self._map,
+            0,
+            layout.MAGIC,
+            layout.VERSION,
+            os.getpid(),
+            self.rank,
+            self._world_size,
+            self._local_rank,
+            self._restart_count,
+            int(self._role),
+            0,
+            self._started_ns,
+            time.time_ns() - _now(),
+            threading.main_thread().native_id or 0,
+            self._start_ticks,
+        )
+
+    def phase(self, phase: Phase, exit_code: int = 0) -> None:
+        """Say how far the process has come; from `EXITING` on with the exit code it will have."""
+        self._map[layout.PHASE_AT] = int(phase)
+        exiting_ns = _now() if phase >= Phase.EXITING else 0
+        layout.EXIT.pack_into(self._map, layout.EXIT_AT, exit_code, exiting_ns)
+
+    def detach(self) -> None:
+        """In a forked child: the file is the parent's, so write to private memory from now on."""
+        self._use(mmap.mmap(-1, layout.FILE_BYTES))
+        self._lock = threading.RLock()
+        self.detached = True
+
+    # -- definitions ---------------------------------------------------------------------------
+
+    def define(self, kind: Definition, text: str, key: Hashable = None) -> int:
+        """The id of this text, which is written once; 0 when there is no room left.
+
+        `key` (default: the text) is what makes two definitions the same.
+        """
+        known = (int(kind), text if key is None else key)
+        with self._lock:
+            number = self._ids.get(known)
+            if number is not None:
+                return number
+            raw = text.encode("utf-8", "backslashreplace")
+            head = layout.DEFINITION
+            used = self._heap_used
+            if used + head.size + len(raw) > layout.HEAP_BYTES:
+                self._map[layout.FLAGS_AT] |= layout.HEAP_FULL_FLAG
+                return 0
+            number = self._counts.get(int(kind), 0) + 1
+            self._counts[int(kind)] = number
+            at = layout.HEAP_OFFSET + used
+            head.pack_into(self._map, at, len(raw), int(kind), number)
+            self._map[at + head.size : at + head.size + len(raw)] = raw
+            self._heap_used = used + head.size + len(raw)
+            self._words[layout.HEAP_USED_AT // 8] = self._heap_used
+            self._ids[known] = number
+            return number
+
+    @property
+    def heap_half_full(self) -> bool:
+        """From here on signatures go to the volatile area, so that groups and notes find room."""
+        return self._heap_used > layout.HEAP_BYTES // 2
+
+    def note(self, kind: str, message: str, **data: Any) -> None:
+        """Put an event on record, with the time now."""
+        record = {"kind": kind, "t_ns": _now(), "message": message[:4000], **data}
+        self.define(Definition.NOTE, json.dumps(record, default=str), key=(kind, _now()))
+
+    def _add(self, kind: Definition, record: Mapping[str, Any]) -> int:
+        return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))
+
+
+def _process_start_ticks() -> int:
+    """When this process began, in clock ticks since boot (field 22 of its stat); 0 elsewhere."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(")") + 2 :].split()[19])

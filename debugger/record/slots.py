@@ -1,0 +1,62 @@
+"""The running values that the writer keeps for each place in a flight record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import layout
+
+
+@dataclass(slots=True)
+class CallDescription:
+    """A distinct call, described once: what the record says of it each time.
+
+    `agree`, `exact` and `contribution` feed the chains and the balance (see `signature`).
+    `channel` is None for collectives. `volatile` is the signature's text where the heap has no
+    room for it, else None.
+    """
+
+    op_code: int
+    signature_id: int
+    agree: int
+    exact: int
+    contribution: int
+    channel: ChannelSlot | None
+    volatile: bytes | None
+
+
+class GroupSlot:
+    """A group's place in the record, and the running values that the writer keeps for it."""
+
+    __slots__ = ("balance", "chain", "completed", "exact", "index", "issued", "last", "offset")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+        self.issued = self.completed = 0
+        self.chain = self.exact = self.balance = 0
+        self.last = 0
+
+
+class ChannelSlot:
+    """A point-to-point channel's place in the record; index NO_CHANNEL: it found none."""
+
+    __slots__ = ("chain", "index", "issued", "last", "offset")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.offset = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
+        self.issued = self.chain = self.last = 0
+
+
+class ThreadSlot:
+    """What one thread waits for: its place in the record, and a stack of its nested waits."""
+
+    __slots__ = ("index", "native_id", "nested", "offset", "version")
+
+    def __init__(self, index: int, native_id: int) -> None:
+        self.index = index
+        self.native_id = native_id
+        self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+        self.version = 0
+        self.nested: list[tuple[int, int, int, int]] = []

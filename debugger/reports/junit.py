@@ -1,0 +1,97 @@
+"""Renders a report document as junit.xml: one suite, one case for the run and one for each rank."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from typing import Any
+
+from . import table, text
+
+_SUITE = "distdebug"
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The report as JUnit XML.
+
+    The case of the run fails when the run did (`error` where the tool itself failed). The case of
+    a rank fails when the rank is a culprit of an error.
+    """
+    cases = [_run_case(document)]
+    names = {*document["ranks"], *map(str, range(document["world_size"]))}
+    for finding in document["findings"]:
+        names |= {str(rank) for rank in finding["culprits"]}
+    cases += [_rank_case(document, int(name)) for name in sorted(names, key=int)]
+    time_s = f"{document['duration_s']:.3f}"
+    counts = {
+        "name": _SUITE,
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+        "skipped": "0",
+        "time": time_s,
+    }
+    suite = ElementTree.Element("testsuite", counts)
+    suite.extend(cases)
+    cases[0].set("time", time_s)
+    root = ElementTree.Element("testsuites", {key: counts[key] for key in counts})
+    root.append(suite)
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{body}\n'
+
+
+def _run_case(document: Mapping[str, Any]) -> ElementTree.Element:
+    case = _case("run")
+    outcome = document["outcome"]
+    whole = text.render(document, width=0)
+    if document["exit_code"] == 0:
+        _add(case, "system-out", whole)
+        return case
+    verdict = text.verdict_of(document)
+    message = verdict["message"] if verdict else f"the run ended as {outcome}"
+    tag = "error" if outcome == "tool_error" else "failure"
+    _add(case, tag, whole, type=outcome, message=message)
+    return case
+
+
+def _rank_case(document: Mapping[str, Any], rank: int) -> ElementTree.Element:
+    case = _case(f"rank {rank}")
+    guilty = [
+        finding
+        for finding in document["findings"]
+        if finding["severity"] == "error" and rank in finding["culprits"]
+    ]
+    if guilty:
+        first = guilty[0]
+        lines = [f"{one['title']}  {one['message']}" for one in guilty]
+        where = first["ranks"].get(str(rank))
+        if where is not None:
+            lines += [_place(where), *where["stack"]]
+        _add(case, "failure", "\n".join(lines), type=first["kind"], message=first["message"])
+    known = document["ranks"].get(str(rank))
+    if known is not None:
+        _add(case, "system-out", _place(known))
+    return case
+
+
+def _place(evidence: Mapping[str, Any]) -> str:
+    place = evidence["location"]
+    at = f" at {place['file']}:{place['line']} in {place['function']}" if place else ""
+    return f"{table.doing(evidence)}{at}"
+
+
+def _case(name: str) -> ElementTree.Element:
+    return ElementTree.Element("testcase", {"classname": _SUITE, "name": name, "time": "0"})
+
+
+def _add(parent: ElementTree.Element, tag: str, body: str, **attributes: str) -> None:
+    safe = {key: _xml(value) for key, value in attributes.items()}
+    ElementTree.SubElement(parent, tag, safe).text = _xml(body)
+
+
+def _xml(value: str) -> str:
+    """XML 1.0 has no way to write most control characters, not even escaped."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", value)

@@ -1,0 +1,89 @@
+"""Bad input gets one clear sentence and exit code 2, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from debugger.record import layout
+from tests.support import runs
+
+
+def distdebug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(runs.DISTDEBUG), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env=runs.environment(),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "-n", "2", "missing.py"], "missing.py"),
+        (["run", "-n", "2"], "script"),
+        (["run", "--hang-timeot", "3", "train.py"], "--hang-timeout"),
+        (["run", "--hang-timeout", "-3", "train.py"], "hang-timeout"),
+        (["run", "--hang-timeout", "soon", "train.py"], "hang-timeout"),
+        (["run", "-n", "0", "train.py"], "-n"),
+        (["run", "-n", "4", "--nproc-per-node", "2", "train.py"], "--nproc-per-node"),
+        (["run", "-n", "2", "--local-ranks-filter", "5", "train.py"], "5"),
+        (["run", "--on-finding", "panic", "train.py"], "on-finding"),
+        (["exec"], "command"),
+        (["exec", "--", "no-such-command"], "no-such-command"),
+        (["exec", "--bogus", "--", "true"], "--bogus"),
+        (["report", "elsewhere"], "elsewhere"),
+        (["report"], "distdebug run"),
+        (["logs", "--rank", "x"], "x"),
+        (["stacks", "999999999"], "999999999"),
+        (["rnu"], "run"),
+    ],
+)
+def test_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('it ran')\n")
+    done = distdebug(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert "it ran" not in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "data"
+    theirs.mkdir()
+    (theirs / "precious.txt").write_text("mine")
+    (tmp_path / "train.py").write_text("print('it ran')\n")
+    done = distdebug("run", "--run-dir", str(theirs), "-n", "1", "train.py", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert [path.name for path in theirs.iterdir()] == ["precious.txt"]
+    assert distdebug("report", str(theirs), cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not a flight record"),
+        (b"something else altogether", "not a flight record"),
+        (layout.MAGIC + (1).to_bytes(4, "little") + bytes(5000), "truncated"),
+        (layout.MAGIC + (7).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 7"),
+    ],
+)
+def test_unreadable_flight_record(content: bytes, words: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "ranks").mkdir(parents=True)
+    (run / "run.json").write_text('{"schema": "distdebug.run/1"}')
+    (run / "ranks" / "0.flight").write_bytes(content)
+    done = distdebug("report", str(run), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (run / "ranks" / "0.flight").read_bytes() == content

@@ -1,0 +1,173 @@
+"""Whatever ends a run, no rank outlives it, and what was known is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import runs
+
+WAITING = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.zeros(4)
+dist.all_reduce(tensor)
+open(os.path.join(sys.argv[1], f"ready-{dist.get_rank()}"), "w").close()
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(tensor)
+"""
+SNIPPETS = {
+    "sleeping": WAITING,
+    "stopped": WAITING.replace("time.sleep(600)", "os.kill(os.getpid(), 19)"),
+    "deaf": WAITING.replace(
+        "time.sleep(600)",
+        "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)",
+    ),
+    "gil": WAITING.replace("time.sleep(600)", "import ctypes; ctypes.PyDLL(None).sleep(600)"),
+}
+
+
+@pytest.fixture(name="start")
+def _start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(snippet: str, *flags: str) -> subprocess.Popen[str]:
+        script = tmp_path / "train.py"
+        script.write_text(SNIPPETS[snippet])
+        process = runs.start(
+            "run", [*flags, "-n", "2", str(script), str(tmp_path)], tmp_path / "run", tmp_path
+        )
+        started.append(process)
+        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)), 60)
+        time.sleep(0.3)  # let rank 0 enter its second call; nothing depends on it
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def survivors(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_one_interrupt_ends_all(
+    snippet: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start(snippet)
+    below = family(process)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = runs.finish(process, tmp_path / "run", 30)
+    took_s = time.monotonic() - began
+    assert done.exit_code == 130, done.explain()
+    assert done.report["outcome"] == "interrupted"
+    assert set(done.report["ranks"]) == {"0", "1"}
+    assert done.report["ranks"]["0"]["location"]["line"] == 10
+    assert "train.py" in done.stderr
+    assert not survivors(below, 0.5)
+    assert took_s < 10  # 2 s is the promise; the machine may be busy
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_killed_supervisor_leaves_no_rank(
+    snippet: str, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = start(snippet)
+    below = family(process)
+    assert len(below) >= 4  # the warden, torchrun, two ranks
+    process.kill()
+    assert not survivors(below, 5)
+
+
+def test_killed_launcher_leaves_no_rank(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("sleeping")
+    below = family(process)
+    torchrun = next(one for one in below if "torch.distributed.run" in " ".join(one.cmdline()))
+    torchrun.kill()
+    done = runs.finish(process, tmp_path / "run", 30)
+    assert done.exit_code == 128 + signal.SIGKILL, done.explain()
+    assert not survivors(below, 0.5)
+
+
+def test_terminated_supervisor_reports(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("sleeping")
+    process.send_signal(signal.SIGTERM)
+    done = runs.finish(process, tmp_path / "run", 30)
+    assert done.exit_code == 128 + signal.SIGTERM
+    assert done.report["outcome"] == "interrupted"
+
+
+def test_vanished_run_directory_costs_the_record_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, shutil, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 0: shutil.rmtree(os.environ['DISTDEBUG_RUN_DIR'])\n"
+        "for _ in range(20): dist.all_reduce(torch.ones(3))\n"
+        "dist.barrier()\n"
+        "open(f'done-{dist.get_rank()}', 'w').close()\n"
+    )
+    done = runs.run("run", ["-n", "2", str(script)], tmp_path)
+    assert done.exit_code == 0, done.explain()
+    assert (tmp_path / "done-0").exists()
+    assert (tmp_path / "done-1").exists()
+    assert "run directory" in done.stderr
+
+
+@pytest.mark.root
+def test_full_disk_costs_the_record_only(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], check=True)
+    try:
+        os.chmod(small, 0o700)
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "for _ in range(20): dist.all_reduce(torch.ones(3))\n"
+            "open(f'done-{dist.get_rank()}', 'w').close()\n"
+        )
+        process = runs.start(
+            "run",
+            ["-n", "2", str(script)],
+            small / "run",
+            tmp_path,
+            {"DISTDEBUG_RAISE_OWN_FAULTS": ""},
+        )
+        done = runs.finish(process, small / "run")
+        assert done.exit_code == 0, done.explain()
+        assert (tmp_path / "done-0").exists()
+        assert (tmp_path / "done-1").exists()
+        assert "switched off" in done.stderr
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

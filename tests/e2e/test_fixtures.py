@@ -1,0 +1,71 @@
+"""Every program below fixtures/scripts gets exactly the verdict that fixtures/expected says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import runs
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
+
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_verdict(name: str, tmp_path: Path) -> None:
+    expected = load(name)
+    script = FIXTURES / "scripts" / expected["script"]
+    arguments = list(expected["args"])
+    if expected["command"] == "run":
+        arguments += ["-n", str(expected["nproc"]), str(script)]
+    else:
+        arguments += ["--", sys.executable, str(script)]
+    done = runs.run(expected["command"], [*arguments, *expected["script_args"]], tmp_path)
+    assert done.report["outcome"] == expected["outcome"], done.explain()
+    assert done.exit_code == expected["exit_code"], done.explain()
+    assert sorted(set(done.warnings)) == sorted(expected["warnings"]), done.explain()
+    if expected["severity"] == "error" and expected["outcome"] != "ok":
+        check_finding(done, expected, script)
+
+
+def check_finding(done: runs.Run, expected: dict[str, Any], script: Path) -> None:
+    found = done.errors[0]
+    assert found["kind"] == expected["outcome"]
+    if expected["culprits"] is not None:
+        assert sorted(found["culprits"]) == sorted(expected["culprits"]), done.explain()
+    if expected["cause"] is not None:
+        assert found["cause"] == expected["cause"], done.explain()
+    if found["proven"]:
+        # A safety net: typically 0.2 s, but the machine may be busy with another test.
+        assert found["detected_after_s"] < 10, done.explain()
+    if expected["line"] is not None:
+        where = {
+            "culprit": found["culprits"],
+            "victim": found["victims"],
+            "any": [int(rank) for rank in found["ranks"]],
+        }[expected["line_of"]]
+        places = [found["ranks"].get(str(rank), {}).get("location") for rank in where]
+        lines = {place["line"] for place in places if place and place["file"] == str(script)}
+        assert lines & {expected["line"], *expected["or_lines"]}, (places, done.explain())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_expectation_matches_script(name: str) -> None:
+    """The line that is expected is the line that the script marks."""
+    expected = load(name)
+    lines = (FIXTURES / "scripts" / expected["script"]).read_text().splitlines()
+    marked = [number for number, line in enumerate(lines, 1) if "# <- look here" in line]
+    assert marked == ([] if expected["line"] is None else [expected["line"]])
+
+
+def test_every_script_is_expected() -> None:
+    scripts = sorted(path.stem for path in (FIXTURES / "scripts").glob("*/*.py"))
+    assert scripts == EXPECTED

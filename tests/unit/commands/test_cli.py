@@ -1,0 +1,165 @@
+"""Only `main` turns errors into exit codes; nothing heavy is imported before it is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from debugger import cli
+from debugger.commands import COMMANDS, Entry
+from debugger.commands.base import Command
+from debugger.errors import DistdebugError, UsageError
+from debugger.record.place import RunDirectoryError
+from debugger.record.reader import FlightError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_every_command_has_help_with_an_example(
+    entry: Entry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = entry.load()
+    assert (command.name, command.help) == (entry.name, entry.help)
+    assert f"  distdebug {entry.name}" in command.epilog
+    assert cli.main([entry.name, "--help"]) == 0
+    assert f"  distdebug {entry.name}" in capsys.readouterr().out
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {entry.name} " in out for entry in COMMANDS)
+    assert "distdebug run -n 4 train.py" in out
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"distdebug \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert cli.main([]) == 2
+    assert capsys.readouterr().err == out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["rnu"], "unknown command 'rnu'; did you mean `distdebug run`?"),
+        (["--frobnicate"], "unknown flag '--frobnicate'; see `distdebug --help`"),
+        (["train.py"], "train.py is a script; run it with: distdebug run -n 2 train.py"),
+        (["a\x1b[31mb"], "unknown command 'a\\\\x1b[31mb'; see `distdebug --help`"),
+        (["report", "--nope"], "unrecognized arguments: --nope; see `distdebug report --help`"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_sentence(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr() == ("", f"distdebug: {says}\n")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """Runs a command that raises; returns the exit code."""
+
+    def run(error: BaseException) -> int:
+        class Fails(Command):
+            name = help = epilog = "fails"
+
+            def configure(self, parser: argparse.ArgumentParser) -> None:
+                pass
+
+            def run(self, args: argparse.Namespace) -> int:
+                raise error
+
+        monkeypatch.setattr(Entry, "load", lambda entry: Fails())
+        return cli.main(["report"])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("wrong word"), 2),
+        (RunDirectoryError("wrong word"), 2),
+        (FlightError("wrong word"), 2),
+        (DistdebugError("wrong word"), 96),
+    ],
+)
+def test_an_error_that_is_known_is_one_sentence(
+    failing: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+) -> None:
+    assert failing(error) == code
+    assert capsys.readouterr() == ("", "distdebug: wrong word\n")
+
+
+def test_an_unexpected_error_keeps_its_traceback_in_a_private_file(
+    failing: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert failing(ValueError("two\nlines")) == 96
+    (file,) = tmp_path.iterdir()
+    told = "distdebug: distdebug itself failed (ValueError: two\\x0alines); the traceback is in"
+    assert capsys.readouterr().err == f"{told} {file}\n"
+    assert "raise error" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert failing(ValueError("again")) == 96
+    assert "the traceback could not be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_and_exits(
+    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failing(KeyboardInterrupt()) == 130
+    assert failing(SystemExit(5)) == 5
+    assert failing(SystemExit()) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = "import sys; from debugger.cli import main; sys.stdin.read(); sys.exit(main(['--help']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None  # communicate() would read it
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (141, b"")
+
+
+def test_a_command_imports_only_what_it_needs() -> None:
+    code = (
+        "import sys; from debugger.cli import main; "
+        "assert main(['runs']) == 0; print(sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    modules = set(re.findall(r"'([\w.]+)'", done.stdout))
+    assert "debugger.commands.runs" in modules
+    assert not modules & {
+        "torch",
+        "psutil",
+        "structlog",
+        "distcore",
+        "debugger.commands.run",
+        "debugger.commands.session",
+        "debugger.diagnosis.verdict",
+    }

@@ -1,0 +1,164 @@
+"""Cycles of waits over groups and point-to-point calls, without any timeout; and their twins."""
+
+from __future__ import annotations
+
+from debugger.diagnosis.limits import Limits
+from debugger.record.layout import Activity
+
+from .builder import Run, all_reduce, barrier, broadcast, recv, reduce_to, send
+
+
+def crossed() -> Run:
+    run = Run(3)
+    run.new_group("1", [0, 1])
+    run.new_group("2", [0, 1])
+    run[0].calls(all_reduce(8), group="1", waits=True, line=20)
+    run[1].calls(all_reduce(8), group="2", waits=True, line=30)
+    return run
+
+
+def test_two_groups_in_another_order() -> None:
+    run = crossed()
+    run[2].calls(all_reduce(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 1), (2,))
+    assert found.proven
+    assert found.exit_code == 92
+    assert found.ranks[1].location.line == 30
+    assert found.details[0] == (
+        'rank 0 in all_reduce(sum, float32[8]) #0 of group "1" at train.py:20 in step '
+        "waits for rank 1"
+    )
+    assert found.details[-1] == "rank 2 waits for them"
+
+
+def test_a_ring_of_receives_is_printed_in_order() -> None:
+    run = Run(5)
+    order = [0, 3, 1, 4]
+    for place, rank in enumerate(order):
+        run[rank].calls(recv(order[(place + 1) % 4]), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("deadlock", (0, 3, 1, 4))
+
+
+def test_two_sends_wait_for_each_other_after_a_moment() -> None:
+    run = Run(2)
+    for rank in (0, 1):
+        run[rank].calls(send(1 - rank, 4096), waits=True)
+    assert run.errors(settled=False) == []
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("deadlock", (0, 1))
+
+
+def test_a_group_and_a_receive() -> None:
+    run = Run(3)
+    run[0].calls(recv(1), waits=True)
+    run[1, 2].calls(barrier(), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 1), (2,))
+
+
+def test_receive_from_any_source_without_any_sender_left() -> None:
+    run = Run(2)
+    run[0].calls(recv(-1), waits=True)
+    run[1].calls(recv(0), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("deadlock", (0, 1))
+
+
+def test_every_thread_of_a_rank_must_be_stuck() -> None:
+    run = crossed()
+    run[0].calls(all_reduce(8), group="0", waits=True, thread=2)
+    run[1].calls(all_reduce(8), group="0", waits=True, thread=2)
+    assert run.errors() == []
+    run[2].calls(recv(0), waits=True)
+    (found,) = run.errors()
+    assert found.kind == "deadlock"
+
+
+def test_threads_that_are_not_accounted_for_make_it_a_suspicion() -> None:
+    run = crossed()
+    run[0].free_threads = -1
+    assert run.errors() == []
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.proven) == ("deadlock", (0, 1), False)
+    assert "suspected" in found.message
+
+
+def test_independent_cycles_are_several_findings() -> None:
+    run = Run(4)
+    for one, other in ((0, 1), (2, 3)):
+        run[one].calls(recv(other), waits=True)
+        run[other].calls(recv(one), waits=True)
+    assert [found.culprits for found in run.errors()] == [(0, 1), (2, 3)]
+
+
+def test_tags_that_do_not_meet() -> None:
+    run = Run(2)
+    run[0].calls(send(1, tag=1), waits=True)
+    run[1].calls(recv(0, tag=2), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("p2p_mismatch", (0, 1))
+    assert "tag" in found.message
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_one_of_them_moved_between_the_looks(self) -> None:
+        run = crossed()
+        with run.between() as result:
+            run[1].goes_on()
+            run[1].calls(all_reduce(8), group="2", waits=True)
+        assert not result[0].findings
+
+    def test_a_free_thread_may_still_come(self) -> None:
+        run = crossed()
+        run[1].free_threads = 1
+        assert not run.diagnose().findings
+
+    def test_a_single_look_proves_nothing(self) -> None:
+        from debugger.diagnosis.verdict import diagnose
+
+        assert not diagnose(crossed().snapshot(), None, Limits()).findings
+
+    def test_a_large_send_may_take_its_time(self) -> None:
+        run = Run(2)
+        for rank in (0, 1):
+            run[rank].calls(send(1 - rank, 200_000_000), waits=True)
+        assert not run.diagnose().findings
+
+    def test_a_root_whose_broadcast_is_on_its_way(self) -> None:
+        run = Run(3)
+        run[0].calls(broadcast(8, root=0), waits=True)
+        run[1].calls(broadcast(8, root=0), waits=True)
+        run[2].calls(broadcast(8, root=0))
+        run[2].calls(recv(1), waits=True)
+        assert not run.diagnose().findings
+
+    def test_a_reduce_that_only_its_root_waits_for(self) -> None:
+        run = Run(3)
+        run[1].calls(reduce_to(8, root=0))
+        run[1].calls(recv(2), waits=True)
+        run[0].calls(reduce_to(8, root=0), waits=True)
+        assert not run.diagnose().findings
+
+    def test_the_message_was_sent_before(self) -> None:
+        run = Run(2)
+        run[0].calls(send(1), is_async=True)
+        run[0].calls(recv(1), waits=True)
+        run[1].calls(recv(0), waits=True)
+        assert not run.diagnose().findings
+
+    def test_a_rank_whose_layer_is_off(self) -> None:
+        run = crossed()
+        run[0].notes_down("layer_off", "no space left on device")
+        run.passes(100)
+        assert not [f for f in run.errors() if f.kind == "deadlock"]
+
+    def test_a_store_key_may_come_from_anywhere(self) -> None:
+        run = Run(2)
+        run[0].waits_in(Activity.STORE, key="ready")
+        run[1].calls(recv(0), waits=True)
+        assert not run.diagnose().findings

@@ -1,0 +1,114 @@
+"""Worlds that never come together; and their twins."""
+
+from __future__ import annotations
+
+from debugger.record.layout import Activity, GroupState
+
+from .builder import Run, all_reduce
+
+
+def joining(size: int, *ranks: int) -> Run:
+    run = Run(size, joined=False)
+    for rank in ranks:
+        run.starts(rank).waits_in(Activity.INIT)
+    return run
+
+
+def test_a_rank_that_never_starts() -> None:
+    run = joining(4, 0, 1, 2)
+    run.passes(14)
+    result = run.diagnose()
+    assert result.findings == ()
+    assert result.notices == ("rank 3 has not joined the world yet (15 s)",)
+    run.passes(50)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (3,), (3,))
+    assert not found.proven
+    assert "rank 3 never started" in found.message
+
+
+def test_a_rank_that_runs_but_does_not_join() -> None:
+    run = joining(3, 0, 1)
+    run.starts(2)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (2,), ())
+    assert found.ranks[2].location.line == 40
+
+
+def test_a_rank_that_finished_before_joining() -> None:
+    run = joining(3, 0, 1)
+    run.starts(2).exits(0)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.proven) == ("join_timeout", (2,), True)
+
+
+def test_two_processes_with_one_rank() -> None:
+    run = joining(3, 0, 1)
+    rival = joining(3, 1).ranks[1]
+    rival.pid = 77
+    run.rivals.append(rival)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.proven) == ("join_timeout", (1,), True)
+    assert "pid 77 and pid 1001" in found.message
+
+
+def test_a_port_that_is_taken() -> None:
+    run = joining(2, 0, 1)
+    run[0].raises(
+        "DistNetworkError: The server socket has failed to listen: EADDRINUSE, Address already "
+        "in use",
+        port_holder="nginx (pid 5)",
+        communication=True,
+    )
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0,), "port")
+    assert "nginx (pid 5)" in found.message
+
+
+def test_a_stale_file_store() -> None:
+    run = joining(2, 0, 1)
+    run[0, 1].notes_down("stale_store", "the FileStore holds old keys", path="/tmp/rdzv")
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0, 1), "stale_store")
+    assert "/tmp/rdzv" in found.message
+
+
+def test_the_programs_own_timeout() -> None:
+    run = joining(3, 0, 1)
+    run[0].raises("DistStoreError: Timed out after 5 seconds waiting for clients. 2/3 joined")
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("join_timeout", (2,))
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_a_late_joiner(self) -> None:
+        run = joining(3, 0, 1)
+        run.passes(50)
+        assert not run.diagnose().findings
+
+    def test_the_old_process_of_a_restarted_rank(self) -> None:
+        run = joining(2, 0, 1)
+        old = joining(2, 1).ranks[1]
+        old.pid = 77
+        old.job = "another"
+        run.rivals.append(old)
+        assert not run.diagnose().findings
+
+    def test_a_second_world_that_one_rank_joins_first(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0, 1].destroys()
+        run[0].has_group("0", [0, 1], incarnation=1, desc="default_pg", state=GroupState.CREATING)
+        run[0].waits_in(Activity.INIT)
+        assert not run.diagnose().findings
+
+    def test_a_warning_about_the_store_of_a_run_that_works(self) -> None:
+        run = Run(2)
+        run[0].notes_down("stale_store", path="/tmp/rdzv")
+        run.each(all_reduce(8))
+        assert not run.diagnose().findings

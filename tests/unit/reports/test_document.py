@@ -1,0 +1,173 @@
+"""report.json: every field of the design, harmless strings, and reading it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.diagnosis.findings import Finding, GroupEvidence
+from debugger.errors import UsageError
+from debugger.record.snapshot import Process
+from debugger.reports import stored
+from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
+
+from .documents import at, report
+
+EVIL = "\x1b[2Jgone\nforged\u202e"
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from strings(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from strings(one)
+
+
+def mismatch() -> Finding:
+    return Finding(
+        kind="op_mismatch",
+        message="ranks disagree",
+        culprits=(2,),
+        victims=(0, 1, 3),
+        group=GroupEvidence("0", "default_pg", (0, 1, 2, 3)),
+        seq=17,
+        ranks={
+            2: at("called #17", "broadcast(src=0, float32[1024])", 91),
+            0: at("called #17", "all_reduce(sum, float32[1024])", 88),
+        },
+        details=("they agree on #0 to #16",),
+        data={"exact_seq": True},
+    )
+
+
+def test_every_field_of_the_design() -> None:
+    run = Run(4)
+    run.each(all_reduce(8))
+    run[2].exits(signal=9)
+    document = report([mismatch()], ranks=run.snapshot().ranks, stacks={2: ["step (train.py:91)"]})
+    assert json.loads(json.dumps(document)) == document
+    assert {key: document[key] for key in ("schema", "outcome", "exit_code", "world_size")} == {
+        "schema": "distdebug.report/1",
+        "outcome": "op_mismatch",
+        "exit_code": 91,
+        "world_size": 4,
+    }
+    assert document["duration_s"] == 12.1
+    assert document["command"] == ["distdebug", "run", "-n", "4", "train.py"]
+    assert document["run_dir"] == ".distdebug/20260310-141502-7f3a"
+    (finding,) = document["findings"]
+    wanted = {
+        "kind": "op_mismatch",
+        "severity": "error",
+        "proven": True,
+        "cause": None,
+        "culprits": [2],
+        "victims": [0, 1, 3],
+        "missing": [],
+        "group": {"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3]},
+        "seq": 17,
+        "message": "ranks disagree",
+        "detected_after_s": 0.123,
+    }
+    assert {key: finding[key] for key in wanted} == wanted
+    assert finding["ranks"]["2"] == {
+        "state": "called #17",
+        "call": "broadcast(src=0, float32[1024])",
+        "location": {"file": "/home/u/train.py", "line": 91, "function": "step"},
+        "stack": ["step (train.py:91)"],
+    }
+    assert document["ranks"]["2"]["exit"] == {"code": None, "signal": 9}
+    assert document["ranks"]["0"] == {
+        "pid": 1000,
+        "host": "node0",
+        "exit": {"code": None, "signal": None},
+        "calls": 1,
+        "state": "runs user code",
+        "call": None,
+        "location": {"file": "/home/user/train.py", "line": 40, "function": "step"},
+    }
+
+
+def test_how_a_rank_ended_does_not_hide_where_it_stood() -> None:
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True)
+    stood = run.snapshot().ranks
+    ended = Process(alive=False, signal=15, ended_ns=1)
+    ends = {number: replace(rank, process=ended) for number, rank in stood.items()}
+    ends[1] = replace(ends[1], pid=77)  # another process: it tells nothing of the first
+    first, second = report(ranks=stood, ends=ends)["ranks"].values()
+    assert first["exit"] == {"code": None, "signal": 15}
+    assert (first["state"], first["call"]) == ("waits in", "all_reduce(sum, float32[8])")
+    assert second["exit"] == {"code": None, "signal": None}
+
+
+def test_what_ranks_say_is_made_harmless() -> None:
+    finding = replace(
+        mismatch(),
+        message=EVIL,
+        cause=EVIL,
+        details=(EVIL,),
+        ranks={0: at(EVIL, EVIL, 1, EVIL, EVIL)},
+        group=GroupEvidence(EVIL, EVIL, (0,)),
+        data={EVIL: [EVIL, {"deep": (EVIL, float("nan"))}, Path("x")]},
+    )
+    text = json.dumps(report([finding], stacks={0: [EVIL]}, notes=[EVIL]))
+    assert all(one.isprintable() for one in strings(json.loads(text)))
+    assert "\\\\x1b[2Jgone\\\\x0aforged\\\\u202e" in text
+
+
+def test_the_headline_leaves_out_what_the_table_shows() -> None:
+    run = Run(3)
+    run[0, 1].calls(all_reduce(8), waits=True)
+    run[2].calls(broadcast(8, root=0), waits=True)
+    (found,) = run.errors()
+    (finding,) = report([found])["findings"]
+    assert finding["headline"] == (
+        'ranks disagree at collective #0 of group "default_pg" (3 ranks)'
+    )
+    assert finding["message"] == found.message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"not json", "is not a report of distdebug: it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"[]", "is not a report of distdebug"),
+        (b'{"schema": "else/1"}', "is not a report of distdebug"),
+        (b'{"schema": "distdebug.report/9"}', "another version of distdebug (distdebug.report/9"),
+        (b'{"schema": "distdebug.report/1", "outcome": 3}', "is damaged: outcome"),
+    ],
+)
+def test_what_is_not_a_report_is_said_in_one_sentence(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        stored.load(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stored_report_is_made_harmless_again(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    assert stored.load(path) is None
+    document = report([mismatch()])
+    path.write_text(json.dumps(document))
+    assert stored.load(path) == document
+    document["findings"][0]["message"] = EVIL
+    path.write_text(json.dumps(document))
+    loaded = stored.load(path)
+    assert loaded is not None
+    assert loaded["findings"][0]["message"] == "\\x1b[2Jgone\\x0aforged\\u202e"

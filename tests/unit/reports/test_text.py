@@ -1,0 +1,260 @@
+"""How a report reads, to the letter: verdict first, ranks by where they stand, evidence last."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from debugger.diagnosis.findings import Finding
+from debugger.reports import text
+from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send
+
+from .documents import at, of_run, report
+
+EVIDENCE = "  evidence: .distdebug/20260310-141502-7f3a/   exit code {}\n"
+
+
+def mismatch(size: int = 4) -> Run:
+    run = Run(size)
+    for _ in range(17):
+        run.each(all_reduce(1024))
+    run[tuple(rank for rank in range(size) if rank != 2)].calls(
+        all_reduce(1024), waits=True, line=88
+    )
+    run[2].calls(broadcast(1024, root=0), waits=True, line=91)
+    return run
+
+
+def test_a_mismatch_on_four_ranks() -> None:
+    assert text.render(of_run(mismatch())) == (
+        'MISMATCH  ranks disagree at collective #17 of group "default_pg" (4 ranks)\n'
+        "  ranks 0,1,3   all_reduce(sum, float32[1024])    train.py:88 in step\n"
+        "  rank  2       broadcast(src=0, float32[1024])   train.py:91 in step   <- look here\n"
+        "  they agree on #0 to #16\n"
+        "    --- ranks 0,1,3, from #14\n"
+        "    +++ rank 2, from #14\n"
+        "     all_reduce(sum, float32[1024])\n"
+        "     all_reduce(sum, float32[1024])\n"
+        "     all_reduce(sum, float32[1024])\n"
+        "    -all_reduce(sum, float32[1024])\n"
+        "    +broadcast(src=0, float32[1024])\n" + EVIDENCE.format(91)
+    )
+
+
+def test_a_narrow_terminal_gets_all_of_it_on_more_lines() -> None:
+    document = of_run(mismatch())
+    narrow = text.render(document, width=60)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.startswith(
+        "MISMATCH  ranks disagree at collective #17 of group\n"
+        '    "default_pg" (4 ranks)\n'
+        "  ranks 0,1,3   all_reduce(sum, float32[1024])\n"
+        "                train.py:88 in step\n"
+        "  rank  2       broadcast(src=0, float32[1024])\n"
+        "                train.py:91 in step   <- look here\n"
+    )
+    assert narrow.split() == text.render(document, width=0).split()
+
+
+def test_two_ranks_have_no_majority() -> None:
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True, line=88)
+    run[1].calls(all_reduce(9), waits=True, line=91)
+    assert text.render(of_run(run)) == (
+        'MISMATCH  ranks disagree at collective #0 of group "default_pg" (2 ranks)\n'
+        "  rank 0   all_reduce(sum, float32[8])   train.py:88 in step\n"
+        "  rank 1   all_reduce(sum, float32[9])   train.py:91 in step\n"
+        "  no majority: any of them may be the one that is wrong\n"
+        "  it is the first collective of the group\n" + EVIDENCE.format(91)
+    )
+
+
+def test_a_skipped_call_is_told() -> None:
+    run = Run(3)
+    run[0, 2].calls(broadcast(8))
+    run[0, 2].calls(all_reduce(8), waits=True)
+    run[1].calls(all_reduce(8))
+    run[1].calls(barrier(), waits=True)
+    rendered = text.render(of_run(run))
+    assert rendered.splitlines()[0].endswith("(3 ranks)")
+    assert "\n  rank 1 skipped broadcast(src=0, float32[8])\n" in rendered
+
+
+def test_a_deadlock_is_a_cycle_in_order() -> None:
+    run = Run(3)
+    run.new_group("1", [0, 1])
+    run.new_group("2", [0, 1])
+    run[0].calls(all_reduce(8), group="1", waits=True, line=20)
+    run[1].calls(all_reduce(8), group="2", waits=True, line=30)
+    run[2].calls(all_reduce(8), waits=True)
+    call = "all_reduce(sum, float32[8])"
+    assert text.render(of_run(run)) == (
+        "DEADLOCK  ranks wait for each other in a cycle\n"
+        f'  rank 0   in {call} #0 of group "1"   train.py:20 in step   -> waits for rank 1\n'
+        f'  rank 1   in {call} #0 of group "2"   train.py:30 in step   -> waits for rank 0\n'
+        f"  rank 2   waits in {call}             train.py:88 in step\n"
+        "  rank 2 waits for them\n" + EVIDENCE.format(92)
+    )
+
+
+def test_a_long_cycle_is_cut() -> None:
+    run = Run(40)
+    for rank in range(40):
+        run[rank].calls(recv((rank + 1) % 40), waits=True)
+    lines = text.render(of_run(run)).splitlines()
+    assert len([line for line in lines if "-> waits for rank" in line]) == 12
+    assert "  ... and 28 more in the cycle, back to rank 0" in lines
+    assert len(lines) == 15
+
+
+def test_a_rank_that_died() -> None:
+    run = Run(4)
+    run.each(all_reduce(8))
+    run[0, 1, 3].calls(all_reduce(8), waits=True, line=88)
+    run[2].exits(signal=9)
+    call = "all_reduce(sum, float32[8])"
+    assert text.render(of_run(run)) == (
+        "RANK DIED  rank 2 was killed by SIGKILL at train.py:40 in step; its last call was "
+        f"{call}\n"
+        f"  ranks 0,1,3   wait in {call}                        train.py:88 in step\n"
+        f"  rank  2       killed by SIGKILL, last call {call}   train.py:40 in step"
+        "   <- look here\n" + EVIDENCE.format(94)
+    )
+
+
+def test_a_missing_rank_of_512() -> None:
+    """Only 128 ranks have evidence of their own; the others stand where the run says."""
+    run = Run(512)
+    run.each(all_reduce(8))
+    run[tuple(rank for rank in range(512) if rank != 137)].calls(all_reduce(8), waits=True)
+    run.passes(61)
+    document = of_run(run, stacks={137: ["load (train.py:40)", "main (train.py:12)"]})
+    assert len(document["findings"][0]["ranks"]) == 128
+    rendered = text.render(document)
+    waited = re.search(r"has not come for (\d+) s", rendered)
+    assert waited is not None
+    assert rendered == (
+        f"MISSING RANK  suspected: rank 137 has not come for {waited[1]} s, while ranks "
+        "0-136,138-511 wait in all_reduce(sum, float32[8])\n"
+        '    #1 of group "default_pg"; rank 137: runs user code at train.py:40 in step\n'
+        "  ranks 0-136,138-511   wait in all_reduce(sum, float32[8])   train.py:88 in step\n"
+        "  rank  137             runs user code                        train.py:40 in step"
+        "   <- look here\n"
+        "  stack of rank 137, innermost call first:\n"
+        "    load (train.py:40)\n"
+        "    main (train.py:12)\n"
+        "  stacks of all ranks: .distdebug/20260310-141502-7f3a/stacks/stacks.txt\n"
+        + EVIDENCE.format(93)
+    )
+
+
+def test_many_places_are_cut_to_twelve_rows_culprits_first() -> None:
+    evidence = {rank: at("runs user code", None, rank) for rank in range(50)}
+    finding = Finding(
+        kind="missing_rank",
+        message="ranks have not come",
+        culprits=(45, 49),
+        victims=tuple(range(45)),
+        ranks=evidence,
+    )
+    lines = text.render(report([finding], world_size=50)).splitlines()
+    assert lines[12].split()[:2] == ["rank", "49"]
+    assert [line for line in lines if "<- look here" in line] == lines[11:13]
+    assert lines[13] == "  ... and 38 more ranks"
+
+
+def test_interrupted_says_where_each_rank_was() -> None:
+    run = Run(4)
+    run.each(all_reduce(8))
+    run[0, 1].calls(all_reduce(8), waits=True, line=88)
+    run[3].exits(0)
+    ranks = run.snapshot().ranks
+    document = report(ranks=ranks, outcome="interrupted", exit_code=130, world_size=6)
+    assert text.render(document) == (
+        "INTERRUPTED  after 12.1 s; where each rank was:\n"
+        "  ranks 0,1   wait in all_reduce(sum, float32[8])               train.py:88 in step\n"
+        "  rank  2     runs user code                                    train.py:40 in step\n"
+        "  rank  3     finished, last call all_reduce(sum, float32[8])   train.py:40 in step\n"
+        "  ranks 4,5   never seen\n" + EVIDENCE.format(130)
+    )
+    assert text.render({**document, "outcome": "failed", "exit_code": 1}).startswith(
+        "FAILED  the program ended with exit code 1 after 12.1 s, and no cause"
+    )
+    assert "where each rank is:" in text.render({**document, "outcome": "running"})
+
+
+def test_ok_is_a_single_line() -> None:
+    run = Run(4)
+    run.each(all_reduce(8))
+    assert text.render(report(ranks=run.snapshot().ranks)) == (
+        "OK  4 ranks, 1 call each, 12.1 s   evidence: .distdebug/20260310-141502-7f3a/\n"
+    )
+    assert text.render(report()).startswith("OK  no rank was seen, 12.1 s")
+
+
+def test_further_findings_follow_shortly() -> None:
+    def one(kind: str, severity: str = "error") -> Finding:
+        return Finding(kind, f"about {kind}", (1,), severity=severity, observable_ns=1)
+
+    warning = one("not_in_group", "warning")
+    document = report([one("rank_died"), warning, one("early_exit")])
+    assert text.render(document) == (
+        "RANK DIED  about rank_died\n"
+        "  rank 1   not looked at   <- look here\n"
+        "  also: EARLY EXIT  about early_exit\n"
+        "  warning: NOT IN GROUP  about not_in_group\n" + EVIDENCE.format(94)
+    )
+    fine = text.render(report([warning], outcome="ok", exit_code=0)).splitlines()
+    assert fine[0].startswith("OK")
+    assert fine[1:] == ["  warning: NOT IN GROUP  about not_in_group"]
+    strict = text.render(report([warning], outcome="not_in_group", exit_code=1))
+    assert strict.startswith("NOT IN GROUP  about not_in_group\n")
+    many = text.render(report([one("rank_died")] * 20))
+    assert "  ... and 11 more in report.json\n" in many
+
+
+def test_colour_marks_the_title_and_the_culprits_and_nothing_else_changes() -> None:
+    document = of_run(mismatch())
+    coloured = text.render(document, colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text.render(document)
+    lines = coloured.splitlines()
+    assert lines[0].startswith("\x1b[1;31mMISMATCH\x1b[0m  ")
+    assert "\x1b" not in lines[1]
+    assert lines[2].startswith("\x1b[1m  rank  2")
+    assert lines[2].endswith("<- look here\x1b[0m")
+
+
+def test_an_exception_shows_its_traceback_without_our_frames() -> None:
+    run = Run(2)
+    run[0].calls(barrier(), waits=True)
+    stack = ["/x/train.py:3 in main", "/y/debugger/rank/waiting.py:71 in sliced"]
+    run[1].raises("ValueError: bad", stack=stack)
+    rendered = text.render(of_run(run))
+    assert "  traceback of rank 1, innermost call first:\n    /x/train.py:3 in main\n" in rendered
+    assert "waiting.py" not in rendered
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    evidence = {
+        0: at("waits in", "barrier()", 1, file="/home/u/a/train.py"),
+        1: at("waits in", "barrier()", 1, file="/home/u/b/train.py"),
+    }
+    finding = Finding("early_exit", "somebody left", (0,), (1,), ranks=evidence)
+    rendered = text.render(report([finding]))
+    assert "a/train.py:1 in step" in rendered
+    assert "b/train.py:1 in step" in rendered
+
+
+@pytest.mark.parametrize("other", [send(1), barrier()])
+def test_a_pair_of_culprits_is_marked(other: Any) -> None:
+    evidence = {
+        0: at("sends", str(other), 7),
+        1: at("receives", "recv(src=0, float32[4])", 9),
+    }
+    finding = Finding("p2p_mismatch", "sizes differ", (0, 1), ranks=evidence)
+    lines = text.render(report([finding])).splitlines()
+    assert lines[0] == "MISMATCH  sizes differ"
+    assert all(line.endswith("<- look here") for line in lines[1:3])
+    assert lines[1].split()[2] == str(other).split()[0]
