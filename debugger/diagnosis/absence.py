@@ -34,22 +34,22 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
         return []
     found: dict[tuple[object, ...], Candidate] = {}
     key: tuple[object, ...]
-    waits = [(pending, needs.of(pending)) for pending in world.all_pending()]
-    waits += [(pending, None) for pending in failed_calls(world)]
-    for pending, need in waits:
+    waits = [(pending, needs.of(pending), False) for pending in world.all_pending()]
+    waits += [(pending, None, True) for pending in failed_calls(world)]
+    for pending, need, failed in waits:
         call = pending.call
         if call is None:
             candidate = _never_created(world, needs, pending, need)
             key = (pending.wait.activity, need)
         elif call.signature.peer is not None:
-            candidate = _message(world, channels, pending, need)
+            candidate = _message(world, channels, pending, need, failed=failed)
             key = (call.group, pending.rank, call.signature.peer)
         else:
             view = world.view(pending.rank, call.group)
             key = (id(view), call.seq)
             if view is None or key in found:
                 continue
-            candidate = _collective(world, view, pending, need)
+            candidate = _collective(world, view, pending, need, failed=failed)
         if candidate:
             found.setdefault(key, candidate)
     return list(found.values())
@@ -94,7 +94,7 @@ def _never_created(
 
 
 def _collective(
-    world: World, view: GroupView, pending: Pending, need: Need | None
+    world: World, view: GroupView, pending: Pending, need: Need | None, *, failed: bool
 ) -> Candidate | None:
     call = pending.call
     assert call is not None
@@ -102,11 +102,11 @@ def _collective(
     left = sorted(rank for rank in absent if world.left(rank, view))
     if not left:
         return None
-    if not world.ended(pending.rank) and not _blocks(world, view, need, left):
+    if not failed and not _blocks(world, view, need, left):
         return None
     victims = _others_in(view, call, left)
     where = f"{call_text(call)} {numbered(view.any, call.seq)}"
-    if world.ended(pending.rank):
+    if failed:
         tail = f"{ranks_text(victims)} needed it in {where}"
     else:
         tail = f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for it in {where}"
@@ -167,7 +167,7 @@ def _left_ns(world: World, left: list[int], pending: Pending) -> int:
 
 
 def _message(
-    world: World, channels: Channels, pending: Pending, need: Need | None
+    world: World, channels: Channels, pending: Pending, need: Need | None, *, failed: bool
 ) -> Candidate | None:
     call = pending.call
     assert call is not None
@@ -175,7 +175,7 @@ def _message(
     view = world.view(pending.rank, call.group)
     if view is None or peer is None:
         return None
-    if world.ended(pending.rank):
+    if failed:
         if peer == ANY_SOURCE or _posted(channels, pending.rank, call):
             return None
     elif need is None:

@@ -18,7 +18,7 @@ from ..record.layout import ASYNC_FLAG
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
 from .tracked_work import track
-from .waiting import NO_TIMEOUT
+from .waiting import NO_TIMEOUT, instead
 
 _getframe = sys._getframe
 _now = time.monotonic_ns
@@ -137,9 +137,12 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             started_ns = _now()
             if work is not None:
                 known.wait(work, NO_TIMEOUT)
-        except BaseException:
+        except BaseException as error:
             writer.break_off(number, thread)
-            raise
+            better = instead(error)
+            if better is error:
+                raise
+            raise better from None
         writer.finish(number, thread, counted, started_ns)
         return work
 

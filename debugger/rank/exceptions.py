@@ -20,7 +20,7 @@ from typing import Any
 from ..record.layout import Phase
 from . import call_site, checked_group, waiting
 from .recorder import Recorder
-from .verdict import FindingRaised, stand_down, verdict_was_raised
+from .verdict import FindingRaised, revealed, stand_down, verdict_was_raised
 
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
@@ -64,9 +64,9 @@ def _wrap_excepthook(recorder: Recorder) -> None:
     original = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _ending(recorder, error, 1)
+        error = _ending(recorder, error, 1)
         if isinstance(error, FindingRaised):
-            trace = _to_users_line(error)
+            kind, trace = FindingRaised, _to_users_line(error)
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -114,8 +114,10 @@ def _wrap_process_run(recorder: Recorder) -> None:
                     _ending(recorder, cause, 1)
                 raise
             except BaseException as error:
-                _ending(recorder, error, 1)
-                raise
+                better = _ending(recorder, error, 1)
+                if better is error:
+                    raise
+                raise better from None
 
         self.run = observed
         status = original(self, *args, **kwargs)
@@ -142,9 +144,12 @@ def _wrap_sys_exit(recorder: Recorder) -> None:
     sys.exit = leave
 
 
-def _ending(recorder: Recorder, error: BaseException, status: int) -> None:
+def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
+    """Put on record that the process ends with this error; what it truly is."""
+    error = revealed(error)
     record(recorder, error)
     _leaving(recorder, status)
+    return error
 
 
 def _leaving(recorder: Recorder, status: int) -> None:

@@ -30,6 +30,7 @@ class Heartbeat:
         self.thread = threading.Thread(target=self._run, name="distdebug-heartbeat", daemon=True)
 
     def start(self) -> None:
+        self.beat()  # a rank that takes the GIL at once and keeps it has had one beat
         self.thread.start()
 
     def stop(self) -> None:

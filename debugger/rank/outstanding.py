@@ -47,10 +47,12 @@ def poll() -> None:
             work.is_completed()
 
 
-def fail_all(error: BaseException) -> None:
-    """End every wait for a future with this error."""
-    for proxy in list(_proxies.values()):
+def fail_all(error: BaseException) -> bool:
+    """End every wait for a future with this error; whether there was one to end."""
+    proxies = list(_proxies.values())
+    for proxy in proxies:
         proxy.fail(error)
+    return bool(proxies)
 
 
 def forget() -> None:

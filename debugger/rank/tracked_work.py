@@ -14,7 +14,7 @@ from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
 from . import outstanding
 from .recorder import Known, Recorder, report_own_fault
-from .waiting import NO_TIMEOUT
+from .waiting import NO_TIMEOUT, instead
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
@@ -68,9 +68,12 @@ class TrackedWork(Work):
         thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
         try:
             result = self._known.wait(work, timeout)
-        except BaseException:
+        except BaseException as error:
             self._close(failed=True, thread=thread)
-            raise
+            better = instead(error)
+            if better is error:
+                raise
+            raise better from None
         self._close(thread=thread)
         return bool(result)
 
@@ -166,7 +169,7 @@ class ProxyFuture:
         try:
             value = inner.value()
         except Exception as error:
-            value, failed = error, True
+            value, failed = instead(error), True
         self._work._close(failed)
         self._complete(value)
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.distributed import DistError
 
-from . import outstanding, waiting
+from . import call_site, outstanding, waiting
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used within the process only, to bring the main thread back to Python."""
+_FREED_WITHIN_S = 0.3
 
 
-_told = False
+_told: tuple[str, str] | None = None
 _silent = False
 
 
@@ -48,7 +51,7 @@ class VerdictWatch:
 
     def install(self) -> None:
         """Begin; must be called in the main thread for its signal to be handled."""
-        waiting.set_verdict_check(self.check)
+        waiting.set_verdict(self.check, self.instead)
         with contextlib.suppress(ValueError, OSError):
             signal.signal(SIGNAL, self._on_signal)
 
@@ -61,13 +64,18 @@ class VerdictWatch:
             self._error = (str(verdict["kind"]), str(verdict["text"]))
         except (OSError, ValueError, KeyError):
             return
-        outstanding.fail_all(self._raised())
         global _told
-        _told = True
-        main = threading.main_thread().ident
-        if main is not None:
-            with contextlib.suppress(ProcessLookupError, RuntimeError):
-                signal.pthread_kill(main, SIGNAL)
+        _told = self._error
+        main = threading.main_thread()
+        frame = sys._current_frames().get(main.ident or 0)
+        waited = outstanding.fail_all(self._raised())
+        if threading.current_thread() is main or main.ident is None:
+            return
+        in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
+        if waited and in_torch and _leaves(main.ident, frame):
+            return  # the future's error has freed it: a signal would hit its `finally` blocks
+        with contextlib.suppress(ProcessLookupError, RuntimeError):
+            signal.pthread_kill(main.ident, SIGNAL)
 
     def check(self) -> None:
         """Raise the verdict if there is one. Called between the slices of a wait."""
@@ -75,6 +83,17 @@ class VerdictWatch:
             if threading.current_thread() is threading.main_thread():
                 self._told_main = True
             raise self._raised()
+
+    def instead(self, error: BaseException) -> BaseException:
+        """The verdict, where a call failed because others were told of it first; else the error."""
+        if isinstance(error, FindingRaised) or not isinstance(error, Exception):
+            return error
+        self.look()
+        if self._error is None:
+            return error
+        if threading.current_thread() is threading.main_thread():
+            self._told_main = True
+        return self._raised()
 
     def _raised(self) -> FindingRaised:
         kind, text = self._error or ("", "")
@@ -86,6 +105,28 @@ class VerdictWatch:
             raise self._raised()
 
 
+def _leaves(thread: int, frame: FrameType | None) -> bool:
+    """Whether the thread comes out of this frame soon."""
+    deadline = time.monotonic() + _FREED_WITHIN_S
+    while time.monotonic() < deadline:
+        found = sys._current_frames().get(thread)
+        while found is not None and found is not frame:
+            found = found.f_back
+        if found is None:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def revealed(error: BaseException) -> BaseException:
+    """The verdict, where torch's C++ code has wrapped it into an error of its own; or the error."""
+    if _told is None or not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
+        return error
+    if FindingRaised.__name__ not in str(error):
+        return error
+    return FindingRaised(*_told).with_traceback(error.__traceback__)
+
+
 def stand_down() -> None:
     """The program is ending by itself: a verdict raised now would only confuse its last words."""
     global _silent
@@ -94,4 +135,4 @@ def stand_down() -> None:
 
 def verdict_was_raised() -> bool:
     """Whether this process was told of a verdict."""
-    return _told
+    return _told is not None

@@ -22,13 +22,27 @@ def _no_verdict() -> None:
     """Until the layer is installed there is nothing that could end a wait."""
 
 
+def _no_other(error: BaseException) -> BaseException:
+    return error
+
+
 _check: Callable[[], None] = _no_verdict
+_instead: Callable[[BaseException], BaseException] = _no_other
 
 
-def set_verdict_check(check: Callable[[], None]) -> None:
-    """`check` is called between slices and raises when this wait must end."""
-    global _check
-    _check = check
+def set_verdict(
+    check: Callable[[], None], instead: Callable[[BaseException], BaseException]
+) -> None:
+    """`check` is called between slices and raises when this wait must end. `instead` gives what
+    to raise instead of an error of the backend."""
+    global _check, _instead
+    _check, _instead = check, instead
+
+
+def instead(error: BaseException) -> BaseException:
+    """What to raise when a call ended with this error: the verdict, if there is one, for then the
+    error is only that others went first."""
+    return _instead(error)
 
 
 def choose(backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunction:

@@ -117,15 +117,17 @@ def calls(view: Rank, script: Path) -> list[Call]:
     return [call for call in every if call.site and call.site.file == str(script)]
 
 
-_EXPECTED = re.compile(r"#(?: rank (\d):)? -> (.+)$")
+_EXPECTED = re.compile(r"^(.*)#(?: rank (\d):)? -> (?:(\d+) times )?(.+)$")
 
 
 def expected(script: Path, rank: int) -> dict[int, list[str]]:
-    """The calls that a script's own comments (`# -> call; call`, `# rank 0: -> call`) promise, by
-    line."""
+    """The calls that a script's own comments (`# -> call; call`, `# rank 0: -> 2 times call`)
+    promise, by line: the comment's own, or the next where it stands alone."""
     promised: dict[int, list[str]] = {}
     for line, text in enumerate(script.read_text().splitlines(), start=1):
         found = _EXPECTED.search(text)
-        if found and found[1] in (None, str(rank)):
-            promised[line] = found[2].split("; ")
+        if found and found[2] in (None, str(rank)):
+            promised[line if found[1].strip() else line + 1] = found[4].split("; ") * int(
+                found[3] or 1
+            )
     return promised

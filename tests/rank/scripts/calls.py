@@ -48,9 +48,11 @@ dist.all_to_all_single(received, ones())  # -> all_to_all_single(float32[4])
 sends = [1, 3] if rank == 0 else [3, 1]
 received = torch.zeros(4)
 if rank == 0:
-    dist.all_to_all_single(received, ones(), sends, sends)  # rank 0: -> all_to_all_single(float32[4], sends=[1, 3], receives=[1, 3])
+    # rank 0: -> all_to_all_single(float32[4], sends=[1, 3], receives=[1, 3])
+    dist.all_to_all_single(received, ones(), sends, sends)
 else:
-    dist.all_to_all_single(received, ones(), sends, sends)  # rank 1: -> all_to_all_single(float32[4], sends=[3, 1], receives=[3, 1])
+    # rank 1: -> all_to_all_single(float32[4], sends=[3, 1], receives=[3, 1])
+    dist.all_to_all_single(received, ones(), sends, sends)
 show("exchanged", received)
 dist.barrier()  # -> barrier()
 dist.monitored_barrier()  # -> monitored_barrier()
@@ -59,7 +61,9 @@ work = dist.all_reduce(t, async_op=True)  # -> all_reduce(sum, float32[4])
 second = dist.broadcast(half, 0, async_op=True)  # -> broadcast(src=0, float32[2])
 second.wait()
 work.wait()
-assert work.is_completed() and work.is_success() and second.is_completed()
+assert work.is_completed()
+assert work.is_success()
+assert second.is_completed()
 show("async", t, half, work.get_future().value())
 future = dist.all_reduce(t, async_op=True).get_future()  # -> all_reduce(sum, float32[4])
 show("future", future.wait())
@@ -81,9 +85,11 @@ else:
     show("received", t, whole)
 pair = [dist.P2POp(dist.isend, ones(), other), dist.P2POp(dist.irecv, t, other)]
 if rank == 0:
-    requests = dist.batch_isend_irecv(pair)  # rank 0: -> send(dst=1, float32[4]); recv(src=1, float32[4])
+    # rank 0: -> send(dst=1, float32[4]); recv(src=1, float32[4])
+    requests = dist.batch_isend_irecv(pair)
 else:
-    requests = dist.batch_isend_irecv(pair)  # rank 1: -> send(dst=0, float32[4]); recv(src=0, float32[4])
+    # rank 1: -> send(dst=0, float32[4]); recv(src=0, float32[4])
+    requests = dist.batch_isend_irecv(pair)
 for request in requests:
     request.wait()
 show("batched", t)
@@ -98,7 +104,8 @@ objects = [None] * world
 dist.all_gather_object(objects, {"rank": rank})  # -> all_gather(int64[1]); all_gather(uint8[24])
 show("objects", objects)
 names = ["x", 3] if rank == 0 else [None, None]
-dist.broadcast_object_list(names, src=0)  # -> broadcast(src=0, int64[2]); broadcast(src=0, uint8[21])
+# -> broadcast(src=0, int64[2]); broadcast(src=0, uint8[21])
+dist.broadcast_object_list(names, src=0)
 show("names", names)
 
 group = dist.new_group([0, 1])
@@ -111,9 +118,11 @@ dist.all_reduce(t, group=mesh.get_group("data"))  # -> all_reduce(sum, float32[4
 dist.all_reduce(t, group=mesh.get_group("model"))  # -> all_reduce(sum, float32[4])
 show("groups", t, dist.get_world_size(group), dist.get_backend(group), mesh.size())
 
-result = functional.all_reduce(ones(), "sum", mesh.get_group("data"))  # -> all_reduce(sum, float32[4])
+# -> all_reduce(sum, float32[4])
+result = functional.all_reduce(ones(), "sum", mesh.get_group("data"))
 result = functional.wait_tensor(result)
-gathered = functional.all_gather_tensor(ones(), 0, mesh.get_group("data"))  # -> all_gather_into_tensor_coalesced(float32[4])
+# -> all_gather_into_tensor_coalesced(float32[4])
+gathered = functional.all_gather_tensor(ones(), 0, mesh.get_group("data"))
 show("functional", result, functional.wait_tensor(gathered))
 
 third = dist.new_group([0, 1])
@@ -121,7 +130,8 @@ third = dist.new_group([0, 1])
 
 def in_thread(where, value):
     for _ in range(3):
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=where)  # -> all_reduce(max, float32[4]); all_reduce(max, float32[4]); all_reduce(max, float32[4]); all_reduce(max, float32[4]); all_reduce(max, float32[4]); all_reduce(max, float32[4])
+        # -> 6 times all_reduce(max, float32[4])
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=where)
 
 
 threads = [threading.Thread(target=in_thread, args=(g, ones())) for g in (group, third)]
@@ -132,7 +142,10 @@ for thread in threads:
 
 with torch.profiler.profile() as profile:
     dist.all_reduce(t)  # -> all_reduce(sum, float32[4])
-show("profiled", sorted({e.key for e in profile.key_averages() if "c10d" in e.key or "gloo" in e.key}))
+show(
+    "profiled",
+    sorted({e.key for e in profile.key_averages() if "c10d" in e.key or "gloo" in e.key}),
+)
 
 dist.destroy_process_group()
 dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Starts `launch.py RANKS SCRIPT ARGUMENTS...` without importing torch, and tells how each ended."""
+"""Starts `launch.py RANKS SCRIPT ...` without importing torch, and tells how each ended."""
 
 import json
 import os

@@ -40,7 +40,8 @@ def steps(model, count, context=nullcontext):
 
 
 def show(name, model):
-    total = sum(float(p.full_tensor().sum() if hasattr(p, "full_tensor") else p.detach().sum()) for p in model.parameters())
+    full = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
+    total = sum(float(p.detach().sum()) for p in full)
     sys.stdout.write(f"{rank} {name} {total:.4f}\n")
     sys.stdout.flush()
 
@@ -70,7 +71,9 @@ steps(sharded, 3)
 show("fsdp2", sharded)
 
 tensor = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
-whole = (tensor @ torch.ones(2, 2).t() if False else tensor * 2).redistribute(mesh, [Replicate()])
-sys.stdout.write(f"{rank} dtensor {whole.to_local().tolist()} {tensor.sum().full_tensor().item()}\n")
+whole = (tensor * 2).redistribute(mesh, [Replicate()])
+sys.stdout.write(
+    f"{rank} dtensor {whole.to_local().tolist()} {tensor.sum().full_tensor().item()}\n"
+)
 sys.stdout.flush()
 dist.destroy_process_group()

@@ -57,6 +57,16 @@ class TestLeft:
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("early_exit", (2,))
 
+    def test_the_one_that_failed_is_still_on_its_way_out(self) -> None:
+        run = waiting(2)
+        run[1].exits(0)
+        run[0].waits.clear()
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, exits=False, communication=True)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits) == ("early_exit", (1,))
+        assert "rank 0 needed it in all_reduce" in found.message
+
 
 class TestDeaths:
     """rank_died, rank_exception, invalid_argument."""

@@ -46,6 +46,15 @@ def test_a_receive_that_failed_because_its_sender_had_finished() -> None:
     assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
 
 
+def test_the_receiver_that_failed_is_still_on_its_way_out() -> None:
+    run = Run(2)
+    run[0].exits(0)
+    run[1].calls(recv(0), fails=True)
+    run[1].raises("RuntimeError: Connection closed by peer", exits=False, communication=True)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
+
+
 def test_a_send_that_nobody_takes() -> None:
     run = Run(3)
     run[2].exits(0)

@@ -1,0 +1,1 @@
+"""Programs that `distdebug bench` starts as processes of their own; each prints one JSON object."""

@@ -1,0 +1,49 @@
+"""Compares ways to do one thing in one process: they take turns, so that drift hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one way: the median time, and by how much it exceeds stock's (median of the rounds'
+    differences), both in µs for one execution."""
+
+    median_us: float
+    added_us: float
+
+
+def compare(
+    ways: Mapping[str, Callable[[], object]], rounds: int, times: int, warm_up: int = 3
+) -> dict[str, dict[str, float]]:
+    """The cost of each way; `STOCK` must be one of them.
+
+    In each round every way is executed `times` times in a row. Who begins rotates with the rounds,
+    the same on every rank, so that the ways may communicate.
+    """
+    names = list(ways)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(-warm_up, rounds):
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            way = ways[name]
+            began = time.perf_counter_ns()
+            for _ in range(times):
+                way()
+            spent_us = (time.perf_counter_ns() - began) / times / 1000
+            if index >= 0:
+                taken[name].append(spent_us)
+    costs = {}
+    for name in names:
+        pairs = zip(taken[name], taken[STOCK], strict=True)
+        cost = Cost(
+            median_us=statistics.median(taken[name]),
+            added_us=statistics.median(ours - stock for ours, stock in pairs),
+        )
+        costs[name] = asdict(cost)
+    return costs

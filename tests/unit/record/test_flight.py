@@ -1,0 +1,307 @@
+"""The flight record: what is written is read back, torn and overwritten slots are told apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from debugger.record import layout
+from debugger.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
+from debugger.record.reader import FlightError, FlightReader
+from debugger.record.signature import (
+    OP_CODES,
+    Signature,
+    agreement_key,
+    exact_key,
+    extend_chain,
+    hash64,
+)
+from debugger.record.slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
+from debugger.record.snapshot import CallSite, Process
+from debugger.record.writer import FlightWriter
+
+ALL_REDUCE = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")
+WORLD = {
+    "name": "0",
+    "incarnation": 0,
+    "desc": "default_pg",
+    "ranks": [0, 1],
+    "backend": "gloo",
+    "timeout_s": 5.0,
+}
+KEY = ("0", 0)
+ALIVE = Process(alive=True)
+
+
+class Author:
+    """Writes calls as the layer does."""
+
+    def __init__(self, path: Path) -> None:
+        self.writer = FlightWriter(path)
+        group = self.writer.add_group(WORLD)
+        assert group is not None
+        self.group: GroupSlot = group
+        self.site = self.writer.define(Definition.SITE, json.dumps(["/a/train.py", 7, "step"]))
+
+    def describe(
+        self, signature: Signature = ALL_REDUCE, channel: ChannelSlot | None = None
+    ) -> CallDescription:
+        return CallDescription(
+            op_code=OP_CODES[signature.op],
+            signature_id=self.writer.define(Definition.SIGNATURE, signature.to_json()),
+            agree=hash64(agreement_key(signature)),
+            exact=hash64(exact_key(signature)),
+            contribution=0,
+            channel=channel,
+            volatile=None,
+        )
+
+    def call(
+        self, signature: Signature = ALL_REDUCE, channel: ChannelSlot | None = None
+    ) -> tuple[int, ThreadSlot]:
+        return self.writer.begin(self.group, self.describe(signature, channel), self.site, 0)
+
+
+@pytest.fixture(name="author")
+def _author(tmp_path: Path) -> Author:
+    return Author(tmp_path / "0.flight")
+
+
+def read(author: Author) -> FlightReader:
+    reader = FlightReader(author.writer.path)
+    reader.view(ALIVE)
+    return reader
+
+
+def test_a_call_is_read_back(author: Author) -> None:
+    number, thread = author.call()
+    author.writer.hand_over(number, thread)
+    author.writer.finish(number, None, author.group)
+    view = FlightReader(author.writer.path).view(ALIVE)
+    assert view.history is not None
+    call = view.history.call(0)
+    assert call is not None
+    assert (call.signature, call.seq, call.group) == (ALL_REDUCE, 0, KEY)
+    assert call.site == CallSite("/a/train.py", 7, "step")
+    assert call.state is CallState.COMPLETED
+    assert call.issued_ns <= call.started_ns <= call.completed_ns
+    assert view.groups[KEY].issued == view.groups[KEY].completed == 1
+
+
+def test_chain_is_the_one_of_the_format(author: Author) -> None:
+    chain = 0
+    for _ in range(3):
+        author.call()
+        chain = extend_chain(chain, hash64(agreement_key(ALL_REDUCE)))
+    reader = read(author)
+    assert reader.view(ALIVE).groups[KEY].chain == chain
+    chains = reader.chains_after(KEY, 3)
+    assert chains is not None
+    assert chains[0] == chain
+    assert reader.chains_after(KEY, 0) == (0, 0, 0)
+
+
+def test_overwritten_calls_read_as_absent(author: Author) -> None:
+    for _ in range(layout.RING + 10):
+        author.call()
+    reader = read(author)
+    assert reader.call(9) is None
+    assert reader.at(KEY, 9) is None
+    assert reader.call(10) is not None
+    assert reader.chains_after(KEY, 5) is None
+    last = reader.recent(3, KEY)
+    assert [call.seq for call in last] == [layout.RING + 7, layout.RING + 8, layout.RING + 9]
+
+
+def test_checkpoints_answer_without_walking(author: Author) -> None:
+    for _ in range(3 * layout.CHECKPOINT_EVERY):
+        author.call()
+    reader = read(author)
+    for issued in (64, 128, 192):
+        walked = next(
+            (row[11], row[12], row[13])
+            for _, row in reader._walk(3 * 64 - 1)
+            if row[10] == issued - 1
+        )
+        assert reader.chains_after(KEY, issued) == walked
+
+
+def test_torn_slot_reads_as_absent(author: Author) -> None:
+    author.call()
+    author.call()
+    at = layout.RING_OFFSET + layout.SLOT.size
+    with open(author.writer.path, "r+b") as file:
+        file.seek(at + layout.SLOT.size - 8)
+        file.write(bytes(8))  # the second mark never arrived
+    reader = read(author)
+    assert reader.call(0) is not None
+    assert reader.call(1) is None
+
+
+def test_channels_count_per_peer_and_tag(author: Author) -> None:
+    channel = author.writer.add_channel(
+        {"name": "0", "incarnation": 0, "op": "send", "peer": 1, "tag": 3}
+    )
+    assert channel is not None
+    send = Signature("send", (("float32", (2,)),), peer=1, tag=3)
+    author.call()
+    author.call(send, channel)
+    author.call(send, channel)
+    reader = read(author)
+    found = reader.view(ALIVE).channels[0]
+    assert (found.op, found.peer, found.tag, found.issued) == ("send", 1, 3, 2)
+    message = reader.message(found, 1)
+    assert message is not None
+    assert message.signature == send
+    assert reader.view(ALIVE).groups[KEY].issued == 1  # sends do not count as collectives
+
+
+def test_waits_nest(author: Author) -> None:
+    writer = author.writer
+    detail = writer.define(Definition.DETAIL, '{"op":"store.get","key":"k"}')
+    outer = writer.enter(int(Activity.STORE), 0, detail, author.site)
+    inner = writer.enter(int(Activity.IN_CALL), 5, 0, author.site)
+    assert [wait.call for wait in read(author).view(ALIVE).waits] == [4]
+    writer.leave(inner)
+    (wait,) = read(author).view(ALIVE).waits
+    assert (wait.activity, wait.detail["key"]) == (Activity.STORE, "k")
+    before = wait.serial
+    writer.leave(outer)
+    assert not read(author).view(ALIVE).waits
+    assert read(author).view(ALIVE).layer_serial > before
+
+
+def test_heartbeat_counts_only_for_its_serial(author: Author) -> None:
+    author.writer.heartbeat(2, author.writer.serial, author.site)
+    view = read(author).view(ALIVE)
+    assert (view.free_threads, view.location) == (2, CallSite("/a/train.py", 7, "step"))
+    author.writer.leave(author.writer.enter(int(Activity.INIT), 0, 0, 0))
+    assert read(author).view(ALIVE).free_threads == -1
+
+
+def test_a_reader_that_stays_open_sees_what_comes(author: Author) -> None:
+    reader = FlightReader(author.writer.path)
+    assert reader.view(ALIVE).calls == 0
+    before = reader.change_mark
+    author.call()
+    author.writer.note("exception", "ValueError: no", site=author.site, type="ValueError")
+    assert reader.change_mark != before
+    view = reader.view(ALIVE)
+    assert view.calls == 1
+    assert view.notes[0].kind == "exception"
+
+
+def test_signatures_that_never_repeat_go_to_the_volatile_area(author: Author) -> None:
+    text = Signature("all_reduce", (("float32", (99,)),), reduce_op="max")
+    description = replace(
+        author.describe(),
+        signature_id=layout.VOLATILE_SIGNATURE,
+        volatile=text.to_json().encode(),
+    )
+    author.writer.begin(author.group, description, author.site, 0)
+    call = read(author).call(0)
+    assert call is not None
+    assert call.signature == text
+
+
+def test_a_call_that_raises_is_failed(author: Author) -> None:
+    number, thread = author.call()
+    author.writer.break_off(number, thread)
+    reader = read(author)
+    call = reader.call(0)
+    assert call is not None
+    assert call.state is CallState.FAILED
+    assert not reader.view(ALIVE).waits
+
+
+def test_a_call_in_progress_is_a_wait(author: Author) -> None:
+    author.call()
+    (wait,) = read(author).view(ALIVE).waits
+    assert (wait.activity, wait.call) == (Activity.IN_CALL, 0)
+
+
+def test_a_full_heap_costs_texts_only(author: Author) -> None:
+    for size in (60_000, 1_000, 1):
+        while author.writer.define(Definition.DETAIL, json.dumps("x" * size + str(os.urandom(8)))):
+            pass
+    assert author.writer.define(Definition.SITE, '["/b.py",1,"f"]') == 0
+    number, thread = author.call()
+    author.writer.finish(number, thread, author.group, 1)
+    call = read(author).call(number)
+    assert call is not None
+    assert call.signature.op == "all_reduce"
+
+
+def test_identity_and_phase(author: Author) -> None:
+    author.writer.identify({"host": "here", "job": "j"})
+    author.writer.claim(3, 8, 1, 2)
+    author.writer.phase(Phase.ENDED, 5)
+    author.writer.group_state(author.group, GroupState.DESTROYED)
+    reader = FlightReader(author.writer.path)
+    view = reader.view(Process(alive=False))
+    assert (view.rank, view.world_size, view.local_rank, view.restart_count) == (3, 8, 1, 2)
+    assert (view.host, view.job, view.phase, view.exit_code) == ("here", "j", Phase.ENDED, 5)
+    assert view.process.ended_ns
+    assert view.groups[KEY].state is GroupState.DESTROYED
+    assert reader.role is Role.RANK
+
+
+def test_the_file_is_private_and_never_overwritten(author: Author) -> None:
+    assert author.writer.path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        FlightWriter(author.writer.path)
+
+
+def test_detached_writer_leaves_the_file_alone(author: Author) -> None:
+    author.call()
+    author.writer.detach()
+    author.call()
+    assert read(author).view(ALIVE).calls == 1
+
+
+def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
+    path = tmp_path / "0.flight"
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tests.unit.record.test_flight import Author\n"
+        "author = Author(Path(sys.argv[1]))\n"
+        "for _ in range(100): author.call()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], cwd=Path(__file__).parents[3], timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    view = FlightReader(path).view(Process(alive=False))
+    assert view.groups[KEY].issued == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not a flight record"),
+        (b"PK\x03\x04 something else", "is not a flight record"),
+        (layout.MAGIC + (2).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 2"),
+        (layout.MAGIC + (1).to_bytes(4, "little"), "is truncated"),
+    ],
+)
+def test_foreign_files_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "0.flight"
+    path.write_bytes(content)
+    with pytest.raises(FlightError, match=words):
+        FlightReader(path)
+
+
+def test_a_link_is_refused(author: Author, tmp_path: Path) -> None:
+    link = tmp_path / "1.flight"
+    link.symlink_to(author.writer.path)
+    with pytest.raises(FlightError):
+        FlightReader(link)
