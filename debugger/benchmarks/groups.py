@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from ..rank.heartbeat import Heartbeat
 from ..rank.install import install
-from .measuring import STOCK
+from .measuring import STOCK, Way
 
 RECORD = "record"
 INFO = "info"
@@ -26,24 +27,19 @@ class Groups:
     layered: Any
     beat: Callable[[], None]
 
-    def ways(self, call: Callable[[Any], object]) -> dict[str, Callable[[], object]]:
-        """`call(group)` as stock torch does it, as the layer at OFF does, and at INFO."""
-
-        def at(level: Any, group: Any) -> Callable[[], object]:
-            def way() -> object:
-                return call(group)
-
-            return way if level is None else _with_level(level, way)
-
+    def ways(self, call: Callable[[Any], object]) -> dict[str, Way]:
+        """`call(group)` as stock torch does it, as the layer does at OFF, and at INFO."""
+        off, info = partial(_set_level, "OFF"), partial(_set_level, "INFO")
         return {
-            STOCK: at(None, self.stock),
-            RECORD: at(dist.DebugLevel.OFF, self.layered),
-            INFO: at(dist.DebugLevel.INFO, self.layered),
+            STOCK: Way(partial(call, self.stock), off),
+            RECORD: Way(partial(call, self.layered), off),
+            INFO: Way(partial(call, self.layered), info),
         }
 
 
-def _with_level(_level: Any, way: Callable[[], object]) -> Callable[[], object]:
-    return way
+def _set_level(name: str) -> None:
+    untyped: Any = dist  # torch's annotations leave these names out
+    untyped.set_debug_level(getattr(untyped.DebugLevel, name))
 
 
 def make(directory: Path, backend: str, rank: int, size: int) -> Groups:

@@ -19,8 +19,16 @@ class Cost:
     added_us: float
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to do it: `run` is timed; `prepare` runs before each turn and is not."""
+
+    run: Callable[[], object]
+    prepare: Callable[[], object]
+
+
 def compare(
-    ways: Mapping[str, Callable[[], object]], rounds: int, times: int, warm_up: int = 3
+    ways: Mapping[str, Way], rounds: int, times: int, warm_up: int = 3
 ) -> dict[str, dict[str, float]]:
     """The cost of each way; `STOCK` must be one of them.
 
@@ -31,7 +39,8 @@ def compare(
     taken: dict[str, list[float]] = {name: [] for name in names}
     for index in range(-warm_up, rounds):
         for name in names[index % len(names) :] + names[: index % len(names)]:
-            way = ways[name]
+            ways[name].prepare()
+            way = ways[name].run
             began = time.perf_counter_ns()
             for _ in range(times):
                 way()

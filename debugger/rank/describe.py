@@ -25,6 +25,8 @@ _REDUCE_OPS: dict[int, str] = {
     int(member.value): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()
 }
 
+_SUM: Any = dist.ReduceOp.SUM
+
 
 def _one(tensor: Any) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.shape, tensor.is_cpu)
@@ -66,7 +68,7 @@ def _reduce_op(args: Arguments, position: int = 1) -> int:
         number: int = args[position].reduceOp.op.value
         return number
     except (IndexError, AttributeError):  # an overload without an options object
-        given: Any = args[position] if len(args) > position else dist.ReduceOp.SUM
+        given = args[position] if len(args) > position else _SUM
         return int(getattr(given, "op", given))
 
 

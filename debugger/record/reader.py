@@ -10,29 +10,19 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import layout
-from .layout import Activity, CallState, Definition, GroupState, Phase, Role
-from .signature import OPS, Signature
-from .snapshot import (
-    Call,
-    CallSite,
-    Channel,
-    Creation,
-    Group,
-    GroupKey,
-    Note,
-    Process,
-    Rank,
-    Wait,
-)
+from .definitions import Definitions
+from .layout import Activity, CallState, GroupState, Phase, Role
+from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Wait
 
-UNKNOWN_SIGNATURE = Signature("?")
+UNKNOWN_GROUP: GroupKey = ("?", 0)
+_GROUP_STATES = frozenset(GroupState)
+_CALL_STATES = frozenset(CallState)
 
 
 class FlightError(Exception):
@@ -66,12 +56,7 @@ class FlightReader:
             self._map = mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
-        self._heap_read = 0
-        self._texts: dict[tuple[int, int], Any] = {}
-        self._sites: dict[int, CallSite | None] = {}
-        self._signatures: dict[int, Signature] = {}
-        self._creations: list[Creation] = []
-        self._notes: list[Note] = []
+        self._definitions = Definitions(self._map)
         self.refresh_header()
 
     def close(self) -> None:
@@ -136,7 +121,7 @@ class FlightReader:
             free_serial,
             location,
         ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
-        self._read_heap(heap_used)
+        self._definitions.read(heap_used, self.wall_offset_ns)
         if process.ended_ns is None and exiting_ns and not process.alive:
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
         phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
@@ -156,12 +141,12 @@ class FlightReader:
             exit_code=exit_code if phase >= Phase.EXITING else None,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
-            location=self._site(location),
+            location=self._definitions.site(location),
             groups=self._read_groups(),
             channels=self._read_channels(),
-            creations=tuple(self._creations),
+            creations=tuple(self._definitions.creations),
             waits=self._read_waits(),
-            notes=tuple(self._notes),
+            notes=tuple(self._definitions.notes),
             history=self,
         )
 
@@ -174,15 +159,14 @@ class FlightReader:
             )
             if not definition:
                 break
-            record = self._texts.get((Definition.GROUP, definition))
-            if not isinstance(record, dict):
+            text = self._definitions.group(definition)
+            if text is None or state not in _GROUP_STATES:
                 continue
-            key = _key(record)
-            groups[key] = Group(
-                key=key,
-                desc=str(record.get("desc", "")),
-                ranks=tuple(record.get("ranks", ())),
-                backend=str(record.get("backend", "")),
+            groups[text.key] = Group(
+                key=text.key,
+                desc=text.desc,
+                ranks=text.ranks,
+                backend=text.backend,
                 state=GroupState(state),
                 issued=issued,
                 completed=completed,
@@ -190,15 +174,16 @@ class FlightReader:
                 exact=exact,
                 balance=balance,
                 last=last - 1 if last else None,
-                timeout_s=record.get("timeout_s"),
+                timeout_s=text.timeout_s,
             )
         return groups
 
     def _group_key(self, index: int) -> GroupKey:
+        if index >= layout.GROUPS:
+            return UNKNOWN_GROUP
         at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-        definition = layout.GROUP.unpack_from(self._map, at)[0]
-        record = self._texts.get((Definition.GROUP, definition))
-        return _key(record) if isinstance(record, dict) else ("?", 0)
+        text = self._definitions.group(layout.GROUP.unpack_from(self._map, at)[0])
+        return UNKNOWN_GROUP if text is None else text.key
 
     def _read_channels(self) -> tuple[Channel, ...]:
         channels = []
@@ -207,14 +192,14 @@ class FlightReader:
             definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
             if not definition:
                 break
-            record = self._texts.get((Definition.CHANNEL, definition))
-            if isinstance(record, dict):
+            text = self._definitions.channel(definition)
+            if text is not None:
                 channels.append(
                     Channel(
-                        group=_key(record),
-                        op=str(record["op"]),
-                        peer=int(record["peer"]),
-                        tag=int(record["tag"]),
+                        group=text.group,
+                        op=text.op,
+                        peer=text.peer,
+                        tag=text.tag,
                         issued=issued,
                         chain=chain,
                         last=last - 1 if last else None,
@@ -235,7 +220,6 @@ class FlightReader:
                 break
             if version != again or not activity or activity > Activity.PAUSED:
                 continue
-            record = self._texts.get((Definition.DETAIL, detail))
             waits.append(
                 Wait(
                     thread=native,
@@ -243,8 +227,8 @@ class FlightReader:
                     serial=serial,
                     since_ns=since + self.wall_offset_ns,
                     call=call - 1 if call else None,
-                    detail=record if isinstance(record, dict) else {},
-                    site=self._site(site),
+                    detail=self._definitions.detail(detail),
+                    site=self._definitions.site(site),
                     inferred=bool(inferred),
                 )
             )
@@ -267,10 +251,10 @@ class FlightReader:
             number=number,
             group=self._group_key(row[1]),
             seq=row[10],
-            signature=self._signature(row[6], row[3], number),
-            site=self._site(row[7]),
+            signature=self._definitions.signature(row[6], row[3], number),
+            site=self._definitions.site(row[7]),
             thread=row[2],
-            state=CallState(state) if state in tuple(CallState) else CallState.ISSUED,
+            state=CallState(state) if state in _CALL_STATES else CallState.ISSUED,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
             chain=row[11],
             exact=row[12],
@@ -360,75 +344,3 @@ class FlightReader:
                 count, chain, exact, balance = layout.CHECKPOINT.unpack_from(self._map, at)
                 return (chain, exact, balance) if count == issued else None
         return None
-
-    # -- definitions ---------------------------------------------------------------------------
-
-    def _read_heap(self, used: int) -> None:
-        head = layout.DEFINITION
-        used = min(used, layout.HEAP_BYTES)
-        while self._heap_read + head.size <= used:
-            at = layout.HEAP_OFFSET + self._heap_read
-            length, kind, number = head.unpack_from(self._map, at)
-            if self._heap_read + head.size + length > used:
-                return
-            text = self._map[at + head.size : at + head.size + length].decode("utf-8", "replace")
-            self._heap_read += head.size + length
-            try:
-                self._define(kind, number, text)
-            except (ValueError, KeyError, TypeError, IndexError, struct.error):
-                continue  # a definition that a newer or faulty writer made: its id reads as unknown
-
-    def _define(self, kind: int, number: int, text: str) -> None:
-        if kind == Definition.SIGNATURE:
-            self._signatures[number] = Signature.from_json(text)
-            return
-        value = json.loads(text)
-        if kind == Definition.SITE:
-            self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
-        elif kind == Definition.CREATION:
-            self._creations.append(
-                Creation(
-                    index=int(value["index"]),
-                    group=_key(value),
-                    ranks=tuple(value["ranks"]),
-                    backend=str(value["backend"]),
-                    site=self._site(value["site"]),
-                    world_seq=int(value["world_seq"]),
-                    time_ns=int(value["t_ns"]) + self.wall_offset_ns,
-                )
-            )
-        elif kind == Definition.NOTE:
-            self._notes.append(
-                Note(
-                    kind=str(value.pop("kind")),
-                    time_ns=int(value.pop("t_ns")) + self.wall_offset_ns,
-                    message=str(value.pop("message")),
-                    site=self._site(value.pop("site", 0)),
-                    data=value,
-                )
-            )
-        else:
-            self._texts[(kind, number)] = value
-
-    def _site(self, number: int) -> CallSite | None:
-        return self._sites.get(number)
-
-    def _signature(self, number: int, op_code: int, call: int) -> Signature:
-        if number != layout.VOLATILE_SIGNATURE:
-            found = self._signatures.get(number)
-            if found is not None:
-                return found
-        else:
-            at = layout.VOLATILE_OFFSET + call % layout.RING * layout.VOLATILE_BYTES
-            text = (
-                self._map[at : at + layout.VOLATILE_BYTES].rstrip(b"\0").decode("utf-8", "replace")
-            )
-            try:
-                return Signature.from_json(text)
-            except ValueError:
-                pass  # cut off: it did not fit
-        return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
-
-
-def _key(record: Mapping[str, Any]) -> GroupKey:
-    return (str(record["name"]), int(record["incarnation"]))

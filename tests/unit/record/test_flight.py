@@ -305,3 +305,32 @@ def test_a_link_is_refused(author: Author, tmp_path: Path) -> None:
     link.symlink_to(author.writer.path)
     with pytest.raises(FlightError):
         FlightReader(link)
+
+
+def test_any_bytes_can_be_read(author: Author) -> None:
+    """A damaged or hostile record may read as nonsense, but never breaks its reader."""
+    import random
+
+    for _ in range(20):
+        author.call()
+    author.writer.note("exception", "ValueError: no")
+    good = author.writer.path.read_bytes()
+    path = author.writer.path.with_name("1.flight")
+    dice = random.Random(7)
+    for _ in range(60):
+        damaged = bytearray(good)
+        for _ in range(dice.choice((1, 20, 2000))):
+            at = dice.choice((dice.randrange(16, 80_000), dice.randrange(16, len(good))))
+            damaged[at] = dice.randrange(256)
+        heap = layout.HEAP_OFFSET + layout.DEFINITION.size
+        damaged[heap : heap + 10] = dice.randbytes(10)
+        path.write_bytes(damaged)
+        reader = FlightReader(path)
+        view = reader.view(ALIVE)
+        reader.recent(50)
+        for key in view.groups:
+            reader.chains_after(key, 3)
+            reader.at(key, 2)
+        for channel in view.channels:
+            reader.message(channel, 0)
+        reader.close()

@@ -1,0 +1,90 @@
+"""One of the ranks that measure all_reduce of several sizes, and a DDP training step, on gloo.
+
+python -m debugger.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|step
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import groups
+from .measuring import compare
+
+SIZES: dict[int, tuple[int, int]] = {4: (60, 50), 64 * 1024: (60, 20), 16 * 1024 * 1024: (12, 1)}
+"""Per size in bytes: rounds, and executions in each."""
+STEP_ROUNDS = 60
+STEPS_PER_ROUND = 2
+BATCH = 64
+WIDTH = 512
+
+
+def _all_reduce(tensor: torch.Tensor, group: Any) -> None:
+    dist.all_reduce(tensor, group=group)
+
+
+def _calls(both: groups.Groups) -> dict[str, Any]:
+    costs = {}
+    for size_bytes, (rounds, times) in SIZES.items():
+        tensor = torch.zeros(size_bytes // 4)
+        ways = both.ways(partial(_all_reduce, tensor))
+        costs[str(size_bytes)] = compare(ways, rounds, times)
+    return costs
+
+
+def _step(both: groups.Groups) -> dict[str, Any]:
+    """Forward, backward and optimizer of a small network; DDP reduces its buckets in between."""
+    data = torch.randn(BATCH, WIDTH)
+    trainers = {}
+    for group in (both.stock, both.layered):
+        torch.manual_seed(0)
+        layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        model = DistributedDataParallel(
+            nn.Sequential(*layers, nn.Linear(WIDTH, 10)), process_group=group, bucket_cap_mb=1
+        )
+        trainers[group] = (model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def step(group: Any) -> None:
+        model, optimizer = trainers[group]
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    costs: dict[str, Any] = dict(compare(both.ways(step), STEP_ROUNDS, STEPS_PER_ROUND))
+    costs["heartbeat_us"] = _beat_us(both)
+    return costs
+
+
+def _beat_us(both: groups.Groups) -> float:
+    """One beat of the heartbeat: it runs beside stock's steps too, so it is not in the others."""
+    spent = []
+    for _ in range(200):
+        began = time.perf_counter_ns()
+        both.beat()
+        spent.append((time.perf_counter_ns() - began) / 1000)
+    return statistics.median(spent)
+
+
+def main() -> None:
+    """Measure together with the other ranks; rank 0 prints."""
+    directory, rank, size, what = sys.argv[1:]
+    both = groups.make(Path(directory), "gloo", int(rank), int(size))
+    costs = _step(both) if what == "step" else _calls(both)
+    if int(rank) == 0:
+        sys.stdout.write(json.dumps(costs) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

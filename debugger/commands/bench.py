@@ -1,0 +1,164 @@
+"""`distdebug bench overhead`: measures, in one run, what watching costs, against stock torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import DistdebugError, UsageError
+from .base import Command
+
+SCHEMA = "distdebug.bench/1"
+FAKE_CALL_BAR_US = 5.0
+STEP_BAR_PERCENT = 3.0
+LIMIT_S = 300.0
+BEATS_PER_S = 10
+_WORLDS = (2, 4)
+
+
+class BenchCommand(Command):
+    name = "bench"
+    help = "measure what watching costs"
+    epilog = (
+        "Takes about a minute. stock is torch without the layer, record the layer at level OFF.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug bench overhead\n"
+        "  distdebug bench overhead --json overhead.json"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "what",
+            choices=["overhead"],
+            help="overhead: the cost per call on the fake backend and on gloo (2 and 4 ranks; "
+            "4 B, 64 KiB, 16 MiB), and of a small DDP training step",
+        )
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.json is not None and not args.json.absolute().parent.is_dir():
+            raise UsageError(f"{args.json.parent} is not a directory; name a file in one that is")
+        measured = measure()
+        print("\n".join(table(measured)))
+        if args.json is not None:
+            try:
+                args.json.write_text(json.dumps(measured, indent=2) + "\n")
+            except OSError as error:
+                raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
+        return 0
+
+
+def measure() -> dict[str, Any]:
+    """All figures. Raises DistdebugError when a measuring program fails or takes too long."""
+    calls: list[dict[str, Any]] = []
+    for op, costs in _start("calls", 1, []).items():
+        calls.append({"backend": "fake", "world_size": 2, "op": op, "size_bytes": 64, **costs})
+    for world_size in _WORLDS:
+        for size_bytes, costs in _start("ranks", world_size, ["calls"]).items():
+            calls.append(
+                {
+                    "backend": "gloo",
+                    "world_size": world_size,
+                    "op": "all_reduce",
+                    "size_bytes": int(size_bytes),
+                    **costs,
+                }
+            )
+    step = _start("ranks", 2, ["step"])
+    for name in ("record", "info"):
+        added_us = step[name]["added_us"]
+        # The heartbeat beats beside stock's steps as well, so its share of a core comes on top.
+        beats = step["heartbeat_us"] * BEATS_PER_S / 1e6 * 100
+        step[name]["percent"] = added_us / step["stock"]["median_us"] * 100 + beats
+    return {
+        "schema": SCHEMA,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "bars": {"fake_call_us": FAKE_CALL_BAR_US, "ddp_step_percent": STEP_BAR_PERCENT},
+        "calls": calls,
+        "ddp_step": {"backend": "gloo", "world_size": 2, **step},
+    }
+
+
+def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any]:
+    """Run one of `debugger.benchmarks` in `world_size` processes; what rank 0 printed."""
+    module = f"{__package__.rpartition('.')[0]}.benchmarks.{program}"
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
+    variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
+    with tempfile.TemporaryDirectory(prefix="distdebug-bench-") as directory:
+        for name in ("ranks", "stacks"):
+            (Path(directory) / name).mkdir()
+        processes = []
+        for rank in range(world_size):
+            identity = [] if program == "calls" else [str(rank), str(world_size)]
+            command = [sys.executable, "-m", module, directory, *identity, *arguments]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    text=True,
+                    env=variables,
+                )
+            )
+        try:
+            stdout, stderr = processes[0].communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise DistdebugError(f"{module} did not end within {LIMIT_S:.0f} s") from None
+        finally:
+            for process in processes:
+                process.kill() if processes[0].returncode else None
+                process.wait()
+    if processes[0].returncode != 0:
+        last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise DistdebugError(f"{module} ended with {processes[0].returncode}: {last[:300]}")
+    found: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
+    return found
+
+
+def table(measured: dict[str, Any]) -> Iterator[str]:
+    """The figures for people."""
+    yield f"{'':44}{'stock':>10}{'record':>10}{'INFO':>10}{'':4}added by record and by INFO"
+    for row in measured["calls"]:
+        where = f"{row['backend']} x{row['world_size']}"
+        name = f"{where:9}{row['op']:27}{_size(row['size_bytes']):>8}"
+        yield _row(name, row, "µs")
+    step = measured["ddp_step"]
+    yield _row("gloo x2  DDP training step", step, "µs")
+    worst = max(
+        row[name]["added_us"]
+        for row in measured["calls"]
+        if row["backend"] == "fake"
+        for name in ("record", "info")
+    )
+    percent = step["info"]["percent"]
+    yield ""
+    yield f"a call on the fake backend: at most {worst:.1f} µs (bar: {FAKE_CALL_BAR_US:g} µs)"
+    yield (
+        f"the DDP training step: {percent:+.1f} %, heartbeat ({step['heartbeat_us']:.0f} µs, "
+        f"{BEATS_PER_S} a second) included (bar: {STEP_BAR_PERCENT:g} %)"
+    )
+
+
+def _row(name: str, costs: dict[str, Any], unit: str) -> str:
+    medians = "".join(f"{costs[way]['median_us']:10.1f}" for way in ("stock", "record", "info"))
+    added = "".join(f"{costs[way]['added_us']:+9.1f}" for way in ("record", "info"))
+    return f"{name:44}{medians} {unit}{added} {unit}"
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes >= 1 << 20:
+        return f"{size_bytes >> 20} MiB"
+    return f"{size_bytes >> 10} KiB" if size_bytes >= 1 << 10 else f"{size_bytes} B"

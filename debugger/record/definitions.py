@@ -1,0 +1,158 @@
+"""Reads the heap of a flight record: the texts that its numbers stand for.
+
+Everything is checked and given its type when it is read. A definition that a newer, faulty or
+hostile writer made is left out, and its id reads as unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import layout
+from .layout import Definition
+from .signature import OPS, Signature
+from .snapshot import CallSite, Creation, GroupKey, Note
+
+UNKNOWN_SIGNATURE = Signature("?")
+MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupText:
+    """What the heap says of a group."""
+
+    key: GroupKey
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelText:
+    """What the heap says of a point-to-point channel."""
+
+    group: GroupKey
+    op: str
+    peer: int
+    tag: int
+
+
+class Definitions:
+    """The definitions read so far. `read` takes in what has been added since."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+        self._read = 0
+        self._signatures: dict[int, Signature] = {}
+        self._sites: dict[int, CallSite] = {}
+        self._details: dict[int, Mapping[str, Any]] = {}
+        self._groups: dict[int, GroupText] = {}
+        self._channels: dict[int, ChannelText] = {}
+        self.creations: list[Creation] = []
+        self.notes: list[Note] = []
+
+    def read(self, used: int, wall_offset_ns: int) -> None:
+        """Take in the heap up to `used` bytes."""
+        head = layout.DEFINITION
+        used = min(used, layout.HEAP_BYTES)
+        while self._read + head.size <= used:
+            at = layout.HEAP_OFFSET + self._read
+            length, kind, number = head.unpack_from(self._map, at)
+            if self._read + head.size + length > used:
+                return
+            text = self._map[at + head.size : at + head.size + length].decode("utf-8", "replace")
+            self._read += head.size + length
+            try:
+                self._define(kind, number, text, wall_offset_ns)
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                continue
+
+    def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
+        if kind == Definition.SIGNATURE:
+            self._signatures[number] = Signature.from_json(text)
+            return
+        value = json.loads(text)
+        if kind == Definition.SITE:
+            self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
+        elif kind == Definition.GROUP:
+            self._groups[number] = GroupText(
+                key=_key(value),
+                desc=str(value["desc"]),
+                ranks=_ranks(value["ranks"]),
+                backend=str(value["backend"]),
+                timeout_s=None if value["timeout_s"] is None else float(value["timeout_s"]),
+            )
+        elif kind == Definition.CHANNEL:
+            self._channels[number] = ChannelText(
+                _key(value), str(value["op"]), int(value["peer"]), int(value["tag"])
+            )
+        elif kind == Definition.CREATION:
+            self.creations.append(
+                Creation(
+                    index=int(value["index"]),
+                    group=_key(value),
+                    ranks=_ranks(value["ranks"]),
+                    backend=str(value["backend"]),
+                    site=self.site(int(value["site"])),
+                    world_seq=int(value["world_seq"]),
+                    time_ns=int(value["t_ns"]) + wall_offset_ns,
+                )
+            )
+        elif kind == Definition.NOTE:
+            self.notes.append(
+                Note(
+                    kind=str(value.pop("kind")),
+                    time_ns=int(value.pop("t_ns")) + wall_offset_ns,
+                    message=str(value.pop("message")),
+                    site=self.site(int(value.pop("site", 0))),
+                    data=value,
+                )
+            )
+        elif kind == Definition.DETAIL:
+            self._details[number] = dict(value)
+
+    def site(self, number: int) -> CallSite | None:
+        """The call site with this id."""
+        return self._sites.get(number)
+
+    def detail(self, number: int) -> Mapping[str, Any]:
+        """What a thread waits for where it is no call; empty when unknown."""
+        return self._details.get(number, {})
+
+    def group(self, number: int) -> GroupText | None:
+        """The group with this id."""
+        return self._groups.get(number)
+
+    def channel(self, number: int) -> ChannelText | None:
+        """The channel with this id."""
+        return self._channels.get(number)
+
+    def signature(self, number: int, op_code: int, call: int) -> Signature:
+        """The signature of the call with this number; of its op alone where no more is known."""
+        if number != layout.VOLATILE_SIGNATURE:
+            found = self._signatures.get(number)
+            if found is not None:
+                return found
+        else:
+            at = layout.VOLATILE_OFFSET + call % layout.RING * layout.VOLATILE_BYTES
+            raw = self._map[at : at + layout.VOLATILE_BYTES].rstrip(b"\0")
+            try:
+                return Signature.from_json(raw.decode("utf-8", "replace"))
+            except ValueError:
+                pass  # cut off: it did not fit
+        return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
+
+
+def _key(value: Mapping[str, Any]) -> GroupKey:
+    return (str(value["name"]), int(value["incarnation"]))
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RANKS:
+        raise ValueError("not a list of ranks")
+    return tuple(int(rank) for rank in value)
