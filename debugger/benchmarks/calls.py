@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,10 @@ def main() -> None:
     """Measure each call, and print the costs by name."""
     warnings.simplefilter("ignore", FutureWarning)
     both = groups.make(Path(sys.argv[1]), "fake", 0, 2)
-    costs = {name: compare(both.ways(call), ROUNDS, TIMES) for name, call in _calls().items()}
+    costs = {
+        name: compare(both.ways(call), ROUNDS, TIMES, time.thread_time_ns)
+        for name, call in _calls().items()
+    }
     sys.stdout.write(json.dumps(costs) + "\n")
 
 

@@ -23,6 +23,7 @@ from .needs import Needs
 from .notices import late_notices, recorded
 from .point_to_point import message_mismatches
 from .splits import split_mismatches
+from .threads import lost_threads, mentioned
 from .wait_graph import deadlocks
 from .world import World
 
@@ -57,10 +58,12 @@ def diagnose(
         *deadlocks(world, channels, needs),
         *departures(world, channels, needs),
         *endings(world),
+        *lost_threads(world, needs),
         *missing_ranks(world, needs),
         *(Candidate(finding) for finding in recorded(world)),
     ]
-    return Diagnosis(_ready(world, fold(candidates)), late_notices(world, needs))
+    found = tuple(mentioned(world, finding) for finding in _ready(world, fold(candidates)))
+    return Diagnosis(found, late_notices(world, needs))
 
 
 def verdict(findings: Iterable[Finding]) -> Finding | None:

@@ -97,8 +97,11 @@ class CheckedGroup(ProcessGroup):
         return getattr(self._inner, name)(*args, **kwargs)
 
     def _switch_off(self, error: BaseException) -> None:
-        self._recorder = None
-        report_own_fault(f"recording of group {self._record.name!r}", error)
+        recorder, self._recorder = self._recorder, None
+        what = f"recording of group {self._record.name!r}"
+        if recorder is not None:
+            recorder.gone_blind(what)
+        report_own_fault(what, error)
 
 
 def _communication(name: str, method: Method) -> Callable[..., Any]:

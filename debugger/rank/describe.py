@@ -20,7 +20,7 @@ from ..record.signature import ANY_SOURCE, Signature, Tensor
 Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]
 
-_AllreduceOptions = dist.AllreduceOptions
+_AllreduceOptions: Any = dist.AllreduceOptions
 _REDUCE_OPS: dict[int, str] = {
     int(member.value): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()
 }
@@ -55,7 +55,7 @@ def _root(args: Arguments, position: int) -> int:
     """From an options object or, in the overloads without one, the argument itself."""
     if len(args) <= position:
         return 0
-    options = args[position]
+    options: Any = args[position]
     try:
         return int(options.rootRank)
     except AttributeError:
@@ -68,8 +68,9 @@ def _reduce_op(args: Arguments, position: int = 1) -> int:
         number: int = args[position].reduceOp.op.value
         return number
     except (IndexError, AttributeError):  # an overload without an options object
-        given = args[position] if len(args) > position else _SUM
-        return int(getattr(given, "op", given))
+        given: Any = args[position] if len(args) > position else _SUM
+        kind: Any = getattr(given, "op", given)
+        return int(kind)
 
 
 # Facts are (principal tensors, tensors of the other side, reduce op, root, further). ------------

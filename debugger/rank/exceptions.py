@@ -179,6 +179,7 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         type=type(error).__name__,
         stack=[f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in summary[-30:]],
         thread=threading.current_thread().name,
+        thread_slot=recorder.writer.thread().index,
         **_nature(error, summary),
     )
 

@@ -57,10 +57,12 @@ def _wrapped(
         desc = str(given.get("group_desc") or "undefined")
         outer = _checked(recorder, inner, ranks, name, desc, given.get("timeout"), backend)
         if outer is None:
+            recorder.gone_blind(f"recording of group {name!r}, for want of room,")
             return created
         torch_private.replace_group(inner, outer)
     except Exception as error:
-        report_own_fault(f"observation of group {name!r}", error)
+        recorder.gone_blind(f"recording of group {name!r}")
+        report_own_fault(f"recording of group {name!r}", error)
         return created
     return outer, store
 

@@ -247,6 +247,12 @@ class Recorder:
         finally:
             self.writer.leave(slot)
 
+    def gone_blind(self, what: str) -> None:
+        """From here on the record says less than what happens: nothing may be concluded from what
+        it does not show."""
+        with contextlib.suppress(Exception):
+            self.note("layer_off", f"{what} is switched off")
+
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""
         self.writer.note(kind, message, site=site, **data)

@@ -182,7 +182,7 @@ def agreement_key(signature: Signature) -> tuple[object, ...]:
 def exact_key(signature: Signature) -> tuple[object, ...]:
     """`agreement_key` and the shapes: equal counts in another shape are only suspicious."""
     rule = RULES.get(signature.op, Rule())
-    shapes = signature.shapes if rule.counts else ()
+    shapes = _agreeing_shapes(signature) if rule.counts else ()
     return (*agreement_key(signature), shapes)
 
 
@@ -238,11 +238,21 @@ def _agreeing_counts(signature: Signature) -> tuple[int, ...]:
     An all_gather whose outputs differ in size is legal where the backend allows it: then each
     rank contributes its own size, and all must agree on the sizes of the outputs.
     """
-    if signature.op == "all_gather":
-        outputs = tuple(prod(shape) for _, shape in signature.others)
-        if not _even(outputs):
-            return outputs
-    return signature.counts
+    outputs = _uneven_outputs(signature)
+    return tuple(map(prod, outputs)) if outputs else signature.counts
+
+
+def _agreeing_shapes(signature: Signature) -> tuple[Shape, ...]:
+    """The shapes behind `_agreeing_counts`."""
+    return _uneven_outputs(signature) or signature.shapes
+
+
+def _uneven_outputs(signature: Signature) -> tuple[Shape, ...]:
+    """The outputs of an all_gather that are meant to differ in size; () for every other call."""
+    if signature.op != "all_gather":
+        return ()
+    outputs = tuple(shape for _, shape in signature.others)
+    return () if _even(tuple(map(prod, outputs))) else outputs
 
 
 def _even(counts: tuple[int, ...]) -> bool:

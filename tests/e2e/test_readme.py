@@ -1,0 +1,52 @@
+"""Every command block of the README works as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(
+    r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+)
+COMMANDS = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line]
+EXPECTED_CODES = {"distdebug run": 91}
+
+
+def test_make_targets_exist() -> None:
+    targets = [command for command in COMMANDS if command.startswith("make ")]
+    assert {"make demo", "make test"} <= set(targets)
+    for target in targets:
+        subprocess.run(["make", "-n", *target.split()[1:]], cwd=ROOT, check=True, timeout=30)
+
+
+@pytest.mark.timeout(300)
+def test_commands_run_in_order(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "fixtures" / "demo.py", tmp_path / "train.py")
+    shutil.copy(ROOT / "fixtures/scripts/real/spawn_train.py", tmp_path / "train_spawn.py")
+    path = f"{runs.DISTDEBUG.parent}{os.pathsep}{os.environ['PATH']}"
+    for command in COMMANDS:
+        if command.startswith("make "):
+            continue
+        assert command.startswith("distdebug "), f"how is this to be tested: {command}"
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=runs.environment({"PATH": path}),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+        expected = next(
+            (code for start, code in EXPECTED_CODES.items() if command.startswith(start)), 0
+        )
+        assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
