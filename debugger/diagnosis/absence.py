@@ -6,7 +6,9 @@ Rules:
    group in which others wait, or have failed: early_exit; for a send or receive: unmatched_p2p;
    for the creation of a group: group_mismatch.
 3. A rank that was killed or raised is not treated here: that *is* the finding.
-4. A message with another tag between the same two ranks explains more than the partner's end.
+4. A call that all have made, and in which one lost its connections since another, already through
+   with it, left: early_exit, too.
+5. A message with another tag between the same two ranks explains more than the partner's end.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from ..record.layout import Activity, CallState, GroupState
 from ..record.signature import ANY_SOURCE
 from ..record.snapshot import Call, Wait
 from .channels import Channels
+from .endings import is_communication_error
 from .evidence import chosen, stand
 from .findings import Finding
+from .joining import last_exception
 from .limits import Candidate
 from .needs import Need, Needs
 from .wait_graph import not_created, tag_mismatch
@@ -100,6 +104,8 @@ def _collective(
     assert call is not None
     absent = world.absent(view, call.seq)
     left = sorted(rank for rank in absent if world.left(rank, view))
+    if failed and not absent and _lost_contact(world, pending.rank):
+        return _closed_too_soon(world, view, pending)
     if not left:
         return None
     if not failed and not _blocks(world, view, need, left):
@@ -117,10 +123,40 @@ def _collective(
         victims=victims,
         group=group_evidence(view.any),
         seq=call.seq,
-        ranks=stand(world, chosen(left, victims)),
+        ranks=stand(world, chosen(left, victims), call),
         observable_ns=_left_ns(world, left, pending),
         cause="data_exhausted" if _batches(world, left[0]) is not None else None,
         data={"batches": _batches(world, left[0])},
+    )
+    return Candidate(finding)
+
+
+def _lost_contact(world: World, rank: int) -> bool:
+    note = last_exception(world, rank)
+    return note is not None and is_communication_error(note)
+
+
+def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candidate | None:
+    """All made the call, but one was through with it first and closed its connections."""
+    call = pending.call
+    assert call is not None
+    left = sorted(rank for rank in view.states if world.left(rank, view))
+    victims = _others_in(view, call, left)
+    if not left or not victims:
+        return None
+    finding = Finding(
+        kind="early_exit",
+        message=(
+            f"{_how_it_left(world, view, left)}, while {ranks_text(victims)} "
+            f"{verb(victims, 'was', 'were')} still in {call_text(call)} "
+            f"{numbered(view.any, call.seq)}: a barrier before the end keeps the connections open"
+        ),
+        culprits=tuple(left),
+        victims=victims,
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks=stand(world, chosen(left, victims), call),
+        observable_ns=_left_ns(world, left, pending),
     )
     return Candidate(finding)
 
@@ -202,7 +238,7 @@ def _message(
         victims=victims,
         group=group_evidence(view.any),
         seq=call.seq,
-        ranks=stand(world, chosen(culprits, victims)),
+        ranks=stand(world, chosen(culprits, victims), call),
         observable_ns=_left_ns(world, partners, pending),
     )
     return Candidate(finding)

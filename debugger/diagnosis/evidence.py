@@ -24,13 +24,16 @@ def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
     return list(seen)[:MOST_RANKS]
 
 
-def stand(world: World, ranks: Iterable[int]) -> dict[int, RankEvidence]:
-    """Where each of the ranks stands now."""
-    return {rank: standing(world, rank) for rank in ranks}
+def stand(
+    world: World, ranks: Iterable[int], awaited: Call | None = None
+) -> dict[int, RankEvidence]:
+    """Where each of the ranks stands now. Of several threads, the one in `awaited` counts."""
+    return {rank: standing(world, rank, awaited) for rank in ranks}
 
 
-def standing(world: World, rank: int) -> RankEvidence:
-    """What the rank does now, and on which line."""
+def standing(world: World, rank: int, awaited: Call | None = None) -> RankEvidence:
+    """What the rank does now, and on which line. Of several threads, the one in `awaited` counts,
+    else the first that is in a call."""
     record = world.ranks.get(rank)
     if record is None:
         return RankEvidence("never seen")
@@ -38,17 +41,20 @@ def standing(world: World, rank: int) -> RankEvidence:
         last = last_call(world, rank)
         site = last_site(world, rank)
         return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
-    if record.notes and record.notes[-1].kind == "exception":
+    if any(note.kind == "exception" for note in record.notes):
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
         call = call_text(last) if failed else None
         return RankEvidence("failed in" if failed else "raised", call, last_site(world, rank))
-    for pending in world.pending(rank):
+    rows = world.pending(rank)
+    if awaited is not None and len(rows) > 1:
+        rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
+    for pending in rows:
         if pending.call is not None:
             site = pending.call.site or pending.wait.site
             word = "stopped in" if record.process.state in STOPPED else "waits in"
             return RankEvidence(word, call_text(pending.call), site)
-    for pending in world.pending(rank):
+    for pending in rows:
         return RankEvidence(
             wait_text(pending.wait.activity, pending.wait.detail),
             None,
@@ -57,6 +63,14 @@ def standing(world: World, rank: int) -> RankEvidence:
     if record.process.state in STOPPED:
         return RankEvidence("stopped by a signal", None, record.location)
     return RankEvidence("runs user code", None, record.location)
+
+
+def _same(call: Call | None, awaited: Call) -> bool:
+    return call is not None and (call.group, call.seq, call.signature.peer is None) == (
+        awaited.group,
+        awaited.seq,
+        awaited.signature.peer is None,
+    )
 
 
 def wait_text(activity: Activity, detail: object) -> str:
@@ -95,12 +109,20 @@ def last_call(world: World, rank: int) -> Call | None:
 
 
 def last_site(world: World, rank: int) -> CallSite | None:
-    """The line of the uncaught exception, else of the last heartbeat, else of the last call."""
+    """The line of the uncaught exception or of sys.exit, else of the last heartbeat, else of the
+    last call. A SystemExit that the program caught is no end: calls came after it."""
     record = world.ranks[rank]
     for note in reversed(record.notes):
         if note.kind == "exception" and note.site:
             return note.site
+    exits = [note for note in record.notes if note.kind == "exit" and note.site]
+    if exits and world.ended(rank):
+        last = last_call(world, rank)
+        if last is None or last.issued_ns <= exits[-1].time_ns:
+            return exits[-1].site
     call = last_call(world, rank)
+    if call is not None and call.site and call.issued_ns > record.heartbeat_ns:
+        return call.site  # the last heartbeat is older: the rank has gone on since
     return record.location or (call.site if call else None)
 
 

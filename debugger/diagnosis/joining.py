@@ -4,8 +4,10 @@ Rules:
 1. Two live processes that claim one rank of one job: at once.
 2. A rank that finished without ever joining, while others wait: at once.
 3. An init that failed because its port was taken: at once, the rank that wanted it.
-4. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
-5. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
+4. Ranks that wait at different addresses, or with different world sizes: those outside the
+   largest agreeing set, once they have waited for the hang timeout, or failed.
+5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
+6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ..record.snapshot import Note, Wait
 from .evidence import chosen, stand, standing
 from .findings import Finding
 from .limits import Candidate
+from .majority import vote
 from .needs import Needs
 from .wording import at_site, printable, ranks_text, seconds, verb
 from .world import World
@@ -38,7 +41,11 @@ def joins(world: World, needs: Needs) -> list[Candidate]:
     found += _port_taken(world, failed, waiting)
     found += _stale_store(world, failed, waiting)
     if not found:
-        found += _never_came(world, needs, waiting) or _own_timeout(world, failed)
+        found += (
+            _elsewhere(world, waiting, failed)
+            or _never_came(world, needs, waiting)
+            or _own_timeout(world, failed)
+        )
     return found
 
 
@@ -140,6 +147,41 @@ def _stale_store(
     return [Candidate(finding)]
 
 
+def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) -> list[Candidate]:
+    """They look for each other in different places, or wait for different numbers of ranks."""
+    late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
+    lost = [note for note in failed.values() if TIMED_OUT.search(note.message)]
+    if world.paused or not (late or lost):
+        return []
+    answers: dict[tuple[str, int], list[int]] = {}
+    for rank in sorted({*waiting, *(rank for rank in failed if failed[rank] in lost)}):
+        record = world.ranks[rank]
+        if record.groups:
+            return []  # a second initialisation: what the record says is the first one's
+        answers.setdefault((record.job, record.world_size), []).append(rank)
+    if len(answers) < 2:
+        return []
+    result = vote(answers, 0)
+    parts = [
+        f"{ranks_text(ranks)} {verb(ranks, 'waits', 'wait')} at {printable(job, 120) or '?'} "
+        f"for a world of {size}"
+        for (job, size), ranks in result.parties[:4]
+    ]
+    times = [wait.since_ns + world.limits.hang_ns for wait in late]
+    times += [note.time_ns for note in lost]
+    finding = Finding(
+        kind="join_timeout",
+        message=f"suspected: ranks do not join the same world: {'; '.join(parts)}",
+        culprits=result.culprits,
+        victims=result.others,
+        proven=False,
+        ranks=stand(world, chosen(result.culprits, result.others)),
+        observable_ns=min(times),
+        cause="elsewhere",
+    )
+    return [Candidate(finding)]
+
+
 def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Candidate]:
     if not waiting:
         return []
@@ -202,6 +244,12 @@ def _absent(
     stands = [f"rank {rank} {standing(world, rank).state}" for rank in seen[:4]]
     if unseen:
         stands.append(f"{ranks_text(unseen)} never started")
+    beyond = [rank for rank in victims if rank >= world.size > 0]
+    if beyond:
+        stands.append(
+            f"{ranks_text(beyond)} {verb(beyond, 'is', 'are')} outside of it: "
+            f"ranks count from 0 to {world.size - 1}"
+        )
     finding = Finding(
         kind="join_timeout",
         message=(

@@ -160,7 +160,7 @@ def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = 
         cause=cause,
         group=group_evidence(view.any) if view else None,
         seq=call.seq if call else None,
-        ranks=stand(world, chosen(culprits, late.victims)),
+        ranks=stand(world, chosen(culprits, late.victims), call),
         observable_ns=observable_ns,
     )
 

@@ -31,7 +31,7 @@ def late_notices(world: World, needs: Needs) -> tuple[str, ...]:
     if late:
         call = late.pending.call
         view = world.view(late.pending.rank, call.group) if call else None
-        what = call_text(call) if call else standing(world, late.pending.rank).state
+        what = call_text(call) if call else _where_to(world, late.pending.rank)
         if call and view and call.signature.peer is None:
             what += f" {numbered(view.any, call.seq)}"
         waited = seconds(world.now_ns - late.pending.wait.since_ns)
@@ -41,6 +41,10 @@ def late_notices(world: World, needs: Needs) -> tuple[str, ...]:
         )
     absent = _not_joined(world, needs, after_ns)
     return (*found, *absent)
+
+
+def _where_to(world: World, rank: int) -> str:
+    return standing(world, rank).state.removeprefix("in ").removeprefix("waits in ")
 
 
 def _where(world: World, culprits: tuple[int, ...]) -> str:

@@ -95,25 +95,27 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
     else:
         waiting = [pending.rank]
     victims = tuple(sorted(set(waiting) - {rank}))
-    evidence = stand(world, chosen((rank,), victims))
+    gone = world.ended(rank)
+    suspected = "" if gone else "suspected: "
+    evidence = stand(world, chosen((rank,), victims), call)
     evidence[rank] = RankEvidence(f"lost {_thread(note)}", None, note.site)
     finding = Finding(
         kind="rank_exception",
         message=(
             f"rank {rank} raised {printable(note.message)} in {_thread(note)}{at_site(note.site)}, "
-            f"which ended that thread only; {ranks_text(victims)} "
+            f"which ended that thread only; {suspected}{ranks_text(victims)} "
             f"{verb(victims, 'waits', 'wait')} for its next call {doing(world, pending)}"
         ),
         culprits=(rank,),
         victims=victims,
+        proven=gone,
         group=group_evidence(view.any),
         seq=call.seq,
         ranks=evidence,
         observable_ns=max(note.time_ns, pending.wait.since_ns),
         data={**note.data, "message": note.message},
     )
-    again_ns = 0 if world.ended(rank) else ANOTHER_NS
-    return Candidate(finding, ready_ns=finding.observable_ns + again_ns)
+    return Candidate(finding, ready_ns=finding.observable_ns + (0 if gone else ANOTHER_NS))
 
 
 def _thread(note: Note) -> str:

@@ -24,6 +24,7 @@ from .notices import late_notices, recorded
 from .point_to_point import message_mismatches
 from .splits import split_mismatches
 from .threads import lost_threads, mentioned
+from .unwinding import explained
 from .wait_graph import deadlocks
 from .world import World
 
@@ -62,7 +63,8 @@ def diagnose(
         *missing_ranks(world, needs),
         *(Candidate(finding) for finding in recorded(world)),
     ]
-    found = tuple(mentioned(world, finding) for finding in _ready(world, fold(candidates)))
+    causes = [explained(world, candidate) for candidate in candidates]
+    found = tuple(mentioned(world, finding) for finding in _ready(world, fold(causes)))
     return Diagnosis(found, late_notices(world, needs))
 
 

@@ -26,5 +26,15 @@ def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> 
     changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
     changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
     changed["DISTDEBUG_LAUNCHER"] = launcher
+    changed["DISTDEBUG_STREAMS"] = f"{_identity(1)},{_identity(2)}"
     changed.pop("DISTDEBUG_RANK_PID", None)
     return changed
+
+
+def _identity(descriptor: int) -> str:
+    """What a descriptor leads to, so that a rank can tell whether its output still goes there."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return "closed"
+    return f"{status.st_dev}:{status.st_ino}"

@@ -8,6 +8,7 @@ import sysconfig
 from types import FrameType
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -27,6 +28,8 @@ def frame_kind(filename: str) -> int:
 
 
 def _classify(filename: str) -> int:
+    if filename.startswith(_BENCHMARKS):
+        return USER  # they play the user's part
     if filename.startswith((_HERE + os.sep, "<frozen", "<__array", "<string>", "<eval_with_key>")):
         return OWN
     packages = max(filename.rfind(marker) for marker in _PACKAGES)

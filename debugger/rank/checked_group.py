@@ -21,6 +21,7 @@ from .tracked_work import track
 from .waiting import NO_TIMEOUT, instead
 
 _getframe = sys._getframe
+_exc_info = sys.exc_info
 _now = time.monotonic_ns
 
 FORWARDED = (
@@ -80,6 +81,8 @@ class CheckedGroup(ProcessGroup):
 
     def _ended(self) -> None:
         if self._recorder is not None:
+            if _exc_info()[0] is not None:
+                _in_flight(self._recorder.writer.calls, True)
             self._recorder.group_destroyed(self._record)
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,6 +107,20 @@ class CheckedGroup(ProcessGroup):
         report_own_fault(what, error)
 
 
+def _no_look(_number: int, _destroys: bool) -> None:
+    """Until `set_in_flight`."""
+
+
+_in_flight: Callable[[int, bool], None] = _no_look
+
+
+def set_in_flight(look: Callable[[int, bool], None]) -> None:
+    """`look(number, destroys)` is called for a call (or the destruction of a group) that is made
+    while an exception is handled."""
+    global _in_flight
+    _in_flight = look
+
+
 def _communication(name: str, method: Method) -> Callable[..., Any]:
     """The method `name` of CheckedGroup."""
     op, take_facts, options_at = method.op, method.facts, method.options_at
@@ -126,6 +143,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             is_async = getattr(options, "asyncOp", True)
             writer = recorder.writer
             number, thread = writer.begin(group.slot, known, site, ASYNC_FLAG if is_async else 0)
+            if _exc_info()[0] is not None:
+                _in_flight(number, False)
         except Exception as error:
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..record.layout import Phase
 from . import call_site, checked_group, waiting
@@ -32,6 +32,7 @@ _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE
 _ISSUED_IN = checked_group.__file__
 _WAITED_IN = waiting.__file__
 _recorded: set[int] = set()
+_exit_sites: set[int] = set()
 
 
 def observe(recorder: Recorder) -> None:
@@ -40,6 +41,7 @@ def observe(recorder: Recorder) -> None:
     _wrap_thread_excepthook(recorder)
     _wrap_process_run(recorder)
     _wrap_sys_exit(recorder)
+    _wrap_os_exit(recorder)
     atexit.register(_at_exit, recorder)
 
 
@@ -128,20 +130,95 @@ def _wrap_process_run(recorder: Recorder) -> None:
 
 
 def _wrap_sys_exit(recorder: Recorder) -> None:
-    """`except Exception: print_exc(); sys.exit(1)` hides the exception from every hook."""
+    """`except Exception: print_exc(); sys.exit(1)` hides the exception from every hook.
+
+    What `sys.exit` raises may still be caught (argparse, command line tests): it is on record only
+    once the interpreter itself asks for the code, because nobody has caught it.
+    """
     original = sys.exit
 
+    class Leaving(SystemExit):
+        """SystemExit to everybody else."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (SystemExit, self.args)
+
+        @property
+        def code(self) -> Any:
+            code = _code_of(self)
+            if _asked_by_interpreter():
+                with contextlib.suppress(Exception):
+                    _left(recorder, code, self.__context__)
+            return code
+
+        @code.setter
+        def code(self, value: Any) -> None:
+            _CODE.__set__(self, value)
+
+    Leaving.__module__, Leaving.__name__, Leaving.__qualname__ = "builtins", *["SystemExit"] * 2
+
     def leave(status: Any = None, /) -> Any:
-        error = sys.exc_info()[1]
-        if status not in (None, 0):
-            code = status if isinstance(status, int) else 1
-            if isinstance(error, Exception):
-                _ending(recorder, error, code)
-            elif threading.current_thread() is threading.main_thread():
-                _leaving(recorder, code)
+        _note_exit(recorder, f"sys.exit({status if isinstance(status, int) else ''})")
+        args: tuple[Any, ...] = ()
+        try:
+            original(status)
+        except SystemExit as plain:
+            args = plain.args
+        raise Leaving(*args)
+
+    leave.__module__, leave.__name__, leave.__qualname__ = "sys", "exit", "exit"  # for pickle
+    sys.exit = leave
+
+
+_CODE: Any = SystemExit.code
+
+
+def _code_of(error: SystemExit) -> Any:
+    return _CODE.__get__(error)
+
+
+def _asked_by_interpreter() -> bool:
+    """Whether no Python function is below the getter: the program's last one has ended."""
+    try:
+        sys._getframe(2)
+    except ValueError:
+        return True
+    return False
+
+
+def _left(recorder: Recorder, code: Any, cause: BaseException | None) -> None:
+    """The process ends with this `sys.exit`, called while `cause` was handled."""
+    if code is None or code == 0:
+        return
+    status = code if isinstance(code, int) else 1
+    if isinstance(cause, Exception):
+        _ending(recorder, cause, status)
+    else:
+        _leaving(recorder, status)
+
+
+def _wrap_os_exit(recorder: Recorder) -> None:
+    """os._exit comes past every handler: the line is all that can be kept."""
+    original = os._exit
+
+    def leave(status: int) -> NoReturn:
+        if call_site.frame_kind(sys._getframe(1).f_code.co_filename) != call_site.OWN:
+            _note_exit(recorder, f"os._exit({status})")
         original(status)
 
-    sys.exit = leave
+    leave.__module__, leave.__name__, leave.__qualname__ = "os", "_exit", "_exit"  # for pickle
+    os._exit = leave
+
+
+def _note_exit(recorder: Recorder, message: str) -> None:
+    """Put the line on record; once for each, since a program may catch its own SystemExit."""
+    with contextlib.suppress(Exception):
+        if recorder.writer.detached or threading.current_thread() is not threading.main_thread():
+            return
+        site = recorder.site(sys._getframe(2))
+        if site and site not in _exit_sites:
+            _exit_sites.add(site)
+            recorder.note("exit", message, site)
 
 
 def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
@@ -170,7 +247,7 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
     if isinstance(error, KeyboardInterrupt):
         kind = "interrupted"
     summary = traceback.extract_tb(error.__traceback__)
-    site = _user_site(recorder, error)
+    site = users_site(recorder, error)
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     recorder.note(
         kind,
@@ -180,17 +257,20 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         stack=[f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in summary[-30:]],
         thread=threading.current_thread().name,
         thread_slot=recorder.writer.thread().index,
-        **_nature(error, summary),
+        **nature(error),
     )
 
 
-def _nature(error: BaseException, summary: traceback.StackSummary) -> dict[str, bool]:
+def nature(error: BaseException) -> dict[str, bool]:
     """Whether torch.distributed raised it, for a wrong argument or for lost communication."""
+    summary = traceback.extract_tb(error.__traceback__)
     innermost = summary[-1].filename if summary else ""
     inside = call_site.is_distributed(innermost)
     text = str(error)
     lost = bool(_COMMUNICATION.search(text))
     wrong_argument = inside and isinstance(error, (ValueError, TypeError, IndexError))
+    if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
+        wrong_argument = True  # torch asserts that a backend's name is known
     if innermost == _ISSUED_IN and isinstance(error, RuntimeError) and not lost:
         wrong_argument = True  # the backend refused the call at once
     communication = (
@@ -205,7 +285,7 @@ def _nature(error: BaseException, summary: traceback.StackSummary) -> dict[str, 
     }
 
 
-def _user_site(recorder: Recorder, error: BaseException) -> int:
+def users_site(recorder: Recorder, error: BaseException) -> int:
     """The innermost line of the user's own code on the traceback."""
     best, best_kind = None, -1
     trace = error.__traceback__

@@ -76,7 +76,7 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     detail: dict[str, Any] = {"backend": str(given.get("backend"))}
     if given.get("store") is not None:
-        detail["address"] = type(given["store"]).__name__
+        detail["address"] = torch_private.store_address(given["store"])
     elif method in (None, "env://"):
         environment = os.environ
         rank = int(environment.get("RANK", -1)) if rank < 0 else rank

@@ -19,7 +19,7 @@ import torch
 
 from ..record.layout import Activity
 from ..record.writer import FlightWriter
-from . import exceptions, forks, groups, initialisation, levels, torch_private
+from . import exceptions, forks, groups, initialisation, levels, torch_private, unwinding
 from .heartbeat import Heartbeat
 from .recorder import Recorder, report_own_fault
 from .verdict import VerdictWatch
@@ -27,6 +27,8 @@ from .verdict import VerdictWatch
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 STACK_SIGNAL = signal.SIGRTMAX - 4
 """The supervisor's last resort for stacks: faulthandler writes them to `stacks/<pid>.txt`."""
+MOST_STORE_KEYS = 1000
+"""Waits for further keys are on record without the key: programs make keys as they go."""
 
 _recorder: Recorder | None = None
 
@@ -58,17 +60,11 @@ def _install(directory: Path) -> Recorder:
     initialisation.observe(recorder, directory)
     groups.observe(recorder)
     exceptions.observe(recorder)
+    unwinding.observe(recorder)
     levels.observe()
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
-    torch_private.on_data_end(
-        lambda batches: recorder.note(
-            "data_exhausted",
-            f"its DataLoader ended after {batches} batches",
-            recorder.site(sys._getframe(2)),
-            batches=batches,
-        )
-    )
+    torch_private.on_data_end(_note_data_end(recorder))
 
     def begin() -> None:
         Heartbeat(recorder, watch.look).start()
@@ -90,23 +86,55 @@ def _identity() -> dict[str, Any]:
 
 
 def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:
+    told: set[tuple[int, str]] = set()
+
     def note(op_name: str) -> None:
         site = recorder.site(sys._getframe(2))
-        recorder.note("not_in_group", f"{op_name} on a group this rank is not in", site, op=op_name)
+        if (site, op_name) not in told:
+            told.add((site, op_name))
+            recorder.note(
+                "not_in_group", f"{op_name} on a group this rank is not in", site, op=op_name
+            )
+
+    return note
+
+
+def _note_data_end(recorder: Recorder) -> Callable[[int], None]:
+    def note(batches: int) -> None:
+        if not recorder.writer.heap_half_full:  # thousands of epochs must not fill the record
+            site = recorder.site(sys._getframe(2))
+            text = f"its DataLoader ended after {batches} batches"
+            recorder.note("data_exhausted", text, site, batches=batches)
 
     return note
 
 
 def _store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
+    details: dict[tuple[str, str, str], int] = {}
+
+    def detail_of(op: str, store: Any, keys: Any) -> int:
+        names = [keys] if isinstance(keys, (str, bytes)) else list(keys)[:8]
+        key = (op, ", ".join(map(str, names)), type(store).__name__)
+        if key not in details and len(details) >= MOST_STORE_KEYS:
+            key = (op, "", key[2])
+        if key not in details:
+            details[key] = recorder.detail({"op": op, "key": key[1], "store": key[2]})
+        return details[key]
+
     @contextlib.contextmanager
     def watch(op: str, store: Any, keys: Any) -> Iterator[None]:
-        if recorder.writer.thread().nested:
-            yield  # part of an initialisation, which is on record already
-            return
-        names = [keys] if isinstance(keys, (str, bytes)) else list(keys)[:8]
-        detail = {"op": op, "key": ", ".join(map(str, names)), "store": type(store).__name__}
-        with recorder.waiting_in(Activity.STORE, detail, recorder.site(sys._getframe(2))):
+        slot = None
+        with contextlib.suppress(Exception):
+            # Within an initialisation it is a part of that, which is on record already.
+            if not recorder.writer.thread().nested:
+                site = recorder.site(sys._getframe(2))
+                detail = detail_of(op, store, keys)
+                slot = recorder.writer.enter(int(Activity.STORE), 0, detail, site)
+        try:
             yield
+        finally:
+            if slot is not None:
+                recorder.writer.leave(slot)
 
     return watch
 

@@ -85,6 +85,7 @@ class Recorder:
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._incarnations: dict[str, int] = {}
         self._creations = 0
+        self._blind = False
         writer.identify(self._identity)
 
     def claim(
@@ -159,7 +160,7 @@ class Recorder:
     def creation(self, name: str, ranks: Sequence[int], backend: str, site: int) -> None:
         """A group creation that all ranks of the world must take part in, in the same order."""
         world = self.world
-        self.writer.add_creation(
+        kept = self.writer.add_creation(
             {
                 "index": self._creations,
                 "name": name,
@@ -172,6 +173,8 @@ class Recorder:
                 "t_ns": time.monotonic_ns(),
             }
         )
+        if not kept:
+            self.gone_blind("recording of group creations, for want of room,")
         self._creations += 1
 
     def group_ready(self, record: GroupRecord) -> None:
@@ -203,7 +206,8 @@ class Recorder:
         else:
             agree = hash64(agreement_key(signature))
             exact = hash64(exact_key(signature))
-        wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
+        on_cpu = describe.on_cpu(facts)
+        wait = waiting.choose(group.backend, on_cpu, channel is not None)
         known = Known(
             op_code=OP_CODES[op],
             signature_id=number,
@@ -213,7 +217,8 @@ class Recorder:
             channel=channel,
             volatile=volatile,
             wait=wait,
-            frees_futures=wait is waiting.sliced,
+            # A future of ours may hold no tensors of another device than the CPU.
+            frees_futures=wait is waiting.sliced and on_cpu is not False,
         )
         group.known[op][facts] = known
         group.distinct_calls += 1
@@ -240,18 +245,24 @@ class Recorder:
         self, activity: Activity, detail: Mapping[str, Any], site: int
     ) -> Iterator[None]:
         """This thread is inside something that may wait for other ranks."""
-        number = self.writer.define(Definition.DETAIL, json.dumps(detail, default=str))
+        number = self.detail(detail)
         slot = self.writer.enter(int(activity), 0, number, site)
         try:
             yield
         finally:
             self.writer.leave(slot)
 
+    def detail(self, detail: Mapping[str, Any]) -> int:
+        """The id of what a thread waits for."""
+        return self.writer.define(Definition.DETAIL, json.dumps(detail, default=str))
+
     def gone_blind(self, what: str) -> None:
         """From here on the record says less than what happens: nothing may be concluded from what
         it does not show."""
-        with contextlib.suppress(Exception):
-            self.note("layer_off", f"{what} is switched off")
+        if not self._blind:
+            self._blind = True
+            with contextlib.suppress(Exception):
+                self.note("layer_off", f"{what} is switched off")
 
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -151,6 +152,19 @@ def _watch_store(
         return blocking
 
     patch(store_class, name, make)
+
+
+def store_address(store: Any) -> str:
+    """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    name = type(store).__name__
+    if isinstance(store, dist.TCPStore):
+        return f"{name}:{store.port}"
+    if isinstance(store, dist.FileStore):
+        return f"{name}:{store.path}"
+    # A HashStore is this process's own; of the user's own kinds we know nothing.
+    return f"{name}:{os.getpid()}" if isinstance(store, dist.HashStore) else name
 
 
 def on_data_end(note: Callable[[int], None]) -> None:

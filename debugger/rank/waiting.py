@@ -90,8 +90,8 @@ def sliced(work: Any, timeout: timedelta) -> Any:
         _check()
 
 
-class _Helper:
-    """A thread that waits in the caller's place, one work at a time."""
+class _Desk:
+    """What a helper and its thread share; the thread must not keep the helper itself alive."""
 
     def __init__(self) -> None:
         self.request = threading.Lock()
@@ -101,33 +101,52 @@ class _Helper:
         self.job: tuple[Any, timedelta] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        threading.Thread(target=self._run, name="distdebug-wait", daemon=True).start()
+        self.closed = False
 
-    def _run(self) -> None:
-        while True:
-            self.request.acquire()
-            work, timeout = self.job or (None, NO_TIMEOUT)
-            self.job = None
-            try:
-                self.result = whole(work, timeout)
-            except BaseException as error:
-                self.error = error
-            work = None
-            self.reply.release()
+
+def _serve(desk: _Desk) -> None:
+    while True:
+        desk.request.acquire()
+        if desk.closed:
+            return
+        work, timeout = desk.job or (None, NO_TIMEOUT)
+        desk.job = None
+        try:
+            desk.result = whole(work, timeout)
+        except BaseException as error:
+            desk.error = error
+        work = None
+        desk.reply.release()
+
+
+class _Helper:
+    """A thread that waits in the caller's place, one work at a time. It ends with its caller's
+    thread, for programs that start a thread for each message."""
+
+    def __init__(self) -> None:
+        self.desk = _Desk()
+        threading.Thread(
+            target=_serve, args=(self.desk,), name="distdebug-wait", daemon=True
+        ).start()
+
+    def __del__(self) -> None:
+        desk = self.desk
+        desk.closed = True
+        if desk.request.locked():
+            desk.request.release()
 
     def wait(self, work: Any, timeout: timedelta) -> Any:
-        self.job = (work, timeout)
-        self.result = self.error = None
-        self.request.release()
-        while not self.reply.acquire(timeout=0.2):
+        desk = self.desk
+        desk.job = (work, timeout)
+        desk.result = desk.error = None
+        desk.request.release()
+        while not desk.reply.acquire(timeout=0.2):
             _check()
-        self._raise_error()
-        return self.result
-
-    def _raise_error(self) -> None:
-        error, self.error = self.error, None
+        error, desk.error = desk.error, None
         if error is not None:
             raise error
+        result, desk.result = desk.result, None
+        return result
 
 
 _local = threading.local()
@@ -147,6 +166,5 @@ def helped(work: Any, timeout: timedelta) -> Any:
     try:
         return helper.wait(work, timeout)
     except BaseException:
-        if helper.job is not None or helper.error is None:
-            _local.helper = None  # it may still be waiting: leave it behind
+        _local.helper = None  # it may still be waiting: leave it behind
         raise

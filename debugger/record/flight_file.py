@@ -20,6 +20,9 @@ from .layout import Definition, Phase, Role
 
 _now = time.monotonic_ns
 
+NOTES_BYTES = 64 << 10
+"""Of the texts' room, what only notes may use: the last words of a rank that ran out of room."""
+
 
 class FlightFile:
     """A new flight record: its header, its phase, and its definitions.
@@ -120,7 +123,8 @@ class FlightFile:
             raw = text.encode("utf-8", "backslashreplace")
             head = layout.DEFINITION
             used = self._heap_used
-            if used + head.size + len(raw) > layout.HEAP_BYTES:
+            room = layout.HEAP_BYTES - (0 if kind is Definition.NOTE else NOTES_BYTES)
+            if used + head.size + len(raw) > room:
                 self._map[layout.FLAGS_AT] |= layout.HEAP_FULL_FLAG
                 return 0
             number = self._counts.get(int(kind), 0) + 1

@@ -76,6 +76,9 @@ class FlightWriter(FlightFile):
     def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
         """A place for a new group; None when all are in use (its calls are then not recorded)."""
         with self._lock:
+            definition = self._add(Definition.GROUP, record)
+            if not definition:
+                return None
             if self._next_group < layout.GROUPS:
                 index = self._next_group
                 self._next_group += 1
@@ -88,7 +91,6 @@ class FlightWriter(FlightFile):
             self._map[base : base + layout.CHECKPOINTS * layout.CHECKPOINT.size] = bytes(
                 layout.CHECKPOINTS * layout.CHECKPOINT.size
             )
-            definition = self._add(Definition.GROUP, record)
             layout.GROUP.pack_into(
                 self._map, slot.offset, definition, int(GroupState.CREATING), 0, 0, 0, 0, 0, 0
             )
@@ -105,9 +107,10 @@ class FlightWriter(FlightFile):
                 del self._group_slots[slot.index]
                 self._free_groups.append(slot.index)
 
-    def add_creation(self, record: Mapping[str, Any]) -> None:
-        """Put a group creation, in which every rank must take part, on record."""
-        self._add(Definition.CREATION, record)
+    def add_creation(self, record: Mapping[str, Any]) -> bool:
+        """Put a group creation, in which every rank must take part, on record; False when there is
+        no room for it."""
+        return self._add(Definition.CREATION, record) != 0
 
     def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
         """A place for a new point-to-point channel. When all are in use, the calls of further ones
@@ -115,9 +118,11 @@ class FlightWriter(FlightFile):
         with self._lock:
             if self._next_channel >= layout.CHANNELS:
                 return ChannelSlot(layout.NO_CHANNEL)
+            definition = self._add(Definition.CHANNEL, record)
+            if not definition:
+                return ChannelSlot(layout.NO_CHANNEL)
             slot = ChannelSlot(self._next_channel)
             self._next_channel += 1
-            definition = self._add(Definition.CHANNEL, record)
             layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0)
             return slot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ BUSY_WINDOW_S = 0.25
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
 crowded machine a computing rank is runnable at every look and yet gets little."""
+YOUNG_S = 60.0
 _DEAD_STATES = "ZXx"
 
 
@@ -90,6 +92,7 @@ class ProcessTable:
         self._oom = oom
         self._proc = proc
         self._seen: dict[int, _Seen] = {}
+        self._young_ticks: dict[int, int] = {}
         self._booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def refresh(self) -> None:
@@ -97,6 +100,19 @@ class ProcessTable:
         self._exits.poll()
         if self._launch is not None:
             self._launch.poll()
+
+    def starting(self, known: Container[int]) -> bool:
+        """Whether a young process of the run, none of the known ones, was at work since the last
+        call: a rank that still imports torch is neither lost nor late."""
+        if self._launch is None:
+            return False
+        before, self._young_ticks = self._young_ticks, {}
+        born_after = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_S) * TICKS_PER_S
+        for pid in self._launch.descendants():
+            stat = None if pid in known else read_stat(pid, self._proc)
+            if stat is not None and pid != self._launch.pid and stat.start_ticks > born_after:
+                self._young_ticks[pid] = stat.cpu_ticks
+        return any(ticks > before.get(pid, 0) for pid, ticks in self._young_ticks.items())
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
         """The state of process `pid` that began at `start_ticks` (field 22 of its stat; 0: not

@@ -96,6 +96,11 @@ class Records:
             return Process(alive=age_s < FAR_HEARTBEAT_S)
         return observe(reader.pid, reader.start_ticks)
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes that have a record."""
+        return frozenset(reader.pid for reader in self._readers.values())
+
     def unclaimed(self, observe: Observe) -> list[Rank]:
         """Live Python processes with torch that have not said which rank they are."""
         found = []
@@ -120,7 +125,27 @@ def _worlds(views: Iterable[Rank]) -> list[list[Rank]]:
                 break
         else:
             worlds.append([view])
-    return worlds
+    return _torn_apart(worlds)
+
+
+def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
+    """Parts of one world whose ranks wait at different addresses: together they are looked at as
+    one. As soon as two processes have one rank, or a group has formed, they are worlds apart."""
+    merged: list[list[Rank]] = []
+    for world in worlds:
+        known = merged[-1] if merged else []
+        if known and all(_has_not_formed(one) for one in (known, world)):
+            ranks = [view.rank for view in (*known, *world)]
+            sizes = {view.world_size for view in (*known, *world)}
+            if len(sizes) == 1 and len(ranks) == len(set(ranks)) <= max(sizes):
+                merged[-1] = sorted((*known, *world), key=lambda one: one.started_ns)
+                continue
+        merged.append(world)
+    return merged
+
+
+def _has_not_formed(world: list[Rank]) -> bool:
+    return all(view.process.alive and not view.groups for view in world)
 
 
 def _snapshot(
@@ -137,7 +162,12 @@ def _snapshot(
         if notes:
             view = replace(view, notes=(*view.notes, *notes))
         taken = ranks.get(view.rank)
-        if taken is not None and taken.process.alive and view.process.alive:
+        if (
+            taken is not None
+            and (taken.pid, taken.host) != (view.pid, view.host)  # else it has exec'ed itself
+            and taken.process.alive
+            and view.process.alive
+        ):
             rivals.append(view)
         elif taken is None or view.started_ns >= taken.started_ns:
             ranks[view.rank] = view

@@ -19,6 +19,7 @@ from .records import Records
 
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
+START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
 
@@ -72,6 +73,8 @@ class Watch:
         self._mark: tuple[object, ...] = ()
         self._last_s = 0.0
         self._look: Look = Look((), (), (), None)
+        self._start_asked_s = 0.0
+        self._starting = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     @property
@@ -109,7 +112,7 @@ class Watch:
         self, findings: Sequence[Finding], now_s: float, finished: bool
     ) -> Finding | None:
         found = verdict(findings)
-        if found is None:
+        if found is None or (not finished and self._may_still_come(found)):
             self._candidate = None
             return None
         if finished:
@@ -118,6 +121,17 @@ class Watch:
             self._candidate = (found.identity, now_s)
             return None
         return found if now_s - self._candidate[1] >= CONFIRM_AFTER_S else None
+
+    def _may_still_come(self, found: Finding) -> bool:
+        """Ranks are missed of which nothing was seen, while processes are still starting up. Asked
+        at most every `START_EVERY_S`, so that a process at work has used some time in between."""
+        if found.kind != "join_timeout" or found.proven or not found.missing:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._start_asked_s >= START_EVERY_S:
+            self._start_asked_s = now_s
+            self._starting = self._table.starting(self._records.pids)
+        return self._starting
 
     def _note_time(self, finding: Finding) -> None:
         if finding.identity not in self.detected_after_s:

@@ -5,9 +5,12 @@ imported, upon which the layer installs itself. Then it hands over to the next `
 the path, if there is one. Without DISTDEBUG_RUN_DIR it does only that.
 """
 
-import importlib.machinery
 import os
 import sys
+
+# importlib's own parts, which every Python has loaded: `importlib` itself costs half a millisecond.
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import PathFinder
 
 _SITE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_SITE))
@@ -26,7 +29,8 @@ def _is_rank_of_launcher():
 
 
 def redirect(rank):
-    """Send this process's stdout and stderr to the rank's log files.
+    """Send this process's stdout and stderr to the rank's log files, if they would come out where
+    the supervisor's own do.
 
     Its own Python children inherit them and must not do it again: their parent may read from
     them through a pipe.
@@ -35,8 +39,11 @@ def redirect(rank):
         return
     directory = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "logs")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    for stream, number, ending in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
+            ending = _ending_of(number)
+            if ending is None:
+                continue
             if stream is not None:
                 stream.flush()
             log = os.open(os.path.join(directory, f"{int(rank)}.{ending}"), flags, 0o600)
@@ -46,6 +53,19 @@ def redirect(rank):
                 stream.reconfigure(line_buffering=True)
         except (OSError, ValueError, AttributeError):
             continue  # the output stays where it went before
+
+
+def _ending_of(number):
+    """The log that stands for what the descriptor leads to: "out" or "err".
+
+    None where that is not the supervisor's own output: the program has sent it to a file or a
+    pipe, which must get it.
+    """
+    identity = _identity(number)
+    own = os.environ.get("DISTDEBUG_STREAMS", f"{identity},{identity}").split(",")
+    if own[number - 1] == identity:
+        return ("out", "err")[number - 1]
+    return ("out", "err")[own.index(identity)] if identity in own else None
 
 
 def _quieten_launcher():
@@ -60,6 +80,14 @@ def _quieten_launcher():
     log = os.open(path, flags, 0o600)
     os.dup2(log, 2)
     os.close(log)
+    # Its ranks inherit this for their stderr; for them it stands for the supervisor's own.
+    out, _, _ = environment.get("DISTDEBUG_STREAMS", ",").partition(",")
+    environment["DISTDEBUG_STREAMS"] = f"{out},{_identity(2)}"
+
+
+def _identity(descriptor):
+    status = os.fstat(descriptor)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _report_exits():
@@ -82,6 +110,8 @@ def _report_exits():
                 pass  # the run directory is gone or full: the program goes on
         return found, status
 
+    waitpid.__module__ = "os"  # with the name that pickle looks for
+    waitpid.__qualname__ = "waitpid"
     os.waitpid = waitpid
 
 
@@ -95,10 +125,10 @@ class _Finder:
         if name == "debugger":
             spec = self._ordinary(name, path)
             if spec is not None and spec.origin == os.path.join(_PACKAGE, "__init__.py"):
-                return importlib.machinery.ModuleSpec(name, _Alias(), is_package=True)
+                return ModuleSpec(name, _Alias(), is_package=True)
             return spec
         if name.startswith("debugger.") and sys.modules.get("debugger") is sys.modules.get(_ALIAS):
-            return importlib.machinery.ModuleSpec(name, _Alias(), is_package=True)
+            return ModuleSpec(name, _Alias(), is_package=True)
         return None
 
     def _ordinary(self, name, path):
@@ -180,7 +210,7 @@ def _complain(error):
 def _hand_over():
     """Run the `sitecustomize` that this one hides."""
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _SITE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    spec = PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
     from importlib import util
