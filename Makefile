@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint bench conformance clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the same with the tests marked long"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
+	@echo "make conformance SUITE=torch_suite.py   torch's own tests with the layer around gloo"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
 # torch comes first and by exactly this spelling, so that every machine takes the same build.
@@ -43,6 +44,11 @@ test-all: lint
 
 bench: $(STAMP)
 	$(BIN)/distdebug bench overhead
+
+conformance: $(STAMP)
+	@test -n "$(SUITE)" || { echo "conformance: give SUITE=path/to/torch_suite.py" >&2; exit 2; }
+	PYTHONPATH=$(CURDIR) BACKEND=gloo WORLD_SIZE=$(or $(WORLD_SIZE),2) \
+	    DIST_PLUGIN=tests.conformance.distdebug_layer $(BIN)/python $(SUITE)
 
 clean:
 	rm -rf $(VENV) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -36,6 +36,9 @@ INTERRUPT_STACKS_S = 0.6
 END_GRACE_S = 2.0
 RAISE_GRACE_S = 3.0
 ORPHAN_GRACE_S = 1.0
+OUTPUT_S = 60.0
+INTERRUPT_OUTPUT_S = 0.5
+"""How long to go on printing what the ranks have printed before they ended."""
 SILENT_S = 1.5
 """A heartbeat older than this comes from a process that cannot run Python."""
 EXIT_FAILED = 1
@@ -96,7 +99,8 @@ class Session:
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
             finally:
-                follower.finish()
+                # After Ctrl-C nobody wants to see the rest of a flood.
+                follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
             return self._report(launch.poll(), look, finding)
 
     # -- watching ------------------------------------------------------------------------------

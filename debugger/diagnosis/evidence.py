@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..record.layout import Activity, CallState
+from ..record.layout import Activity, CallState, Phase
 from ..record.snapshot import Call, CallSite, GroupKey
 from .findings import RankEvidence
 from .wording import call_text, printable, signal_name
@@ -97,7 +97,10 @@ def ending_text(world: World, rank: int) -> str:
     status = exit_status(record)
     if status is None:
         return "gone without a trace"
-    return "finished" if status == 0 else f"exited with status {status}"
+    if status == 0:
+        return "finished"
+    interrupted = any(note.kind == "interrupted" for note in record.notes)
+    return f"exited with status {status}{' (KeyboardInterrupt)' if interrupted else ''}"
 
 
 def last_call(world: World, rank: int) -> Call | None:
@@ -113,10 +116,10 @@ def last_site(world: World, rank: int) -> CallSite | None:
     last call. A SystemExit that the program caught is no end: calls came after it."""
     record = world.ranks[rank]
     for note in reversed(record.notes):
-        if note.kind == "exception" and note.site:
+        if note.kind in ("exception", "interrupted") and note.site:
             return note.site
     exits = [note for note in record.notes if note.kind == "exit" and note.site]
-    if exits and world.ended(rank):
+    if exits and (record.phase >= Phase.EXITING or world.ended(rank)):
         last = last_call(world, rank)
         if last is None or last.issued_ns <= exits[-1].time_ns:
             return exits[-1].site

@@ -21,7 +21,7 @@ from .wait_graph import doing
 from .wording import at_site, group_evidence, printable, ranks_text, verb
 from .world import GroupView, Pending, World
 
-ANOTHER_NS = 2 * SECOND_NS
+ANOTHER_NS = 5 * SECOND_NS
 """So long a program has time to start another thread in place of one that died."""
 
 
@@ -115,7 +115,8 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
         observable_ns=max(note.time_ns, pending.wait.since_ns),
         data={**note.data, "message": note.message},
     )
-    return Candidate(finding, ready_ns=finding.observable_ns + (0 if gone else ANOTHER_NS))
+    hold_ns = 0 if gone else min(ANOTHER_NS, world.limits.hang_ns)
+    return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
 
 
 def _thread(note: Note) -> str:

@@ -42,7 +42,7 @@ def explained(world: World, candidate: Candidate) -> Candidate:
         culprits=(rank,),
         victims=others,
         ranks={**finding.ranks, rank: RankEvidence("raised", None, note.site)},
-        details=(f"its cleanup went on communicating: {finding.message}", *finding.details),
+        details=(f"before it could end, its cleanup ran: {finding.message}", *finding.details),
         observable_ns=finding.observable_ns,
         data=dict(note.data),
     )

@@ -18,7 +18,7 @@ from .limits import SECOND_NS, Limits
 DEFAULT_GROUP = "default_pg"
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
-TEARDOWN_NS = 2 * SECOND_NS
+TEARDOWN_NS = SECOND_NS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,15 @@ class World:
         )
 
     def ended(self, rank: int) -> bool:
-        """The process is gone, or has run its last line of Python and hangs in its teardown."""
+        """The process is gone, or has run its last line of Python and hangs in its teardown. One
+        that failed has nothing left to give others there; one that did not may yet complete."""
         found = self.ranks.get(rank)
         if found is None:
             return False
         return not found.process.alive or (
             found.phase is Phase.ENDED
             and found.exit_code is not None
-            and self.now_ns - found.heartbeat_ns > TEARDOWN_NS
+            and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
         )
 
     def finished(self, rank: int) -> bool:

@@ -158,7 +158,8 @@ def _wrap_sys_exit(recorder: Recorder) -> None:
     Leaving.__module__, Leaving.__name__, Leaving.__qualname__ = "builtins", *["SystemExit"] * 2
 
     def leave(status: Any = None, /) -> Any:
-        _note_exit(recorder, f"sys.exit({status if isinstance(status, int) else ''})")
+        if threading.current_thread() is threading.main_thread():
+            _note_exit(recorder, f"sys.exit({status if isinstance(status, int) else ''})")
         args: tuple[Any, ...] = ()
         try:
             original(status)
@@ -191,10 +192,20 @@ def _left(recorder: Recorder, code: Any, cause: BaseException | None) -> None:
     if code is None or code == 0:
         return
     status = code if isinstance(code, int) else 1
-    if isinstance(cause, Exception):
+    if isinstance(cause, Exception) and _came_through_users_code(cause):
         _ending(recorder, cause, status)
     else:
         _leaving(recorder, status)
+
+
+def _came_through_users_code(error: BaseException) -> bool:
+    """Not where argparse turns an error of its own into an exit."""
+    trace = error.__traceback__
+    while trace is not None:
+        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _wrap_os_exit(recorder: Recorder) -> None:
@@ -213,7 +224,7 @@ def _wrap_os_exit(recorder: Recorder) -> None:
 def _note_exit(recorder: Recorder, message: str) -> None:
     """Put the line on record; once for each, since a program may catch its own SystemExit."""
     with contextlib.suppress(Exception):
-        if recorder.writer.detached or threading.current_thread() is not threading.main_thread():
+        if recorder.writer.detached:
             return
         site = recorder.site(sys._getframe(2))
         if site and site not in _exit_sites:

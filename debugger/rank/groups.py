@@ -31,9 +31,13 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             created = original(*args, **kwargs)
             size = int(created[0].size())
             return _wrapped(recorder, created, list(range(size)), name, backend, given)
-        site = recorder.site(_getframe(1))
+        site = recorder.safe_site(_getframe(1))
         if not torch_private.is_hashed_name(name):
-            recorder.creation(name, ranks, backend, site)
+            try:
+                recorder.creation(name, ranks, backend, site)
+            except Exception as error:
+                recorder.gone_blind("recording of group creations")
+                report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
         with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
             created = original(*args, **kwargs)

@@ -39,15 +39,15 @@ def observe(recorder: Recorder, directory: Path) -> None:
 def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         detail: dict[str, Any] = {"op": "init_process_group"}
-        site = recorder.site(sys._getframe(1))
+        site = recorder.safe_site(sys._getframe(1))
         try:
             forks.revive(recorder)
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
+            if detail.get("stale"):
+                recorder.note("stale_store", detail["stale"], site, path=detail["path"])
         except Exception as error:
             report_own_fault("watching init_process_group", error)
-        if detail.get("stale"):
-            recorder.note("stale_store", detail["stale"], site, path=detail["path"])
         with recorder.waiting_in(Activity.INIT, detail, site):
             result = original(*args, **kwargs)
         with contextlib.suppress(Exception):
@@ -61,7 +61,7 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
 
 def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        site = recorder.site(sys._getframe(1))
+        site = recorder.safe_site(sys._getframe(1))
         with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
             return original(*args, **kwargs)
 

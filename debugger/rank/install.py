@@ -89,7 +89,7 @@ def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:
     told: set[tuple[int, str]] = set()
 
     def note(op_name: str) -> None:
-        site = recorder.site(sys._getframe(2))
+        site = recorder.safe_site(sys._getframe(2))
         if (site, op_name) not in told:
             told.add((site, op_name))
             recorder.note(
@@ -102,7 +102,7 @@ def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:
 def _note_data_end(recorder: Recorder) -> Callable[[int], None]:
     def note(batches: int) -> None:
         if not recorder.writer.heap_half_full:  # thousands of epochs must not fill the record
-            site = recorder.site(sys._getframe(2))
+            site = recorder.safe_site(sys._getframe(2))
             text = f"its DataLoader ended after {batches} batches"
             recorder.note("data_exhausted", text, site, batches=batches)
 

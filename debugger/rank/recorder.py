@@ -121,6 +121,14 @@ class Recorder:
         self._sites[key] = (code, number)  # the reference keeps the code's id its own
         return number
 
+    def safe_site(self, frame: FrameType | None) -> int:
+        """`site`, for places where nobody else catches what goes wrong in it."""
+        try:
+            return self.site(frame)
+        except Exception as error:
+            report_own_fault("recording of lines", error)
+            return 0
+
     def site_at(self, file: str, line: int, function: str) -> int:
         """The id of this line."""
         return self.writer.define(Definition.SITE, json.dumps([file, line, function]))
@@ -245,12 +253,16 @@ class Recorder:
         self, activity: Activity, detail: Mapping[str, Any], site: int
     ) -> Iterator[None]:
         """This thread is inside something that may wait for other ranks."""
-        number = self.detail(detail)
-        slot = self.writer.enter(int(activity), 0, number, site)
+        slot = None
+        try:
+            slot = self.writer.enter(int(activity), 0, self.detail(detail), site)
+        except Exception as error:
+            report_own_fault("recording of waits", error)
         try:
             yield
         finally:
-            self.writer.leave(slot)
+            if slot is not None:
+                self.writer.leave(slot)
 
     def detail(self, detail: Mapping[str, Any]) -> int:
         """The id of what a thread waits for."""

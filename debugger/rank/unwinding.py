@@ -1,7 +1,8 @@
 """Puts on record that a collective is called while an exception is on its way out.
 
-`finally: dist.barrier()` and `finally: dist.destroy_process_group()` run before Python tells anybody
-of the exception, and to the other ranks look like a call that does not fit, or an early end.
+`finally: dist.barrier()` and `finally: dist.destroy_process_group()` run before Python tells
+anybody of the exception, and to the other ranks look like a call that does not fit, or like an
+early end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import contextlib
 import linecache
 import sys
+import traceback
 from types import FrameType
 
 from . import call_site, checked_group
@@ -41,6 +43,10 @@ def observe(recorder: Recorder) -> None:
                 f"{type(error).__name__}: {error}".rstrip(": "),
                 users_site(recorder, error),
                 type=type(error).__name__,
+                stack=[
+                    f"{row.filename}:{row.lineno} in {row.name}"
+                    for row in traceback.extract_tb(error.__traceback__)[-30:]
+                ],
                 call=number,
                 destroys=destroys,
                 **nature(error),

@@ -80,12 +80,13 @@ class Definitions:
         if kind == Definition.SITE:
             self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
         elif kind == Definition.GROUP:
+            timeout_s = value.get("timeout_s")
             self._groups[number] = GroupText(
                 key=_key(value),
                 desc=str(value["desc"]),
                 ranks=_ranks(value["ranks"]),
                 backend=str(value["backend"]),
-                timeout_s=None if value["timeout_s"] is None else float(value["timeout_s"]),
+                timeout_s=None if timeout_s is None else float(timeout_s),
             )
         elif kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(

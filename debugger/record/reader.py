@@ -57,6 +57,7 @@ class FlightReader:
         finally:
             os.close(descriptor)
         self._definitions = Definitions(self._map)
+        self._header: tuple[bytes, bytes] | None = None
         self.refresh_header()
 
     def close(self) -> None:
@@ -66,7 +67,12 @@ class FlightReader:
     # -- header --------------------------------------------------------------------------------
 
     def refresh_header(self) -> None:
-        """Read again who this is: a process learns its rank late."""
+        """Read again who this is: a process learns its rank late, and may join another world."""
+        end = layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES
+        written = (self._map[: layout.HEADER.size], self._map[layout.IDENTITY_OFFSET : end])
+        if written == self._header:
+            return
+        self._header = written
         (
             _,
             _,
@@ -84,9 +90,8 @@ class FlightReader:
         ) = layout.HEADER.unpack_from(self._map, 0)
         self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN
         self.started_ns = self._started_ns + self.wall_offset_ns
-        raw = self._map[layout.IDENTITY_OFFSET : layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES]
         try:
-            identity = json.loads(raw.rstrip(b"\0") or b"{}")
+            identity = json.loads(written[1].rstrip(b"\0") or b"{}")
         except ValueError:
             identity = {}
         self.identity: Mapping[str, Any] = identity if isinstance(identity, dict) else {}

@@ -23,7 +23,9 @@ IDLE_S = 0.5
 REFRESH_S = 1.0
 """How often an unfinished progress bar (a line with carriage returns) is shown on a terminal."""
 READ_BYTES = 1 << 18
-MAX_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 23
+"""A longer line is broken; shorter ones are shown whole: what the program prints may be parsed."""
+_UNCUT = 16 * MAX_LINE_BYTES
 _LOG = re.compile(r"(0|[1-9]\d{0,8})\.(out|err)")
 _COLOURS = (36, 33, 35, 32, 34, 91, 92, 93, 94, 95, 96)
 
@@ -72,6 +74,8 @@ class _Follower:
     shown: int = 0
     changed_s: float = 0.0
     shown_s: float = 0.0
+    behind: bool = False
+    """Whether there is more to read at once."""
 
     def read(self, now_s: float) -> bool:
         """Prints the lines that were completed; False when the file has nothing new."""
@@ -80,15 +84,18 @@ class _Follower:
             if size < self.offset:
                 self.offset = 0  # somebody emptied it
             if size == self.offset:
+                self.behind = False
                 return False
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.offset)
                 received = file.read(READ_BYTES)
         except OSError:
+            self.behind = False
             return False
         if not received:
             return False
         self.offset += len(received)
+        self.behind = self.offset < size
         self.changed_s = now_s
         *lines, last = (self.pending + received).split(b"\n")
         texts = []
@@ -122,7 +129,7 @@ class _Follower:
         rest = line[self.shown :]
         if self.screen.owner is self and b"\r" not in rest.rstrip(b"\r"):
             self.screen.owner = None
-            shown_as = clean_line(_decode(rest.rstrip(b"\r")), colour=self.screen.colour)
+            shown_as = clean_line(_decode(rest.rstrip(b"\r")), _UNCUT, colour=self.screen.colour)
             return f"{shown_as}\n"
         state = self._state(rest) if self.shown else self._state(line)
         if self.shown and not state:
@@ -146,7 +153,7 @@ class _Follower:
         return ""
 
     def _line(self, text: str) -> str:
-        return self.prefix + clean_line(text, colour=self.screen.colour)
+        return self.prefix + clean_line(text, _UNCUT, colour=self.screen.colour)
 
 
 class OutputFollower:
@@ -166,6 +173,8 @@ class OutputFollower:
         self._listed_ns = -1
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._moved_s = time.monotonic()
+        self._abandoned = False
 
     def poll(self) -> bool:
         """Prints what is new; False when there was nothing."""
@@ -181,18 +190,24 @@ class OutputFollower:
         self._thread = threading.Thread(target=self._run, name="distdebug-output", daemon=True)
         self._thread.start()
 
-    def finish(self, timeout_s: float = 2.0) -> None:
+    def finish(self, timeout_s: float = 60.0, stalled_s: float = 2.0) -> None:
         """Prints everything that is left, unfinished lines too. Call it when the ranks are gone.
-        Gives up after `timeout_s` if the terminal takes no more."""
+
+        Gives up after `timeout_s`, or when the terminal takes nothing for `stalled_s`; what was
+        not shown is still in the files.
+        """
+        self._listed_ns = -1
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return
-        deadline = time.monotonic() + timeout_s
-        self._listed_ns = -1
-        while self.poll() and time.monotonic() < deadline:
-            pass
+            deadline = time.monotonic() + timeout_s
+            while self._thread.is_alive():
+                self._thread.join(LOOK_EVERY_S)
+                now_s = time.monotonic()
+                if now_s > deadline or now_s - self._moved_s > stalled_s:
+                    self._abandoned = True
+                    return
+        else:
+            self._run()
         for follower in self._followers.values():
             follower.show_pending(time.monotonic(), final=True)
         for screen in set(self._screens.values()):
@@ -201,8 +216,16 @@ class OutputFollower:
                 screen.owner = None
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY_S):
-            self.poll()
+        """Until told to stop, and then until nothing is left."""
+        while not self._abandoned:
+            stopping = self._stopping.is_set()
+            busy = self.poll()
+            self._moved_s = time.monotonic()
+            if stopping and not busy:
+                return
+            # Ranks may print faster than one chunk a look: catch up at once.
+            if not any(follower.behind for follower in self._followers.values()):
+                self._stopping.wait(LOOK_EVERY_S)
 
     def _discover(self) -> None:
         """Finds new log files; lists the directory only when it has changed."""

@@ -44,8 +44,7 @@ class Records:
         except OSError:
             return
         for reader in self._readers.values():
-            if reader.rank < 0:
-                reader.refresh_header()
+            reader.refresh_header()
 
     def _open(self, path: Path) -> None:
         try:
@@ -85,7 +84,9 @@ class Records:
                 forked += [(parent, note) for note in view.notes]
             elif view.rank >= 0:
                 views.append(view)
-        return [_snapshot(world, forked, now_ns, world_size, finished) for world in _worlds(views)]
+        return [
+            _snapshot(world, forked, now_ns, world_size, finished) for world in worlds_of(views)
+        ]
 
     @staticmethod
     def _process(reader: FlightReader, observe: Observe | None, here: str, now_ns: int) -> Process:
@@ -112,7 +113,7 @@ class Records:
         return found
 
 
-def _worlds(views: Iterable[Rank]) -> list[list[Rank]]:
+def worlds_of(views: Iterable[Rank]) -> list[list[Rank]]:
     """Processes that belong together: the same job, and lives that overlap."""
     worlds: list[list[Rank]] = []
     for view in sorted(views, key=lambda one: one.started_ns):

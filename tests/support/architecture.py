@@ -22,6 +22,7 @@ FLOORS = {
     "reports": 3,
     "rank": 3,
     "commands": 4,
+    "benchmarks": 4,
     "testing": 4,
     "cli": 5,
     "__main__": 6,
@@ -116,8 +117,8 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
             return
     if item.target == _OUTSIDE:
         yield "too many dots"
-    if target == "torch" and package != "distcore" and item.room != "rank":
-        yield "importing torch costs 2 s and 225 MB; only distcore and debugger/rank do"
+    if target == "torch" and package != "distcore" and item.room not in {"rank", "benchmarks"}:
+        yield "importing torch costs 2 s and 225 MB; only distcore, rank/ and benchmarks/ do"
     if target == "distcore" and package != "distcore" and item.room != "rank":
         yield "distcore imports torch; only debugger/rank uses it"
     if package == "distcore" and target in {"debugger", "tui"}:

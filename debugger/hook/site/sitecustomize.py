@@ -191,6 +191,21 @@ def _install(torch):
         _complain(error)
 
 
+def _hear_last_words():
+    """Put an exception on record that ends the rank before torch is imported."""
+    original = sys.excepthook
+
+    def hook(kind, error, trace):
+        if _ALIAS + ".rank.install" not in sys.modules:
+            try:
+                load("rank.last_words").record(error)
+            except Exception as fault:
+                _complain(fault)
+        original(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def _can_be_rank():
     if (
         os.environ.get("DISTDEBUG_LAUNCHER") == "torchrun"
@@ -225,6 +240,7 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
         if _is_rank_of_launcher():
             os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
             redirect(os.environ["RANK"])
+            _hear_last_words()
         _quieten_launcher()
         _report_exits()
         sys.meta_path.insert(0, _Finder())

@@ -388,3 +388,53 @@ class TestTwins:
         run[0].exits(None)
         run[1].exits(0)
         assert not run.diagnose().findings
+
+
+class TestClosedTooSoon:
+    """All made the call; one was through with it and closed its connections."""
+
+    def test_destroyed_the_group_first(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[1].calls(all_reduce(8))
+        run[1].destroys()
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (1,), (0,))
+        assert "while rank 0 was still in all_reduce(sum, float32[8]) #1" in found.message
+
+    def test_died_in_it(self) -> None:
+        run = Run(2)
+        run[1].calls(all_reduce(8), waits=True)
+        run[1].exits(signal=9)
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (1,))
+
+
+class TestLine:
+    """Where a rank that has ended stood last."""
+
+    def test_the_line_of_sys_exit(self) -> None:
+        run = waiting()
+        run[2].notes_down("exit", "sys.exit(3)", 61)
+        run[2].exits(3)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.ranks[2].location.line) == ("rank_died", 61)
+
+    def test_a_sys_exit_that_was_caught_long_ago(self) -> None:
+        run = Run(3)
+        run[2].notes_down("exit", "sys.exit(3)", 61)
+        run.each(all_reduce(8))
+        run[2].exits(3)
+        (found,) = run.errors(settled=False)
+        assert found.ranks[2].location.line != 61
+
+    def test_the_last_call_where_the_heartbeat_is_older(self) -> None:
+        run = waiting()
+        run[2].heartbeat_ns = run.now_ns - 50_000_000
+        run[2].exits(signal=9)
+        (found,) = run.errors(settled=False)
+        assert found.ranks[2].location.line == 88

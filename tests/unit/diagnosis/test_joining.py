@@ -112,3 +112,23 @@ class TestTwins:
         run[0].notes_down("stale_store", path="/tmp/rdzv")
         run.each(all_reduce(8))
         assert not run.diagnose().findings
+
+
+def test_one_rank_waits_at_another_address() -> None:
+    run = joining(3, 0, 1, 2)
+    for rank in run.ranks.values():
+        rank.job = f"10.0.0.1:{29500 + (rank.rank == 2)}"
+    assert run.errors() == []
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+    assert not found.proven
+    assert "rank 2 waits at 10.0.0.1:29501 for a world of 3" in found.message
+
+
+def test_a_rank_beyond_the_world() -> None:
+    run = joining(2, 1, 2)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (0,), (0,))
+    assert found.message.endswith("rank 2 is outside of it: ranks count from 0 to 1")

@@ -1,0 +1,76 @@
+"""Gives groups and point-to-point channels their places in a flight record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .flight_file import FlightFile
+from .layout import Definition, GroupState, Role
+from .slots import ChannelSlot, GroupSlot
+
+
+class FlightPlaces(FlightFile):
+    """A flight record whose groups and channels can be entered."""
+
+    def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:
+        super().__init__(path, role=role)
+        self._next_group = 0
+        self._free_groups: list[int] = []
+        self._next_channel = 0
+        self._group_slots: dict[int, GroupSlot] = {}
+
+    def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
+        """A place for a new group; None when all are in use (its calls are then not recorded)."""
+        with self._lock:
+            definition = self._add(Definition.GROUP, record)
+            if not definition:
+                return None
+            if self._next_group < layout.GROUPS:
+                index = self._next_group
+                self._next_group += 1
+            elif self._free_groups:
+                index = self._free_groups.pop(0)
+            else:
+                return None
+            slot = GroupSlot(index)
+            base = layout.CHECKPOINTS_OFFSET + (index * layout.CHECKPOINTS * layout.CHECKPOINT.size)
+            self._map[base : base + layout.CHECKPOINTS * layout.CHECKPOINT.size] = bytes(
+                layout.CHECKPOINTS * layout.CHECKPOINT.size
+            )
+            layout.GROUP.pack_into(
+                self._map, slot.offset, definition, int(GroupState.CREATING), 0, 0, 0, 0, 0, 0
+            )
+            self._group_slots[index] = slot
+            return slot
+
+    def group_state(self, slot: GroupSlot, state: GroupState) -> None:
+        """Say that a group is ready for use, or destroyed (its place may be used again)."""
+        with self._lock:
+            if self._group_slots.get(slot.index) is not slot:
+                return  # destroyed before
+            self._map[slot.offset + layout.GROUP_STATE_AT] = int(state)
+            if state is GroupState.DESTROYED:
+                del self._group_slots[slot.index]
+                self._free_groups.append(slot.index)
+
+    def add_creation(self, record: Mapping[str, Any]) -> bool:
+        """Put a group creation, in which every rank must take part, on record; False when there is
+        no room for it."""
+        return self._add(Definition.CREATION, record) != 0
+
+    def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
+        """A place for a new point-to-point channel. When all are in use, the calls of further ones
+        are on record, their counts are not."""
+        with self._lock:
+            if self._next_channel >= layout.CHANNELS:
+                return ChannelSlot(layout.NO_CHANNEL)
+            definition = self._add(Definition.CHANNEL, record)
+            if not definition:
+                return ChannelSlot(layout.NO_CHANNEL)
+            slot = ChannelSlot(self._next_channel)
+            self._next_channel += 1
+            layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0)
+            return slot

@@ -1,0 +1,125 @@
+"""`distdebug bench overhead`: how ways are compared, and what is printed of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.benchmarks.measuring import Way, compare
+from debugger.commands import bench
+from debugger.errors import DistdebugError, UsageError
+from tests.support import runs
+
+
+class Clock:
+    """Nanoseconds that pass only when a way says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def way(self, cost_ns: int) -> Way:
+        def run() -> None:
+            self.now_ns += cost_ns
+
+        return Way(run, lambda: None)
+
+
+def test_compare() -> None:
+    clock = Clock()
+    costs = compare({"stock": clock.way(3000), "record": clock.way(7500)}, 5, 10, clock)
+    assert costs["stock"] == {
+        "median_us": 3.0,
+        "added_us": 0.0,
+        "best_us": 3.0,
+        "best_added_us": 0.0,
+    }
+    assert (costs["record"]["median_us"], costs["record"]["added_us"]) == (7.5, 4.5)
+
+
+def test_who_begins_rotates() -> None:
+    turns: list[str] = []
+    ways = {name: Way(lambda: None, lambda n=name: turns.append(n)) for name in ("stock", "b", "c")}
+    compare(ways, 3, 1)
+    rounds = ["".join(name[0] for name in turns[i : i + 3]) for i in range(0, len(turns), 3)]
+    assert rounds[-3:] == ["sbc", "bcs", "csb"]
+
+
+def _costs(stock: float, added: float) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "median_us": stock + more,
+            "added_us": more,
+            "best_us": stock + more,
+            "best_added_us": more,
+        }
+        for name, more in (("stock", 0.0), ("record", added), ("info", added))
+    }
+
+
+def test_table() -> None:
+    where = {"backend": "fake", "world_size": 2, "op": "send", "size_bytes": 64, "entries": 2}
+    measured: dict[str, Any] = {
+        "calls": [{**where, **_costs(2.5, 8.0)}],
+        "ddp_step": {**_costs(10_000.0, 100.0), "heartbeat_us": 200.0},
+    }
+    lines = list(bench.table(measured))
+    assert lines[2].split() == [
+        "fake",
+        "x2",
+        "send",
+        "64",
+        "B",
+        "2.5",
+        "10.5",
+        "10.5",
+        "+8.0",
+        "+8.0",
+        "+8.0",
+        "+8.0",
+    ]
+    assert lines[-2] == (
+        "median round:   a call (or a wait) on the fake backend costs at most 4.0 µs more "
+        "(bar: 5 µs), the training step +1.2 % (bar: 3 %)"
+    )
+
+
+def test_a_file_that_cannot_be(tmp_path: Path) -> None:
+    command = bench.BenchCommand()
+    args = command.parser().parse_args(["overhead", "--json", str(tmp_path / "no" / "file")])
+    with pytest.raises(UsageError, match="is not a directory"):
+        command.run(args)
+
+
+def test_a_program_that_fails() -> None:
+    with pytest.raises(DistdebugError, match=r"debugger\.benchmarks\.ranks ended with 1: "):
+        bench._start("ranks", 1, ["one", "argument", "too", "many"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_command(tmp_path: Path) -> None:
+    done = runs.subprocess.run(
+        [str(runs.DISTDEBUG), "bench", "overhead", "--json", "figures.json"],
+        cwd=tmp_path,
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=390,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    where = {(c["backend"], c["world_size"], c["size_bytes"]) for c in figures["calls"]}
+    gloo = {("gloo", n, size) for n in (2, 4) for size in (4, 65_536, 16_777_216)}
+    assert where == {("fake", 2, 64)} | gloo
+    # The bars hold on a machine of one's own; here only what no load explains.
+    for call in figures["calls"]:
+        if call["backend"] == "fake":
+            assert call["info"]["best_added_us"] / call["entries"] < 15, call
+    assert figures["ddp_step"]["info_percent"]["fastest"] < 30

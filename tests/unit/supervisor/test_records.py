@@ -1,0 +1,100 @@
+"""Which processes belong to one world, and ranks that ended before torch was imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from debugger import hook
+from debugger.diagnosis.verdict import diagnose
+from debugger.record.run_directory import RunDirectory
+from debugger.record.snapshot import Process, Rank
+from debugger.supervisor.exits import ExitLog
+from debugger.supervisor.processes import ProcessTable
+from debugger.supervisor.records import load, worlds_of
+from tests.unit.diagnosis.builder import Run
+
+
+def waiting_at(job: str, *ranks: int, size: int = 3, formed: bool = False) -> list[Rank]:
+    """Ranks of that job which live, one after the other started."""
+    run = Run(size, joined=formed)
+    rows = [(run.ranks.get(rank) or run.starts(rank)).frozen() for rank in ranks]
+    return [replace(row, job=job, started_ns=100 + row.rank) for row in rows]
+
+
+def numbers(views: list[Rank]) -> list[list[int]]:
+    return [[view.rank for view in world] for world in worlds_of(views)]
+
+
+def test_parts_of_one_world_that_wait_at_different_addresses() -> None:
+    views = [*waiting_at("a:1", 0, 1), *waiting_at("a:2", 2)]
+    assert numbers(views) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        waiting_at("a:2", 1, 2),
+        waiting_at("a:2", 2, size=4),
+        waiting_at("a:2", 2, formed=True),
+        [replace(waiting_at("a:2", 2)[0], process=Process(alive=False, exit_code=0))],
+    ],
+    ids=["the same rank twice", "another size", "formed", "ended"],
+)
+def test_worlds_apart(other: list[Rank]) -> None:
+    assert len(numbers([*waiting_at("a:1", 0, 1), *other])) == 2
+
+
+def test_an_exception_before_torch_is_imported(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "runs")
+    script = tmp_path / "train.py"
+    script.write_text("def plugins():\n    import there_is_no_such_module\n\nplugins()\n")
+    environment = hook.environment(os.environ, directory.path, "")
+    environment |= {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    done = subprocess.run([sys.executable, script], env=environment, timeout=30, check=False)
+    directory.close()
+    assert done.returncode == 1
+    (snapshot,) = load(directory.path).snapshots(finished=True)
+    (found,) = diagnose(snapshot).findings
+    assert (found.kind, found.culprits) == ("rank_exception", (1,))
+    assert found.message == (
+        "rank 1 raised ModuleNotFoundError: No module named 'there_is_no_such_module' "
+        "at train.py:2 in plugins"
+    )
+
+
+class Below:
+    """What a `Launch` tells of the processes below it."""
+
+    pid = 1
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+
+    def descendants(self) -> list[int]:
+        return [self.pid, *self.pids]
+
+
+def test_a_process_that_is_still_starting() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        table = ProcessTable(ExitLog(), Below(busy.pid))  # type: ignore[arg-type]
+        while not table.starting(frozenset()):
+            continue
+        while not table.starting(frozenset()):
+            continue
+        assert not table.starting({busy.pid})
+        busy.kill()
+
+
+def test_an_idle_process_is_not_starting() -> None:
+    with subprocess.Popen(["sleep", "60"]) as idle:
+        table = ProcessTable(ExitLog(), Below(idle.pid))  # type: ignore[arg-type]
+        table.starting(frozenset())
+        while table.starting(frozenset()):
+            continue
+        idle.kill()
