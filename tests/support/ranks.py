@@ -38,6 +38,8 @@ class Ranks:
         variables = runs.environment({"OMP_NUM_THREADS": "1", **self.extra})
         if self.observed:
             variables = environment(variables, self.directory, self.launcher)
+            # Without it the ranks' output goes to their logs wherever this process's own goes.
+            del variables["DISTDEBUG_STREAMS"]
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """Makes every kind of call once or twice; each line's comment says what must be on record."""
 
+import os
 import sys
 import threading
 
@@ -148,7 +149,12 @@ show(
 )
 
 dist.destroy_process_group()
-dist.init_process_group("gloo")
+# With keys of its own: torch's gloo would meet the addresses of the group before.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+again = dist.PrefixStore("again", store)
+dist.init_process_group(
+    "gloo", store=again, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+)
 t = ones()
 dist.all_reduce(t)  # -> all_reduce(sum, float32[4])
 show("again", t)

@@ -231,7 +231,9 @@ def test_a_full_heap_costs_texts_only(author: Author) -> None:
     for size in (60_000, 1_000, 1):
         while author.writer.define(Definition.DETAIL, json.dumps("x" * size + str(os.urandom(8)))):
             pass
-    assert author.writer.define(Definition.SITE, '["/b.py",1,"f"]') == 0
+    assert author.writer.define(Definition.SITE, json.dumps(["/b.py" * 100, 1, "f"])) == 0
+    # The last words of a rank still find room.
+    assert author.writer.define(Definition.NOTE, '{"kind": "layer_off"}') > 0
     number, thread = author.call()
     author.writer.finish(number, thread, author.group, 1)
     call = read(author).call(number)
