@@ -211,6 +211,7 @@ class Session:
             ranks=_ranks(look),
             ends=_ranks(self._watch.look()),
             stacks=self._evidence.lines,
+            notes=[f"the command itself ended with {status}"] if outcome == "failed" else (),
         )
         directory = self._directory
         directory.write_json(directory.report_json.name, report)

@@ -26,7 +26,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[ranks.Ranks, float]:
     while not all("blocked" in run.log(rank) for rank in range(RANKS)):
         if run.process.poll() is not None or time.monotonic() > deadline:
             run.kill()
-            run.process.communicate()
             raise AssertionError(run.explain())
         time.sleep(0.05)
     time.sleep(1.0)  # until each is in its wait: nothing tells that of a sleep or a loop

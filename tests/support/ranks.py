@@ -31,36 +31,49 @@ class Ranks:
     extra: Mapping[str, str] = field(default_factory=dict)
     observed: bool = True
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start it, in a session of its own."""
         for name in ("ranks", "logs", "stacks"):
             (self.directory / name).mkdir(parents=True, mode=0o700)
         variables = runs.environment({"OMP_NUM_THREADS": "1", **self.extra})
+        outputs = [(self.directory / name).open("wb") for name in ("stdout", "stderr")]
         if self.observed:
             variables = environment(variables, self.directory, self.launcher)
-            # Without it the ranks' output goes to their logs wherever this process's own goes.
-            del variables["DISTDEBUG_STREAMS"]
+            # What is the supervisor's own output otherwise: from there it goes to the ranks' logs.
+            found = [os.fstat(output.fileno()) for output in outputs]
+            variables["DISTDEBUG_STREAMS"] = ",".join(f"{f.st_dev}:{f.st_ino}" for f in found)
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=outputs[0],
+            stderr=outputs[1],
             cwd=self.directory,
             env=variables,
             start_new_session=True,
         )
+        for output in outputs:
+            output.close()
         return self.process
 
     def finish(self, limit_s: float = LIMIT_S) -> int:
         """Wait for it; its exit code. Whatever is left of it is killed."""
         try:
-            self.stdout, self.stderr = self.process.communicate(timeout=limit_s)
+            self.process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not finished in {limit_s} s\n{self.explain()}") from None
         finally:
             self.kill()
         return self.process.returncode
+
+    @property
+    def stdout(self) -> str:
+        """What came out of it, not counting what went to the ranks' logs."""
+        return (self.directory / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """As `stdout`."""
+        return (self.directory / "stderr").read_text()
 
     def kill(self) -> None:
         """Leave no process behind."""
@@ -68,6 +81,7 @@ class Ranks:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        self.process.wait()
         for rank in self.views():
             try:
                 os.kill(rank.pid, signal.SIGKILL)
@@ -93,7 +107,7 @@ class Ranks:
         """For the message of a failed assertion."""
         logs = sorted((self.directory / "logs").iterdir())
         texts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in logs]
-        return "\n".join([*texts, "--- launcher", getattr(self, "stderr", "")[-3000:]])
+        return "\n".join([*texts, "--- launcher", self.stderr[-3000:]])
 
 
 def torchrun(
