@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from ..record.layout import Phase
 from . import call_site, checked_group, waiting
 from .recorder import Recorder
-from .verdict import FindingRaised, revealed, stand_down, verdict_was_raised
+from .verdict import FindingRaised, stand_down, verdict_was_raised
 
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
@@ -234,10 +234,19 @@ def _note_exit(recorder: Recorder, message: str) -> None:
 
 def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
     """Put on record that the process ends with this error; what it truly is."""
-    error = revealed(error)
+    error = _revealed(error)
     record(recorder, error)
     _leaving(recorder, status)
     return error
+
+
+def _revealed(error: BaseException) -> BaseException:
+    """The verdict, where a lost connection came out of torch's C++ code because of it; or the
+    error itself."""
+    if not isinstance(error, RuntimeError) or not _COMMUNICATION.search(str(error)):
+        return error
+    better = waiting.instead(error)
+    return error if better is error else better.with_traceback(error.__traceback__)
 
 
 def _leaving(recorder: Recorder, status: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Role
 from ..record.writer import FlightWriter
-from . import outstanding, waiting
+from . import connections, outstanding, waiting
 from .recorder import Recorder, report_own_fault
 from .verdict import FindingRaised
 
@@ -36,6 +36,7 @@ def observe(recorder: Recorder, directory: Path, begin: Callable[[], None]) -> N
         parent = recorder.writer.rank
         recorder.writer.detach()
         outstanding.forget()
+        connections.forget()
         waiting.forget_helpers()
 
         def revive(role: Role) -> None:

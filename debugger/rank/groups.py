@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import forks, torch_private
+from . import connections, forks, torch_private
 from .checked_group import CheckedGroup
 from .recorder import Recorder, report_own_fault
 
@@ -28,7 +28,8 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         name = str(given.get("group_name"))
         backend = str(given.get("backend"))
         if not ranks:
-            created = original(*args, **kwargs)
+            with connections.remembered():
+                created = original(*args, **kwargs)
             size = int(created[0].size())
             return _wrapped(recorder, created, list(range(size)), name, backend, given)
         site = recorder.safe_site(_getframe(1))
@@ -39,7 +40,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 recorder.gone_blind("recording of group creations")
                 report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
-        with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
+        with recorder.waiting_in(Activity.NEW_GROUP, detail, site), connections.remembered():
             created = original(*args, **kwargs)
         return _wrapped(recorder, created, ranks, name, backend, given)
 

@@ -38,11 +38,9 @@ _OWN, _USER = call_site.OWN, call_site.USER
 
 @dataclass(slots=True)
 class Known(CallDescription):
-    """A distinct call as this layer treats it: how to wait for it, and whether those who wait for
-    its future need one of ours to be freed."""
+    """A distinct call as this layer treats it: with how to wait for it."""
 
     wait: WaitFunction
-    frees_futures: bool
 
 
 class GroupRecord:
@@ -214,8 +212,7 @@ class Recorder:
         else:
             agree = hash64(agreement_key(signature))
             exact = hash64(exact_key(signature))
-        on_cpu = describe.on_cpu(facts)
-        wait = waiting.choose(group.backend, on_cpu, channel is not None)
+        wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
         known = Known(
             op_code=OP_CODES[op],
             signature_id=number,
@@ -225,8 +222,6 @@ class Recorder:
             channel=channel,
             volatile=volatile,
             wait=wait,
-            # A future of ours may hold no tensors of another device than the CPU.
-            frees_futures=wait is waiting.sliced and on_cpu is not False,
         )
         group.known[op][facts] = known
         group.distinct_calls += 1

@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Any
 from weakref import ref
 
-import torch
 from torch.distributed import Work
 
 from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
 from . import outstanding
-from .recorder import Known, Recorder, report_own_fault
+from .recorder import Known, Recorder
 from .waiting import NO_TIMEOUT, instead
 
 _IN_CALL = int(Activity.IN_CALL)
@@ -24,7 +23,6 @@ class TrackedWork(Work):
     """Stands for the backend's work of one recorded call."""
 
     __slots__ = (
-        "_future",
         "_group",
         "_known",
         "_number",
@@ -39,7 +37,6 @@ class TrackedWork(Work):
     _number: int
     _known: Known
     _open: bool
-    _future: Any
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
@@ -125,16 +122,11 @@ class TrackedWork(Work):
         return self._work.get_future_result()
 
     def get_future(self) -> Any:
-        """The backend's future, or ours in front where its waiters could not be freed else."""
-        if self._future is None:
-            inner = self._work.get_future()
-            self._future = inner
-            if self._known.frees_futures and self._open:
-                try:
-                    self._future = _proxy(inner, self)
-                except Exception as error:
-                    report_own_fault("freeing waiters of futures", error)
-        return self._future
+        """The backend's own future; its holder may wait for it where nobody can see."""
+        future = self._work.get_future()
+        if self._open:
+            outstanding.awaited[self._number] = self
+        return future
 
 
 def track(
@@ -149,49 +141,5 @@ def track(
     tracked._number = number
     tracked._known = known
     tracked._open = True
-    tracked._future = None
     outstanding.works[number] = ref(tracked)
     return tracked
-
-
-class ProxyFuture:
-    """A future in front of a backend's that a verdict can complete with an error."""
-
-    def __init__(self, work: TrackedWork) -> None:
-        self._first: Any = torch.futures.Future()
-        self.future = self._first.then(_unwrap)
-        self._work = work
-        self._done = False
-
-    def relay(self, inner: Any) -> None:
-        """Called by the backend's thread when its future is complete."""
-        failed = False
-        try:
-            value = inner.value()
-        except Exception as error:
-            value, failed = instead(error), True
-        self._work._close(failed)
-        self._complete(value)
-
-    def fail(self, error: BaseException) -> None:
-        """End everybody's wait with this error."""
-        self._complete(error)
-
-    def _complete(self, value: Any) -> None:
-        if not self._done:
-            self._done = True
-            self._first.set_result(value)
-
-
-def _unwrap(first: Any) -> Any:
-    value = first.value()
-    if isinstance(value, BaseException):
-        raise value
-    return value
-
-
-def _proxy(inner: Any, work: TrackedWork) -> Any:
-    proxy = ProxyFuture(work)
-    outstanding.add_proxy(work._number, proxy)
-    inner.add_done_callback(proxy.relay)
-    return proxy.future

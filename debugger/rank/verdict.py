@@ -1,8 +1,8 @@
 """Raises the supervisor's verdict in a rank that can still run Python, at the rank's own line.
 
 The supervisor writes `verdict.json` into the run directory. The heartbeat sees it; a signal brings
-the main thread out of sleeps and locks, waits for works look at it between slices, and futures
-that somebody waits for are completed with the error.
+the main thread out of sleeps and locks, waits for works look at it between slices, and gloo's
+connections are shut down for threads that wait in its C++ code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from . import call_site, outstanding, waiting
+from . import call_site, connections, waiting
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used within the process only, to bring the main thread back to Python."""
@@ -68,12 +68,12 @@ class VerdictWatch:
         _told = self._error
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)
-        waited = outstanding.fail_all(self._raised())
+        waited = connections.shut_down()
         if threading.current_thread() is main or main.ident is None:
             return
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
         if waited and in_torch and _leaves(main.ident, frame):
-            return  # the future's error has freed it: a signal would hit its `finally` blocks
+            return  # the lost connection has freed it: a signal would hit its `finally` blocks
         with contextlib.suppress(ProcessLookupError, RuntimeError):
             signal.pthread_kill(main.ident, SIGNAL)
 
@@ -116,15 +116,6 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def revealed(error: BaseException) -> BaseException:
-    """The verdict, where torch's C++ code has wrapped it into an error of its own; or the error."""
-    if _told is None or not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
-        return error
-    if FindingRaised.__name__ not in str(error):
-        return error
-    return FindingRaised(*_told).with_traceback(error.__traceback__)
 
 
 def stand_down() -> None:
