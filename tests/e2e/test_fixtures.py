@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,30 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 
+SHORT_PER_VERDICT = 3
+SHORT_CORRECT = 16
+
+
 def load(name: str) -> dict[str, Any]:
     return json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+def parameters() -> list[Any]:
+    """Every program; beyond the first few of each verdict they are marked long, because each
+    costs an import of torch per rank."""
+    seen: Counter[tuple[str, str | None]] = Counter()
+    found = []
+    for name in EXPECTED:
+        expected = load(name)
+        verdict = (expected["outcome"], expected["cause"])
+        seen[verdict] += 1
+        enough = SHORT_CORRECT if verdict[0] == "ok" else SHORT_PER_VERDICT
+        marks = [pytest.mark.long] if seen[verdict] > enough else []
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("name", parameters())
 def test_verdict(name: str, tmp_path: Path) -> None:
     expected = load(name)
     script = FIXTURES / "scripts" / expected["script"]
