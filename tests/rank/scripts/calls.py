@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -158,4 +159,6 @@ dist.init_process_group(
 t = ones()
 dist.all_reduce(t)  # -> all_reduce(sum, float32[4])
 show("again", t)
+dist.barrier()  # -> barrier()
+time.sleep(0.5)  # gloo aborts a rank that still reads when its peer closes the connection
 dist.destroy_process_group()
