@@ -6,25 +6,22 @@ as of its last sign of life: that all of its ranks were killed in the end is no 
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.verdict import diagnose, verdict
 from ..record.layout import Phase
-from ..record.run_directory import RunDirectory, is_live
+from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Process, Rank, Snapshot
 from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.exits import ExitLog, ExitStatus
 from ..supervisor.processes import ProcessTable
-from ..supervisor.records import Records
+from ..supervisor.records import Records, newest_ranks
 
 SECOND_LOOK_AFTER_S = 0.4
 EXIT_KILLED = 128 + signal.SIGKILL
@@ -47,11 +44,8 @@ class Look:
 
     @property
     def ranks(self) -> dict[int, Rank]:
-        """The ranks of the newest world, and of older ones what it does not have."""
-        found: dict[int, Rank] = {}
-        for snapshot in self.now:
-            found.update(snapshot.ranks)
-        return dict(sorted(found.items()))
+        """What is known of each rank, of the newest world first."""
+        return newest_ranks(self.now)
 
 
 def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
@@ -60,7 +54,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     The outcome is the kind of the verdict, "running" for a live run without one, and
     "interrupted" for a run that was killed.
     """
-    run = _read(directory.run_json)
+    run = read_object(directory.run_json)
     limits = Limits()
     if isinstance(run.get("hang_timeout_s"), int | float):
         limits = Limits(hang_timeout_s=float(run["hang_timeout_s"]))
@@ -161,11 +155,3 @@ def _still(snapshot: Snapshot) -> Snapshot:
         if rank.waits and all(snapshot.taken_ns - w.since_ns >= _STILL_NS for w in rank.waits)
     }
     return replace(snapshot, ranks=ranks)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -28,7 +28,7 @@ from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
 from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.processes import ProcessTable
-from ..supervisor.records import Records
+from ..supervisor.records import Records, newest_ranks
 from ..supervisor.watch import Look, Policy, Watch
 
 INTERRUPT_GRACE_S = 0.4
@@ -160,7 +160,7 @@ class Session:
         self, launch: Launch, look: Look, finding: Finding | None
     ) -> tuple[Look, Finding | None]:
         """Bring the run to its end; the look that counts, and the verdict."""
-        ranks = _ranks(look)
+        ranks = newest_ranks(look.snapshots)
         quiet = self._options.launcher == "torchrun"
         if self._signal is not None:
             self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
@@ -188,7 +188,7 @@ class Session:
         deadline = time.monotonic() + RAISE_GRACE_S
         while launch.descendants() and time.monotonic() < deadline and self._signal is None:
             look = self._watch.look()
-            if not any(_can_raise(rank) for rank in _ranks(look).values()):
+            if not any(_can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
                 return
             time.sleep(0.05)
 
@@ -208,8 +208,8 @@ class Session:
             outcome=outcome,
             exit_code=code,
             findings=[(one, self._watch.detected_after_s.get(one.identity)) for one in findings],
-            ranks=_ranks(look),
-            ends=_ranks(self._watch.look()),
+            ranks=newest_ranks(look.snapshots),
+            ends=newest_ranks(self._watch.look().snapshots),
             stacks=self._evidence.lines,
             notes=[f"the command itself ended with {status}"] if outcome == "failed" else (),
         )
@@ -299,14 +299,6 @@ class Session:
         finally:
             for number, handler in kept.items():
                 signal.signal(number, handler)
-
-
-def _ranks(look: Look) -> dict[int, Rank]:
-    """The ranks of the newest world, and of older ones what it does not have."""
-    found: dict[int, Rank] = {}
-    for snapshot in look.snapshots:
-        found.update(snapshot.ranks)
-    return dict(sorted(found.items()))
 
 
 def _can_raise(rank: Rank) -> bool:

@@ -267,7 +267,7 @@ def list_runs(base: Path = BASE) -> list[RunEntry]:
         path = base / name
         if path.is_symlink() or _why_not_ours(path) is not None:
             continue
-        run, report = _read_object(path / "run.json"), _read_object(path / "report.json")
+        run, report = read_object(path / "run.json"), read_object(path / "report.json")
         command = run.get("command")
         entries.append(
             RunEntry(
@@ -366,7 +366,8 @@ def _why_not_ours(path: Path) -> str | None:
     return "is not a run directory of distdebug: its run.json is something else's"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

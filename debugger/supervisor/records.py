@@ -102,16 +102,6 @@ class Records:
         """The processes that have a record."""
         return frozenset(reader.pid for reader in self._readers.values())
 
-    def unclaimed(self, observe: Observe) -> list[Rank]:
-        """Live Python processes with torch that have not said which rank they are."""
-        found = []
-        for reader in self._readers.values():
-            if reader.rank < 0 and reader.role is Role.UNKNOWN:
-                process = observe(reader.pid, reader.start_ticks)
-                if process.alive:
-                    found.append(reader.view(process))
-        return found
-
 
 def worlds_of(views: Iterable[Rank]) -> list[list[Rank]]:
     """Processes that belong together: the same job, and lives that overlap."""
@@ -182,8 +172,9 @@ def _snapshot(
     )
 
 
-def load(directory: Path) -> Records:
-    """The records of a run, ready for `snapshots`."""
-    records = Records(directory / "ranks")
-    records.look()
-    return records
+def newest_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Rank]:
+    """The ranks of the newest world, the last; of older ones what it does not have."""
+    found: dict[int, Rank] = {}
+    for snapshot in snapshots:
+        found.update(snapshot.ranks)
+    return dict(sorted(found.items()))

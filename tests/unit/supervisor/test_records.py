@@ -16,7 +16,7 @@ from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank
 from debugger.supervisor.exits import ExitLog
 from debugger.supervisor.processes import ProcessTable
-from debugger.supervisor.records import load, worlds_of
+from debugger.supervisor.records import Records, worlds_of
 from tests.unit.diagnosis.builder import Run
 
 
@@ -59,7 +59,9 @@ def test_an_exception_before_torch_is_imported(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], env=environment, timeout=30, check=False)
     directory.close()
     assert done.returncode == 1
-    (snapshot,) = load(directory.path).snapshots(finished=True)
+    records = Records(directory.ranks)
+    records.look()
+    (snapshot,) = records.snapshots(finished=True)
     (found,) = diagnose(snapshot).findings
     assert (found.kind, found.culprits) == ("rank_exception", (1,))
     assert found.message == (
