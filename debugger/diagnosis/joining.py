@@ -1,13 +1,15 @@
 """Does the world come together? Ranks that wait in init_process_group, and who keeps them waiting.
 
 Rules:
-1. Two live processes that claim one rank of one job: at once.
+1. Two live processes that claim one rank of one job: at once. Where one took part and is gone, and
+   the other waits in vain: once it has waited for the hang timeout.
 2. A rank that finished without ever joining, while others wait: at once.
 3. An init that failed because its port was taken: at once, the rank that wanted it.
 4. Ranks that wait at different addresses, or with different world sizes: those outside the
    largest agreeing set, once they have waited for the hang timeout, or failed.
 5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
 6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
+7. A rank that waits although all others have joined before, and some have ended: it came too late.
 """
 
 from __future__ import annotations
@@ -59,20 +61,23 @@ def _rivals(world: World) -> list[Candidate]:
     found = []
     for rival in world.snapshot.rivals:
         rank = world.ranks.get(rival.rank)
-        if rank is None or not rival.process.alive or not rank.process.alive:
+        if rank is None or (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
             continue
-        if rank.pid == rival.pid and rank.host == rival.host:
-            continue
-        if (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
-            continue
-        if max(rank.phase, rival.phase) >= Phase.EXITING:
-            continue
+        both = rank.process.alive and rival.process.alive
+        waited_ns = 0
+        if not (both and max(rank.phase, rival.phase) < Phase.EXITING):
+            wait = world.activity(rank.rank, Activity.INIT)
+            if wait is None or not rival.groups or world.waited_ns(wait) < world.limits.hang_ns:
+                continue
+            waited_ns = world.limits.hang_ns
         pids = sorted((rank.pid, rival.pid))
         others = tuple(sorted(set(world.ranks) - {rank.rank}))
         message = (
             f"two processes say that they are rank {rank.rank} of {world.size}: "
             f"pid {pids[0]} and pid {pids[1]}"
         )
+        if not both:
+            message += f"; pid {rival.pid} took part, pid {rank.pid} waits in vain"
         if rank.host != rival.host:
             hosts = (printable(rank.host, 80), printable(rival.host, 80))
             message += f" (on {hosts[0]} and {hosts[1]})"
@@ -82,7 +87,7 @@ def _rivals(world: World) -> list[Candidate]:
             culprits=(rank.rank,),
             victims=others,
             ranks=stand(world, chosen((rank.rank,), others)),
-            observable_ns=max(rank.started_ns, rival.started_ns) or world.now_ns,
+            observable_ns=max(rank.started_ns, rival.started_ns) + waited_ns or world.now_ns,
             cause="duplicate",
             data={"pids": pids},
         )
@@ -198,13 +203,38 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
         return []
     missing = sorted(rank for rank in absent if not world.ended(rank))
     if not missing:
-        return []
+        return [] if absent else _too_late(world, waiting)
     waited = seconds(world.now_ns - waiting[first].since_ns)
     what = (
         f"suspected: {ranks_text(missing)} {verb(missing, 'has', 'have')} not joined for {waited}"
     )
     observable = waiting[first].since_ns + world.limits.hang_ns
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
+
+
+def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:
+    """Everybody else has been there already, and nobody will come again."""
+    others = tuple(sorted(set(world.ranks) - set(waiting)))
+    gone = [rank for rank in others if world.ended(rank)]
+    if not gone:
+        return []
+    late = sorted(waiting)
+    since_ns = min(wait.since_ns for wait in waiting.values())
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"suspected: {ranks_text(late)} {verb(late, 'waits', 'wait')} in init_process_group "
+            f"for {seconds(world.now_ns - since_ns)}, but {ranks_text(others)} joined earlier and "
+            f"{ranks_text(gone)} {verb(gone, 'has', 'have')} ended"
+        ),
+        culprits=tuple(late),
+        victims=others,
+        proven=False,
+        ranks=stand(world, chosen(late, others)),
+        observable_ns=since_ns + world.limits.hang_ns,
+        cause="late",
+    )
+    return [Candidate(finding)]
 
 
 def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:

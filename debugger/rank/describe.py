@@ -63,10 +63,10 @@ def _root(args: Arguments, position: int) -> int:
 
 
 def _reduce_op(args: Arguments, position: int = 1) -> int:
-    """The number of the reduce op: torch's own objects are slow to hash and to compare."""
+    """The number of the reduce op, which is also the hash of torch's own object; the shortest way
+    to it, for every attribute of that object costs 0.2 µs."""
     try:
-        number: int = args[position].reduceOp.op.value
-        return number
+        return hash(args[position].reduceOp)
     except (IndexError, AttributeError):  # an overload without an options object
         given: Any = args[position] if len(args) > position else _SUM
         kind: Any = getattr(given, "op", given)
@@ -81,7 +81,7 @@ def _in_place_reducing(args: Arguments) -> Facts:
     if len(args) > 1 and args[1].__class__ is _AllreduceOptions and len(tensors) == 1:
         tensor = tensors[0]  # the call of every training step, without the cost of the helpers
         facts = (tensor.dtype, tensor.shape, tensor.is_cpu)
-        return ((facts,), (), args[1].reduceOp.op.value, None)
+        return ((facts,), (), hash(args[1].reduceOp), None)
     return (_list(tensors), (), _reduce_op(args), None)
 
 

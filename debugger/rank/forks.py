@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Role
 from ..record.writer import FlightWriter
-from . import connections, outstanding, waiting
+from . import connections, outstanding
 from .recorder import Recorder, report_own_fault
 from .verdict import FindingRaised
 
@@ -37,7 +37,6 @@ def observe(recorder: Recorder, directory: Path, begin: Callable[[], None]) -> N
         recorder.writer.detach()
         outstanding.forget()
         connections.forget()
-        waiting.forget_helpers()
 
         def revive(role: Role) -> None:
             path = directory / "ranks" / f"pid-{os.getpid()}.flight"

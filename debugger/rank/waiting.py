@@ -1,13 +1,12 @@
 """Waits for a backend's work so that the thread can be freed: by a signal, or by a verdict.
 
 gloo's collectives can be waited for in slices. Its sends and receives cannot (a timeout closes the
-connection), so a helper thread waits for them, and the caller waits for the helper. Works of other
-backends are waited for as they are.
+connection): they are waited for as they are, like the works of other backends, and a verdict ends
+them by ending gloo's connections.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -61,11 +60,11 @@ def choose(backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunct
         gloo = backend == "gloo"
     if not gloo:
         return whole
-    return helped if point_to_point else sliced
+    return whole if point_to_point else sliced
 
 
 def whole(work: Any, timeout: timedelta) -> Any:
-    """Wait in one piece: for backends whose waits are short or interruptible by themselves."""
+    """Wait in one piece."""
     return work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
 
 
@@ -88,83 +87,3 @@ def sliced(work: Any, timeout: timedelta) -> Any:
         if over:
             return work.wait()  # at once: its own result or its own error
         _check()
-
-
-class _Desk:
-    """What a helper and its thread share; the thread must not keep the helper itself alive."""
-
-    def __init__(self) -> None:
-        self.request = threading.Lock()
-        self.reply = threading.Lock()
-        self.request.acquire()
-        self.reply.acquire()
-        self.job: tuple[Any, timedelta] | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.closed = False
-
-
-def _serve(desk: _Desk) -> None:
-    while True:
-        desk.request.acquire()
-        if desk.closed:
-            return
-        work, timeout = desk.job or (None, NO_TIMEOUT)
-        desk.job = None
-        try:
-            desk.result = whole(work, timeout)
-        except BaseException as error:
-            desk.error = error
-        work = None
-        desk.reply.release()
-
-
-class _Helper:
-    """A thread that waits in the caller's place, one work at a time. It ends with its caller's
-    thread, for programs that start a thread for each message."""
-
-    def __init__(self) -> None:
-        self.desk = _Desk()
-        threading.Thread(
-            target=_serve, args=(self.desk,), name="distdebug-wait", daemon=True
-        ).start()
-
-    def __del__(self) -> None:
-        desk = self.desk
-        desk.closed = True
-        if desk.request.locked():
-            desk.request.release()
-
-    def wait(self, work: Any, timeout: timedelta) -> Any:
-        desk = self.desk
-        desk.job = (work, timeout)
-        desk.result = desk.error = None
-        desk.request.release()
-        while not desk.reply.acquire(timeout=0.2):
-            _check()
-        error, desk.error = desk.error, None
-        if error is not None:
-            raise error
-        result, desk.result = desk.result, None
-        return result
-
-
-_local = threading.local()
-
-
-def forget_helpers() -> None:
-    """In a forked child: the helper threads stayed behind in the parent."""
-    global _local
-    _local = threading.local()
-
-
-def helped(work: Any, timeout: timedelta) -> Any:
-    """Wait for a gloo send or receive."""
-    helper: _Helper | None = getattr(_local, "helper", None)
-    if helper is None:
-        helper = _local.helper = _Helper()
-    try:
-        return helper.wait(work, timeout)
-    except BaseException:
-        _local.helper = None  # it may still be waiting: leave it behind
-        raise

@@ -212,8 +212,9 @@ class Rank:
 class Snapshot:
     """All ranks of one world at one moment.
 
-    `ranks` holds one process per rank that has said which rank it is. `rivals` are further live
-    processes that claim a rank already taken. `world_size` is the expected size (0: unknown).
+    `ranks` holds one process per rank that has said which rank it is. `rivals` are further
+    processes that claim one of these ranks and were there at the same time.
+    `world_size` is the expected size (0: unknown).
     `finished`: no process of the run is left, nothing more will come.
     """
 

@@ -153,15 +153,11 @@ def _snapshot(
         if notes:
             view = replace(view, notes=(*view.notes, *notes))
         taken = ranks.get(view.rank)
-        if (
-            taken is not None
-            and (taken.pid, taken.host) != (view.pid, view.host)  # else it has exec'ed itself
-            and taken.process.alive
-            and view.process.alive
-        ):
-            rivals.append(view)
-        elif taken is None or view.started_ns >= taken.started_ns:
-            ranks[view.rank] = view
+        if taken is not None and _rivals(taken, view):
+            if taken.process.alive and not view.process.alive:
+                taken, view = view, taken  # the one that is left is what the run is about
+            rivals.append(taken)
+        ranks[view.rank] = view
     size = max((view.world_size for view in world), default=0)
     return Snapshot(
         taken_ns=now_ns,
@@ -170,6 +166,13 @@ def _snapshot(
         rivals=tuple(rivals),
         finished=finished,
     )
+
+
+def _rivals(older: Rank, newer: Rank) -> bool:
+    """Whether both processes were there at a time."""
+    if (older.pid, older.host) == (newer.pid, newer.host):
+        return False  # it has exec'ed itself
+    return older.process.ended_ns is None or older.process.ended_ns > newer.started_ns
 
 
 def newest_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Rank]:

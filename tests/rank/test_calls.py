@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from debugger.record.layout import CallState, GroupState
 from tests.support import ranks
@@ -70,3 +71,12 @@ def test_results_are_those_of_stock_torch(observed: ranks.Ranks, tmp_path: Path)
     assert sorted(stock.stdout.splitlines()) == ours
     assert len(ours) > 30
     assert stock.views() == []
+
+
+def test_the_hash_of_a_reduce_op_is_its_number() -> None:
+    """The hot path takes the one for the other."""
+    for member in dist.ReduceOp.RedOpType.__members__.values():
+        if member.name != "PREMUL_SUM":  # made by a factory of its own, for NCCL only
+            options = dist.AllreduceOptions()
+            options.reduceOp = member
+            assert hash(options.reduceOp) == int(member.value)

@@ -14,6 +14,14 @@ def joining(size: int, *ranks: int) -> Run:
     return run
 
 
+def after_the_end() -> Run:
+    """Rank 0 has run to its end; a process that calls itself rank 1 waits for the world."""
+    run = joining(2, 1)
+    run.ranks[0] = Run(2).ranks[0]
+    run.ranks[0].exits(0)
+    return run
+
+
 def test_a_rank_that_never_starts() -> None:
     run = joining(4, 0, 1, 2)
     run.passes(14)
@@ -51,6 +59,28 @@ def test_two_processes_with_one_rank() -> None:
     (found,) = run.errors(settled=False)
     assert (found.kind, found.culprits, found.proven) == ("join_timeout", (1,), True)
     assert "pid 77 and pid 1001" in found.message
+
+
+def test_a_twin_that_comes_when_the_others_have_finished() -> None:
+    run = after_the_end()
+    rival = Run(2).ranks[1]
+    rival.exits(0)
+    rival.pid = 77
+    run.rivals.append(rival)
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "duplicate")
+    assert "pid 77 took part" in found.message
+
+
+def test_a_rank_that_comes_when_the_others_have_finished() -> None:
+    run = after_the_end()
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "late")
+    assert "rank 0 has ended" in found.message
 
 
 def test_a_port_that_is_taken() -> None:
