@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 from ..record.layout import Phase
 from . import call_site, checked_group, waiting
 from .recorder import Recorder
-from .settling import settle
 from .verdict import FindingRaised, stand_down, verdict_was_raised
 
 _COMMUNICATION = re.compile(
@@ -61,8 +60,6 @@ def _at_exit(recorder: Recorder) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(_exit_code)
-    with contextlib.suppress(Exception):
-        settle()
 
 
 def _wrap_excepthook(recorder: Recorder) -> None:

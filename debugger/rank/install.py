@@ -5,6 +5,7 @@ Nothing here may break the program. Whatever fails is reported in one line and l
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -22,6 +23,7 @@ from ..record.writer import FlightWriter
 from . import exceptions, forks, groups, initialisation, levels, torch_private, unwinding
 from .heartbeat import Heartbeat
 from .recorder import Recorder, report_own_fault
+from .settling import settle
 from .verdict import VerdictWatch
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
@@ -45,6 +47,7 @@ def install(run_directory: str | None = None) -> Recorder | None:
     path = run_directory or os.environ.get(RUN_DIRECTORY)
     if not path:
         return None
+    atexit.register(settle)  # before anything else is, so that it runs after all of that
     try:
         _recorder = _install(Path(path))
     except Exception as error:
