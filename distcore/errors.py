@@ -1,0 +1,51 @@
+"""What can go wrong on the wire. Each error is one of torch's, so that `except` clauses hold."""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError, DistError, DistNetworkError
+
+__all__ = [
+    "Aborted",
+    "CallMismatch",
+    "CorruptFrame",
+    "DeadlineExceeded",
+    "GroupFailed",
+    "PeerLost",
+    "RendezvousError",
+]
+
+
+class GroupFailed(DistBackendError):
+    """A call could not be completed, and the group cannot be used any more.
+
+    `culprit` is the global rank that failed first, as far as anybody knows (None: nobody's fault,
+    or everybody's).
+    """
+
+    def __init__(self, message: str, culprit: int | None = None) -> None:
+        super().__init__(message)
+        self.culprit = culprit
+
+
+class PeerLost(GroupFailed, DistNetworkError):
+    """A peer's connection ended, was reset, or does not answer any more."""
+
+
+class CallMismatch(GroupFailed):
+    """A peer sent data of another call than the one this rank is in."""
+
+
+class DeadlineExceeded(GroupFailed, TimeoutError):
+    """The group's timeout ran out before the call was complete."""
+
+
+class CorruptFrame(GroupFailed, DistNetworkError):
+    """What arrived is not what was sent: a wrong checksum, length or order."""
+
+
+class Aborted(GroupFailed):
+    """`abort()` was called on the group."""
+
+
+class RendezvousError(DistError):
+    """The ranks of a group did not find or did not accept each other."""

@@ -1,0 +1,1 @@
+"""Messages between the ranks of one group: over TCP, shared memory, or within one process."""

@@ -1,0 +1,115 @@
+"""The frames on a connection: a fixed header, the call's text where a message begins, the payload.
+
+Integers are little-endian. Lengths are checked before anything is done with them; a header that
+makes no sense ends the connection. Nothing on the wire is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from struct import Struct
+
+from .. import errors
+
+MAGIC = 0xDC02
+HEADER = Struct("<HBBHHIIIQQQQI")
+"""magic, kind, flags, text bytes, slot, group, step, checksum, seq, fingerprint, total, offset,
+length: 56 bytes."""
+
+DATA, FAIL, CREDIT, BYE = 1, 2, 3, 4
+FIRST, IN_MEMORY, CHECKED = 1, 2, 4
+"""Flags of a data frame: it begins a message and the call's text follows; its payload lies in
+shared memory, in the given slot; its checksum was computed."""
+
+FRAME_BYTES = 1024 * 1024
+"""The most payload of one frame; a whole number of segments."""
+TEXT_BYTES = 512
+FAIL_BYTES = 8192
+
+_KINDS = {
+    cls.__name__: cls
+    for cls in (
+        errors.PeerLost,
+        errors.CallMismatch,
+        errors.DeadlineExceeded,
+        errors.CorruptFrame,
+        errors.Aborted,
+        errors.GroupFailed,
+    )
+}
+
+
+class BadFrame(Exception):
+    """The peer does not speak this protocol, or the line garbled it."""
+
+
+class Ended(Exception):
+    """The connection is over; `orderly` when the peer said goodbye."""
+
+    def __init__(self, reason: str, orderly: bool) -> None:
+        super().__init__(reason)
+        self.orderly = orderly
+
+    @classmethod
+    def by(cls, error: OSError) -> Ended:
+        """Ended by the system's error."""
+        return cls(f"is not reachable any more ({error.strerror or error})", orderly=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The call that a group is in, as its messages carry it."""
+
+    group: int
+    seq: int
+    text: bytes
+    fingerprint: int
+
+    def __str__(self) -> str:
+        text = self.text.rstrip(b"\0").decode("utf-8", "replace")
+        return f"{text} #{self.seq}"
+
+
+def digest32(name: str) -> int:
+    """A group's number on the wire."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+
+def fingerprint(text: bytes) -> int:
+    """64 bits that stand for a call's text."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def wire_text(text: str) -> bytes:
+    """The call's text as it travels: cut at `TEXT_BYTES`, padded so that payloads are aligned."""
+    raw = text.encode("utf-8", "replace")[:TEXT_BYTES]
+    return raw + b"\0" * (-len(raw) % 8)
+
+
+def control(kind: int, slot: int = 0, payload: bytes = b"") -> bytes:
+    """A frame that is no part of a message."""
+    return HEADER.pack(MAGIC, kind, 0, 0, slot, 0, 0, 0, 0, 0, 0, 0, len(payload)) + payload
+
+
+def failure(error: errors.GroupFailed) -> bytes:
+    """The frame that passes an error on."""
+    kind = next((name for name, cls in _KINDS.items() if type(error) is cls), "GroupFailed")
+    message = str(error).encode("utf-8", "replace")[: FAIL_BYTES - 512].decode("utf-8", "replace")
+    text = json.dumps({"kind": kind, "culprit": error.culprit, "message": message})
+    return control(FAIL, payload=text.encode())
+
+
+def failure_from(payload: bytes, teller: int) -> errors.GroupFailed:
+    """The error that a peer (a global rank) passes on."""
+    try:
+        told = json.loads(payload)
+        cls = _KINDS[told["kind"]]
+        message, culprit = str(told["message"]), told["culprit"]
+        if culprit is not None and not isinstance(culprit, int):
+            raise TypeError(culprit)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadFrame(f"an unreadable failure: {error!r}") from None
+    told_by = f" (told by rank {teller})"
+    return cls(message if "(told by rank" in message else message + told_by, culprit)

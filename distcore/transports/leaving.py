@@ -1,0 +1,58 @@
+"""What becomes of a process's meshes when it ends, or forks, with groups still open.
+
+Programs end without destroying their groups. Peers that need nothing from such a rank any more must
+not take it for lost: it says goodbye. A forked child holds copies of its parent's connections, and
+would keep them open after the parent's death: it closes them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from multiprocessing import util
+from typing import Protocol
+
+
+class Leaver(Protocol):
+    """What a mesh must be able to do."""
+
+    def say_goodbye(self) -> None:
+        """Tell the peers that this rank will take no part any more."""
+
+    def let_go(self) -> None:
+        """Close this process's copies of the connections, and say nothing."""
+
+
+_open: weakref.WeakSet[Leaver] = weakref.WeakSet()
+_watching_process = 0
+
+
+def watch(leaver: Leaver) -> None:
+    """From now on it is taken care of."""
+    global _watching_process
+    _open.add(leaver)
+    if _watching_process == os.getpid():
+        return
+    if not _watching_process:
+        os.register_at_fork(after_in_child=_let_go_of_all)
+        atexit.register(_say_goodbye_to_all)
+    _watching_process = os.getpid()
+    # Children of multiprocessing end past atexit.
+    util.Finalize(None, _say_goodbye_to_all, exitpriority=-100)
+
+
+def forget(leaver: Leaver) -> None:
+    """It has been closed."""
+    _open.discard(leaver)
+
+
+def _say_goodbye_to_all() -> None:
+    for leaver in list(_open):
+        leaver.say_goodbye()
+
+
+def _let_go_of_all() -> None:
+    for leaver in list(_open):
+        leaver.let_go()
+    _open.clear()

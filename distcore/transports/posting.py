@@ -1,0 +1,47 @@
+"""A send or receive on its way: what the one who waits for it holds."""
+
+from __future__ import annotations
+
+import threading
+
+from ..errors import GroupFailed
+
+
+class Posting:
+    """A send or receive that was posted. `source` is the group rank that a receive got it from."""
+
+    def __init__(
+        self, peer: int | None, tag: int, data: memoryview, deadline: float, text: str, what: str
+    ) -> None:
+        self.peer = peer
+        self.tag = tag
+        self.data = data
+        self.deadline = deadline
+        self.text = text
+        self.what = what
+        self.source = -1 if peer is None else peer
+        self.error: GroupFailed | None = None
+        self._over = threading.Event()
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else "pending"
+        return f"<{self.what}: {state}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or badly."""
+        return self._over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over; False when `timeout_s` ran out before. Raises its error."""
+        if not self._over.wait(timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def finish(self, error: GroupFailed | None = None) -> None:
+        """It is over."""
+        if not self._over.is_set():
+            self.error = error
+            self._over.set()
