@@ -1,0 +1,181 @@
+"""Which algorithm runs: one table by op, size and number of ranks, and the user's own wish.
+
+All ranks of a group must choose alike, so only what all of them know is asked: the op, the group's
+size, and bytes that are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from . import bruck, chain, direct, pairwise, recursive, ring, tree
+
+__all__ = ["ALGORITHM_VARIABLE", "DEFAULT", "KNOWN", "TABLE", "Choice", "Row", "choice_from"]
+
+ALGORITHM_VARIABLE = "DISTCORE_ALGORITHM"
+
+ALL_REDUCE = {
+    "direct": direct.all_reduce,
+    "two_step": direct.all_reduce_in_two_steps,
+    "doubling": recursive.all_reduce_by_doubling,
+    "halving": recursive.all_reduce_by_halving,
+    "ring": ring.all_reduce,
+}
+REDUCE = {"direct": direct.reduce, "tree": tree.reduce, "chain": chain.reduce}
+BROADCAST = {
+    "direct": direct.broadcast,
+    "tree": tree.broadcast,
+    "chain": chain.broadcast,
+    "ring": ring.broadcast,
+}
+ALL_GATHER = {"direct": direct.all_gather, "bruck": bruck.all_gather, "ring": ring.all_gather}
+GATHER = {"direct": direct.gather, "tree": tree.gather}
+SCATTER = {"direct": direct.scatter, "tree": tree.scatter}
+REDUCE_SCATTER = {
+    "direct": direct.reduce_scatter,
+    "halving": recursive.reduce_scatter_by_halving,
+    "ring": ring.reduce_scatter,
+}
+ALL_TO_ALL = {"direct": direct.all_to_all, "pairwise": pairwise.all_to_all}
+
+KNOWN: Mapping[str, frozenset[str]] = {
+    "all_reduce": frozenset(ALL_REDUCE),
+    "reduce": frozenset(REDUCE),
+    "broadcast": frozenset(BROADCAST),
+    "all_gather": frozenset(ALL_GATHER),
+    "gather": frozenset(GATHER),
+    "scatter": frozenset(SCATTER),
+    "reduce_scatter": frozenset(REDUCE_SCATTER),
+    "all_to_all": frozenset(ALL_TO_ALL),
+}
+"""The algorithms of each op. A barrier has one."""
+
+POWERS_OF_TWO_ONLY = frozenset({("reduce_scatter", "halving")})
+"""With another number of ranks the table decides, whatever the user wishes."""
+
+_KIB = 1024
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`algorithm` is for up to this many bytes and ranks (None: any number)."""
+
+    op: str
+    algorithm: str
+    most_bytes: int | None = None
+    most_ranks: int | None = None
+    power_of_two: bool = False
+
+    def fits(self, ranks: int) -> bool:
+        """Whether it is for groups of this size."""
+        if self.power_of_two and ranks & (ranks - 1):
+            return False
+        return self.most_ranks is None or ranks <= self.most_ranks
+
+
+TABLE: tuple[Row, ...] = (
+    # The first row of an op that fits is taken. Bytes: of the whole tensor; for all_gather and
+    # reduce_scatter of all ranks' parts together; for gather and scatter of one part. all_to_all
+    # has none: its sizes differ from rank to rank.
+    Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=2),
+    Row("all_reduce", "direct", most_bytes=64 * _KIB, most_ranks=3),
+    Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=4, power_of_two=True),
+    Row("all_reduce", "doubling", most_bytes=32 * _KIB),
+    Row("all_reduce", "halving", power_of_two=True),
+    Row("all_reduce", "two_step", most_bytes=1 * _MIB, most_ranks=7),
+    Row("all_reduce", "ring"),
+    Row("reduce", "tree", most_ranks=4),
+    Row("reduce", "tree", most_bytes=1 * _MIB),
+    Row("reduce", "chain"),
+    Row("broadcast", "tree", most_ranks=2),
+    Row("broadcast", "direct", most_bytes=64 * _KIB, most_ranks=4),
+    Row("broadcast", "tree", most_bytes=1 * _MIB),
+    Row("broadcast", "chain", most_ranks=16),
+    Row("broadcast", "ring"),
+    Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=4),
+    Row("all_gather", "bruck", most_bytes=64 * _KIB),
+    Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=16),
+    Row("all_gather", "ring"),
+    Row("gather", "direct", most_ranks=16),
+    Row("gather", "tree", most_bytes=16 * _KIB),
+    Row("gather", "direct"),
+    Row("scatter", "direct", most_ranks=16),
+    Row("scatter", "tree", most_bytes=16 * _KIB),
+    Row("scatter", "direct"),
+    Row("reduce_scatter", "direct", most_ranks=2),
+    Row("reduce_scatter", "halving", most_bytes=1 * _MIB, power_of_two=True),
+    Row("reduce_scatter", "direct", most_bytes=1 * _MIB, most_ranks=16),
+    Row("reduce_scatter", "ring"),
+    Row("all_to_all", "direct", most_ranks=16),
+    Row("all_to_all", "pairwise"),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The table, and what the user wishes instead, by op."""
+
+    wishes: Mapping[str, str] = field(default_factory=dict)
+    table: tuple[Row, ...] = TABLE
+    _limits: dict[tuple[str, int], tuple[tuple[float, str], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def of(self, op: str, size_bytes: int, ranks: int) -> str:
+        """The algorithm's name."""
+        limits = self._limits.get((op, ranks))
+        if limits is None:
+            limits = self._limits[op, ranks] = self._compile(op, ranks)
+        for most_bytes, algorithm in limits:
+            if size_bytes <= most_bytes:
+                return algorithm
+        raise AssertionError(f"the table has no row for {op} of {size_bytes} bytes, {ranks} ranks")
+
+    def _compile(self, op: str, ranks: int) -> tuple[tuple[float, str], ...]:
+        anything = float("inf")
+        wish = self.wishes.get(op)
+        if wish is not None and not ((op, wish) in POWERS_OF_TWO_ONLY and ranks & (ranks - 1)):
+            return ((anything, wish),)
+        return tuple(
+            (anything if row.most_bytes is None else row.most_bytes, row.algorithm)
+            for row in self.table
+            if row.op == op and row.fits(ranks)
+        )
+
+
+DEFAULT = Choice()
+"""The table as it is."""
+
+
+def choice_from(setting: str) -> Choice:
+    """What `DISTCORE_ALGORITHM` asks for: "op:algorithm" or "algorithm" (for every op that has it),
+    separated by commas; an entry for an op goes before one for all. All ranks must be given the
+    same. Raises ValueError for names that are not known, with those that are.
+    """
+    general: dict[str, str] = {}
+    particular: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in setting.split(","))):
+        op, colon, algorithm = (part.strip() for part in entry.rpartition(":"))
+        if not colon:
+            having = [known for known in KNOWN if algorithm in KNOWN[known]]
+            if not having:
+                everything = sorted(frozenset().union(*KNOWN.values()))
+                raise ValueError(
+                    f"{ALGORITHM_VARIABLE}={setting!r}: {algorithm!r} is no algorithm; there are "
+                    f"{', '.join(everything)}"
+                )
+            general.update(dict.fromkeys(having, algorithm))
+        elif op not in KNOWN:
+            raise ValueError(
+                f"{ALGORITHM_VARIABLE}={setting!r}: {op!r} is no op; there are {', '.join(KNOWN)}"
+            )
+        elif algorithm not in KNOWN[op]:
+            raise ValueError(
+                f"{ALGORITHM_VARIABLE}={setting!r}: {op} has no algorithm {algorithm!r}; it has "
+                f"{', '.join(sorted(KNOWN[op]))}"
+            )
+        else:
+            particular[op] = algorithm
+    return Choice({**general, **particular})

@@ -1,0 +1,158 @@
+"""Pairs at distance 1, 2, 4, ...: log2 n steps, for small messages, and for powers of two.
+
+Steps and bytes below are for n ranks, of which p is the largest power of two, and a message of N
+bytes; "sent" is by one rank. Where n is no power of two, the n-p ranks from p on hand their data to
+rank minus p first and get the result last. Source: Thakur, Rabenseifner and Gropp, "Optimization of
+Collective Communication Operations in MPICH" (2005); Rabenseifner (2004) for halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..buffers import copy_bytes
+from ..reduction import Reduction
+from ..transports.base import Receive, Send, Transport
+from .pieces import (
+    NO_RECEIVES,
+    NO_SENDS,
+    SCRATCH_BYTES,
+    blocks,
+    edges,
+    give_back,
+    take_scratch,
+)
+
+
+def all_reduce_by_doubling(net: Transport, data: memoryview, reduction: Reduction) -> None:
+    """All that is known so far is exchanged, with twice as many ranks behind it in each step.
+
+    Steps: log2 p, and 2 more unless n = p. Sent: N log2 p, and N more by ranks that stand in for
+    another (which send N). Scratch: N, in blocks of as many steps each above 4 MiB. Both of a pair
+    combine in the order of ranks, so the result has the same bits everywhere.
+    """
+    rank, size = net.rank, net.size
+    scratch = take_scratch(min(len(data), SCRATCH_BYTES))
+    powers = 1 << (size.bit_length() - 1)
+    for begin, end in blocks(len(data), SCRATCH_BYTES):
+        block, received = data[begin:end], scratch[: end - begin]
+        _fold_in(net, block, powers, reduction)
+        distance = 1
+        while distance < powers:
+            if rank >= powers:
+                net.exchange(NO_SENDS, NO_RECEIVES)
+            else:
+                peer = rank ^ distance
+                net.exchange([Send(peer, block)], [Receive(peer, received)])
+                if rank < peer:
+                    reduction.merge(block, received, block)
+                else:
+                    reduction.merge(received, block, block)
+            distance *= 2
+        if rank < powers:
+            reduction.finish_bytes(block, size)
+        _fold_out(net, block, powers)
+    give_back(scratch)
+
+
+def all_reduce_by_halving(net: Transport, data: memoryview, reduction: Reduction) -> None:
+    """Each of a pair takes over half of what both had, until each rank has one chunk of the result;
+    then the pairs exchange the results the same way back.
+
+    Steps: 2 log2 p, and 2 more unless n = p. Sent: 2 N (p-1)/p, and N more by ranks that stand in
+    for another (which send N). Scratch: none. Each chunk is computed by one rank, so the result
+    has the same bits everywhere.
+    """
+    rank, size = net.rank, net.size
+    powers = 1 << (size.bit_length() - 1)
+    _fold_in(net, data, powers, reduction)
+    if rank >= powers:
+        for _ in range(2 * (powers.bit_length() - 1)):
+            net.exchange(NO_SENDS, NO_RECEIVES)
+    else:
+        edge = edges(len(data), powers, reduction.item_bytes)
+        first, distance = 0, powers
+        while distance > 1:
+            distance //= 2
+            first, kept, given = _halves(rank, first, distance, edge, data)
+            peer = rank ^ distance
+            net.exchange(
+                [Send(peer, given)] if given else NO_SENDS,
+                [Receive(peer, kept, reduction.folding(kept))] if kept else NO_RECEIVES,
+            )
+        reduction.finish_bytes(data[edge[rank] : edge[rank + 1]], size)
+        while distance < powers:
+            first = rank & -distance
+            other = first ^ distance
+            known = data[edge[first] : edge[first + distance]]
+            wanted = data[edge[other] : edge[other + distance]]
+            peer = rank ^ distance
+            net.exchange(
+                [Send(peer, known)] if known else NO_SENDS,
+                [Receive(peer, wanted)] if wanted else NO_RECEIVES,
+            )
+            distance *= 2
+    _fold_out(net, data, powers)
+
+
+def reduce_scatter_by_halving(
+    net: Transport, output: memoryview, inputs: Sequence[memoryview], reduction: Reduction
+) -> None:
+    """Each of a pair takes over the parts of half of the ranks, until each rank has its own left.
+
+    For powers of two only. N: all parts together. Steps: log2 n. Sent: N (n-1)/n for equal parts.
+    Scratch: N, however large, since the inputs must not change: meant for small messages.
+    """
+    rank, size = net.rank, net.size
+    scratch = take_scratch(sum(map(len, inputs)))
+    edge = [0]
+    for part in inputs:
+        edge.append(edge[-1] + len(part))
+        scratch[edge[-2] : edge[-1]] = part
+    first, distance = 0, size
+    while distance > 1:
+        distance //= 2
+        first, kept, given = _halves(rank, first, distance, edge, scratch)
+        peer = rank ^ distance
+        net.exchange(
+            [Send(peer, given)] if given else NO_SENDS,
+            [Receive(peer, kept, reduction.folding(kept))] if kept else NO_RECEIVES,
+        )
+    copy_bytes(output, scratch[edge[rank] : edge[rank + 1]])
+    give_back(scratch)
+    reduction.finish_bytes(output, size)
+
+
+def _halves(
+    rank: int, first: int, distance: int, edge: Sequence[int], data: memoryview
+) -> tuple[int, memoryview, memoryview]:
+    """Of the 2 * distance chunks from `first`: the first one kept, those kept, those given away."""
+    low = data[edge[first] : edge[first + distance]]
+    high = data[edge[first + distance] : edge[first + 2 * distance]]
+    return (first + distance, high, low) if rank & distance else (first, low, high)
+
+
+def _fold_in(net: Transport, data: memoryview, powers: int, reduction: Reduction) -> None:
+    """The ranks from `powers` on hand what they have to a rank below. One step."""
+    rank, size = net.rank, net.size
+    if powers == size:
+        return
+    if rank >= powers:
+        net.exchange([Send(rank - powers, data)], NO_RECEIVES)
+    elif rank + powers < size:
+        net.exchange(NO_SENDS, [Receive(rank + powers, data, reduction.folding(data))])
+    else:
+        net.exchange(NO_SENDS, NO_RECEIVES)
+
+
+def _fold_out(net: Transport, data: memoryview, powers: int) -> None:
+    """They get the result. One step."""
+    rank, size = net.rank, net.size
+    if powers == size:
+        return
+    if rank >= powers:
+        net.exchange(NO_SENDS, [Receive(rank - powers, data)])
+    elif rank + powers < size:
+        net.exchange([Send(rank + powers, data)], NO_RECEIVES)
+    else:
+        net.exchange(NO_SENDS, NO_RECEIVES)

@@ -1,0 +1,59 @@
+"""The bytes of a tensor, and tensors over bytes, without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+__all__ = ["bytes_of", "copy_bytes", "tensor_over"]
+
+_COPY_BYTES = 1024 * 1024
+
+
+@lru_cache(maxsize=4096)
+def _array_of(length_bytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    return ctypes.c_ubyte * length_bytes
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any dtype and shape: writable, format 'B'.
+
+    It does not keep the tensor alive: the caller does, as long as the view is used. A tensor with
+    a pending conjugation or negation (`is_conj()`, `is_neg()`) shows the bytes before it.
+    """
+    length_bytes = tensor.nbytes
+    if not length_bytes:
+        return memoryview(bytearray())
+    return memoryview(_array_of(length_bytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def tensor_over(view: memoryview, dtype: torch.dtype) -> Tensor:
+    """A flat tensor of `dtype` over the view's memory, which it keeps alive.
+
+    Raises ValueError when the view is not a whole number of elements. torch has no read-only
+    tensors and warns about them, so a read-only view is copied.
+    """
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    if not len(view):
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(view, dtype=dtype)
+
+
+def copy_bytes(into: memoryview, data: memoryview) -> None:
+    """Copy between views of equal length.
+
+    By pieces, so that other threads get the interpreter in between; and not by torch, whose
+    threads would compete for the processors with the ranks of this host.
+    """
+    if into is data:
+        return
+    length_bytes = len(data)
+    if length_bytes <= _COPY_BYTES:
+        into[:] = data
+        return
+    for start in range(0, length_bytes, _COPY_BYTES):
+        into[start : start + _COPY_BYTES] = data[start : start + _COPY_BYTES]
