@@ -1,5 +1,73 @@
-"""The communication stack: collectives over TCP, MPI and NCCL, as torch.distributed backends.
+"""distcore: CPU collectives as a torch.distributed backend, and torch.distributed's own names.
 
-It knows nothing of the debugger. Its transports, algorithms and backends are not part of this
-release yet; the package exists so that its name and its place in the import rules are fixed.
+`import distcore` makes `torch.distributed.init_process_group("tcp")` work. `import distcore as
+dist` gives everything that torch.distributed documents: what is not defined here is torch's, looked
+up when it is asked for.
 """
+
+from __future__ import annotations
+
+import importlib as _importlib
+from typing import Any as _Any
+
+import torch.distributed as _torch
+
+from . import algorithms as _algorithms
+from .backends.base import register as _register
+from .backends.tcp import TcpBackend as _TcpBackend
+from .errors import (
+    Aborted,
+    CallMismatch,
+    CorruptFrame,
+    DeadlineExceeded,
+    GroupFailed,
+    PeerLost,
+    RendezvousError,
+)
+from .front_end import monitored_barrier, split_group
+
+__all__ = [
+    "Aborted",
+    "CallMismatch",
+    "CorruptFrame",
+    "DeadlineExceeded",
+    "GroupFailed",
+    "PeerLost",
+    "RendezvousError",
+    "monitored_barrier",
+    "split_group",
+]
+
+# What importing this package is for; it opens nothing and starts nothing.
+_register(_TcpBackend())
+
+# Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's
+# function again (the module is imported by its full name); `distcore.algorithms` has both.
+del rendezvous  # type: ignore[name-defined]  # noqa: F821 - bound by the imports above
+
+
+def _of_torch(package: _Any, name: str) -> _Any:
+    """torch's attribute or submodule of that name."""
+    try:
+        return getattr(package, name)
+    except AttributeError:
+        pass
+    full_name = f"{package.__name__}.{name}"
+    if not name.startswith("_"):
+        try:
+            return _importlib.import_module(full_name)
+        except ModuleNotFoundError as error:
+            if error.name != full_name:
+                raise
+    raise AttributeError(f"neither distcore nor torch has {full_name!r}")
+
+
+def __getattr__(name: str) -> _Any:
+    return _of_torch(_torch, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_torch)})
+
+
+_algorithms.__dict__.setdefault("__getattr__", lambda name: _of_torch(_torch.algorithms, name))

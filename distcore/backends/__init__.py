@@ -1,0 +1,1 @@
+"""The backends that distcore registers with torch.distributed."""

@@ -1,0 +1,95 @@
+"""What a backend is to distcore: a name that torch knows, and how a group on it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from .. import front_end, torch_private
+from ..composite import CompositeGroup
+from ..process_group import CoreGroup, Origin
+
+
+class Backend(Protocol):
+    """One of distcore's backends."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of devices that torch counts it for when it is named alone."""
+
+    def unavailable(self) -> str | None:
+        """Why it cannot be used here, in a sentence with the next step; None if it can."""
+
+    def create(self, origin: Origin, group_class: type[CoreGroup]) -> CoreGroup:
+        """A group, connected or not. Every rank of it calls this."""
+
+
+@dataclass(frozen=True)
+class Creator:
+    """What torch calls to create a group on `backend`."""
+
+    backend: Backend
+
+    def __call__(self, asked: Any, _options: Any = None) -> CoreGroup:
+        reason = self.backend.unavailable()
+        if reason is not None:
+            raise RuntimeError(reason)
+        front_end.open_to_our_groups()
+        devices, planned = torch_private.creation_in_progress()
+        ranks = tuple(asked.global_ranks_in_group) or tuple(range(asked.group_size))
+        origin = Origin(
+            self.backend.name,
+            asked.store,
+            ranks,
+            asked.group_rank,
+            asked.group_id,
+            asked.timeout,
+        )
+        others = {device: name for device, name in devices.items() if name != self.backend.name}
+        if others:
+            made = {
+                device: _other(device, name, planned, origin) for device, name in others.items()
+            }
+            group: CoreGroup = self.backend.create(origin, CompositeGroup)
+            assert isinstance(group, CompositeGroup)
+            group.others = made
+        else:
+            group = self.backend.create(origin, CoreGroup)
+        bound = getattr(planned, "bound_device_id", None)
+        if bound is not None:
+            group.bound_device_id = bound
+        return group
+
+
+def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
+    """torch's own backend for another device: the one it has made already, or a new one."""
+    for made in planned._device_types:
+        if made.type == device:
+            return planned._get_backend(made)
+    return torch_private.make_backend(
+        name,
+        device,
+        origin.store,
+        origin.rank,
+        len(origin.ranks),
+        timedelta(seconds=origin.timeout.total_seconds()),
+        origin.name,
+        origin.ranks,
+    )
+
+
+def register(backend: Backend) -> None:
+    """Make `init_process_group(backend.name)` work. Once; again it changes nothing."""
+    known: Any = dist.Backend
+    plugin = known._plugins.get(backend.name.upper())
+    if plugin is not None and isinstance(plugin.creator_fn, Creator):
+        return
+    known.register_backend(
+        backend.name, Creator(backend), extended_api=True, devices=list(backend.devices)
+    )

@@ -1,0 +1,181 @@
+"""The coalesced collectives: several tensors in one call, small ones in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import algorithms, call_text, checks
+from .call_options import AllGather, AllReduceCoalesced, ReduceScatter, options
+from .collectives import Collectives, _parts, reduction
+from .staging import Staging
+
+_BUCKET_BYTES = 256 * 1024
+"""Above this a message's own cost is small beside its bytes', and copying into a bucket is not."""
+
+
+class Coalesced(Collectives):
+    """Mixed into the process group."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        """As one all_reduce for each tensor; the tensors may differ in dtype."""
+        opts = options(AllReduceCoalesced, opts)
+        caller = self._caller("all_reduce_coalesced")
+        tensors = _list(caller, "tensors", tensors, written=True)
+        kind = hash(opts.reduceOp)
+        combines = [reduction(kind, opts.reduceOp, one.dtype) for one in tensors]
+        staging = Staging()
+        flats = [staging.take(one, True, True) for one in tensors]
+        text = call_text.coalesced("all_reduce_coalesced", kind, _facts(tensors))
+
+        def body(net: Any) -> None:
+            for bucket, combine in _buckets(flats, combines):
+                if len(bucket) == 1:
+                    algorithms.all_reduce(net, bucket[0], combine)
+                    continue
+                flat = torch.cat([one.view(-1) for one in bucket])
+                algorithms.all_reduce(net, flat, combine)
+                parts = torch.split(flat, [one.numel() for one in bucket])
+                for one, part in zip(bucket, parts, strict=True):
+                    one.view(-1).copy_(part)
+
+        return self._issue("allreduce_coalesced_", text, opts, staging.around(body), tensors)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """As one all_gather_into_tensor for each pair."""
+        opts = options(AllGather, opts)
+        caller = self._caller("all_gather_into_tensor_coalesced")
+        outputs, inputs = _pairs(caller, outputs, inputs)
+        for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
+            checks.count(
+                caller,
+                f"outputs[{index}]",
+                output,
+                data.numel() * self._size,
+                f"{self._size} times the {data.numel()} of inputs[{index}]",
+            )
+        staging = Staging()
+        sources = [staging.take(one, True, False) for one in inputs]
+        targets = [_parts(staging.take(one, False, True), self._size) for one in outputs]
+        text = call_text.coalesced("all_gather_into_tensor_coalesced", None, _facts(inputs))
+
+        def body(net: Any) -> None:
+            for parts, source in zip(targets, sources, strict=True):
+                algorithms.all_gather(net, parts, source)
+
+        return self._issue(
+            "allgather_into_tensor_coalesced_", text, opts, staging.around(body), outputs
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputTensors: Any,
+        inputTensors: Any,
+        opts: Any = None,
+    ) -> Any:
+        """As one reduce_scatter_tensor for each pair."""
+        opts = options(ReduceScatter, opts)
+        caller = self._caller("reduce_scatter_tensor_coalesced")
+        outputs, inputs = _pairs(caller, outputTensors, inputTensors)
+        for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
+            checks.count(
+                caller,
+                f"inputs[{index}]",
+                data,
+                output.numel() * self._size,
+                f"{self._size} times the {output.numel()} of outputs[{index}]",
+            )
+        kind = hash(opts.reduceOp)
+        combines = [reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
+        staging = Staging()
+        sources = [_parts(staging.take(one, True, False), self._size) for one in inputs]
+        targets = [staging.take(one, False, True) for one in outputs]
+        text = call_text.coalesced("reduce_scatter_tensor_coalesced", kind, _facts(outputs))
+
+        def body(net: Any) -> None:
+            for target, parts, combine in zip(targets, sources, combines, strict=True):
+                algorithms.reduce_scatter(net, target, parts, combine)
+
+        return self._issue(
+            "reduce_scatter_tensor_coalesced_", text, opts, staging.around(body), outputs
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        """As one all_gather for each input; `output_lists[rank][index]` is where input `index` of
+        that rank goes."""
+        opts = options(AllGather, opts)
+        caller = self._caller("all_gather_coalesced")
+        inputs = _list(caller, "input_list", input_list)
+        if len(output_lists) != self._size:
+            caller.wrong(
+                "output_lists", f"{self._size} lists, one for each rank", len(output_lists)
+            )
+        staging = Staging()
+        targets: list[list[Tensor]] = [[] for _ in inputs]
+        for rank, row in enumerate(output_lists):
+            name = f"output_lists[{rank}]"
+            if len(row) != len(inputs):
+                caller.wrong(name, f"{len(inputs)} tensors, as input_list has", len(row))
+            for index, one in enumerate(row):
+                name = f"output_lists[{rank}][{index}]"
+                checks.tensor(caller, name, one, written=True)
+                checks.same_dtype(caller, name, one, f"input_list[{index}]", inputs[index])
+                checks.count(caller, name, one, inputs[index].numel(), f"as input_list[{index}]")
+                targets[index].append(staging.take(one, False, True))
+        sources = staging.inputs(inputs)
+        text = call_text.coalesced("all_gather_coalesced", None, _facts(inputs))
+
+        def body(net: Any) -> None:
+            for parts, source in zip(targets, sources, strict=True):
+                algorithms.all_gather(net, parts, source)
+
+        every = [one for row in output_lists for one in row]
+        return self._issue("allgather_coalesced_", text, opts, staging.around(body), every)
+
+
+def _list(caller: Any, argument: str, given: Any, *, written: bool = False) -> list[Tensor]:
+    """Tensors that may differ in dtype."""
+    if not isinstance(given, list | tuple) or not given:
+        caller.wrong_type(argument, "a list of tensors", given)
+    return [
+        checks.tensor(caller, f"{argument}[{index}]", one, written=written)
+        for index, one in enumerate(given)
+    ]
+
+
+def _pairs(caller: Any, outputs: Any, inputs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    outputs = _list(caller, "outputs", outputs, written=True)
+    inputs = _list(caller, "inputs", inputs)
+    if len(outputs) != len(inputs):
+        caller.wrong("outputs", f"{len(inputs)} tensors, as inputs has", len(outputs))
+    for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
+        checks.same_dtype(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
+    return outputs, inputs
+
+
+def _facts(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, int]]:
+    return [(one.dtype, one.numel()) for one in tensors]
+
+
+def _buckets(tensors: Sequence[Tensor], combines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Neighbours of one dtype, up to `_BUCKET_BYTES` together; cut alike on all ranks, for the
+    call's text says how many elements each has."""
+    bucket: list[Tensor] = []
+    filled = 0
+    combine: Any = None
+    for one, its in zip(tensors, combines, strict=True):
+        if bucket and (one.dtype is not bucket[0].dtype or filled + one.nbytes > _BUCKET_BYTES):
+            yield bucket, combine
+            bucket, filled = [], 0
+        bucket.append(one)
+        filled += one.nbytes
+        combine = its
+    if bucket:
+        yield bucket, combine

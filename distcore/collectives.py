@@ -1,0 +1,392 @@
+"""The collective calls of torch's ProcessGroup: checks, the call's text, then the algorithm.
+
+Methods have torch's names, arguments and calling forms. Each raises ValueError or TypeError for
+what is wrong by itself, before anything is sent, and what `distcore.errors` describes for what
+goes wrong on the way. The coalesced forms are in `coalesced.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import algorithms, call_text, checks, sparse
+from .call_options import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    listed,
+    options,
+)
+from .checks import Caller
+from .issuing import Issuing
+from .reduction import reduction_for
+from .staging import Staging, is_plain
+
+_reductions: dict[tuple[int, torch.dtype], Any] = {}
+
+
+def reduction(kind: int, op: Any, dtype: torch.dtype) -> Any:
+    """How to combine; `kind` is the number of the op. Raises as `reduction_for` does."""
+    known = _reductions.get((kind, dtype))
+    if known is None:
+        known = reduction_for(op, dtype)
+        if kind != call_text.PREMUL_SUM:  # which carries its factor with it
+            _reductions[kind, dtype] = known
+    return known
+
+
+def _parts(tensor: Tensor, size: int) -> list[Tensor]:
+    """Equal parts of a contiguous tensor, flat."""
+    return list(tensor.view(size, tensor.numel() // size).unbind(0))
+
+
+class Collectives(Issuing):
+    """Mixed into the process group."""
+
+    # -- reducing --------------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
+        if opts.__class__ is not AllReduce:
+            opts = options(AllReduce, opts, timeout, reduceOp=op)
+        if not isinstance(tensors, list) or len(tensors) != 1:
+            tensors = listed(tensors, tensor)
+            checks.only_one(self._caller("all_reduce"), "tensors", tensors)
+        data = tensors[0]
+        reduce_op = opts.reduceOp
+        kind = hash(reduce_op)
+        if not is_plain(data):
+            return self._staged_all_reduce(data, reduce_op, kind, opts)
+        dtype = data.dtype
+        combine = _reductions.get((kind, dtype)) or reduction(kind, reduce_op, dtype)
+        text = call_text.reducing("all_reduce", kind, dtype, data.numel())
+        return self._issue(
+            "allreduce_", text, opts, lambda net: algorithms.all_reduce(net, data, combine), tensors
+        )
+
+    def _staged_all_reduce(self, data: Any, reduce_op: Any, kind: int, opts: Any) -> Any:
+        caller = self._caller("all_reduce")
+        if isinstance(data, Tensor) and data.layout is torch.sparse_coo:
+            text, body = sparse.all_reduce(caller, data, kind)
+            return self._issue("allreduce_", text, opts, body, [data])
+        checks.tensor(caller, "tensor", data, written=True)
+        combine = reduction(kind, reduce_op, data.dtype)
+        staging = Staging()
+        flat = staging.take(data, True, True)
+        text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
+        body = staging.around(lambda net: algorithms.all_reduce(net, flat, combine))
+        return self._issue("allreduce_", text, opts, body, [data])
+
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Reduce, opts, timeout, rootRank=root, reduceOp=op)
+        caller = self._caller("reduce")
+        data = checks.only_one(caller, "tensors", listed(tensors, tensor))
+        root = checks.group_rank(caller, "root", opts.rootRank)
+        checks.tensor(caller, "tensor", data, written=root == self._rank)
+        kind = hash(opts.reduceOp)
+        combine = reduction(kind, opts.reduceOp, data.dtype)
+        staging = Staging()
+        flat = staging.take(data, True, root == self._rank)
+        text = call_text.reducing_to(self._ranks[root], kind, data.dtype, data.numel())
+        body = staging.around(lambda net: algorithms.reduce(net, flat, root, combine))
+        return self._issue("reduce_", text, opts, body, [data])
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
+        opts = options(ReduceScatter, opts, timeout, reduceOp=op)
+        caller = self._caller("reduce_scatter")
+        if input_tensors is None:
+            input_tensors = input_tensor
+        if isinstance(output_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output = checks.only_one(caller, "output", output_tensors)
+        checks.tensor(caller, "output", output, written=True)
+        inputs = checks.only_one(caller, "input_list", input_tensors)
+        inputs = checks.tensors(caller, "input_list", inputs, self._size)
+        own = inputs[self._rank]
+        checks.same_dtype(caller, "output", output, "input_list", own)
+        checks.count(caller, "output", output, own.numel(), f"as input_list[{self._rank}]")
+        kind = hash(opts.reduceOp)
+        combine = reduction(kind, opts.reduceOp, output.dtype)
+        counts = [one.numel() for one in inputs]
+        if len(set(counts)) == 1:
+            text = call_text.reducing("reduce_scatter", kind, output.dtype, counts[0])
+        else:
+            text = call_text.uneven("reduce_scatter", kind, output.dtype, counts)
+        staging = Staging()
+        sources = staging.inputs(inputs)
+        target = staging.outputs([output])[0]
+        body = staging.around(lambda net: algorithms.reduce_scatter(net, target, sources, combine))
+        return self._issue("reduce_scatter_", text, opts, body, [output])
+
+    def reduce_scatter_single(
+        self,
+        outputTensor: Any,
+        inputTensor: Any,
+        opts: Any = None,
+    ) -> Any:
+        opts = options(ReduceScatter, opts)
+        output, data = outputTensor, inputTensor
+        caller = self._caller("reduce_scatter_tensor")
+        checks.tensor(caller, "output", output, written=True)
+        checks.tensor(caller, "input", data)
+        checks.same_dtype(caller, "output", output, "input", data)
+        checks.count(
+            caller,
+            "input",
+            data,
+            output.numel() * self._size,
+            f"{self._size} times the {output.numel()} of output",
+        )
+        kind = hash(opts.reduceOp)
+        combine = reduction(kind, opts.reduceOp, output.dtype)
+        staging = Staging()
+        sources = _parts(staging.take(data, True, False), self._size)
+        target = staging.take(output, False, True)
+        text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
+        body = staging.around(lambda net: algorithms.reduce_scatter(net, target, sources, combine))
+        return self._issue("_reduce_scatter_base_", text, opts, body, [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        if opts.__class__ is not Broadcast:
+            opts = options(Broadcast, opts, timeout, rootRank=root)
+        caller = self._caller("broadcast")
+        data = checks.only_one(caller, "tensors", listed(tensors, tensor))
+        root = checks.group_rank(caller, "root", opts.rootRank)
+        flat, staging = data, Staging()
+        if not is_plain(data):
+            checks.tensor(caller, "tensor", data, written=root != self._rank)
+            flat = staging.take(data, root == self._rank, root != self._rank)
+        text = call_text.rooted("broadcast", "src", self._ranks[root], data.dtype, data.numel())
+        body = staging.around(lambda net: algorithms.broadcast(net, flat, root))
+        return self._issue("broadcast_", text, opts, body, [data])
+
+    def allgather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+    ) -> Any:
+        opts = options(AllGather, opts, timeout)
+        caller = self._caller("all_gather")
+        data = checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        if len(output_tensors) and isinstance(output_tensors[0], Tensor):
+            output_tensors = [output_tensors]
+        outputs = checks.only_one(caller, "tensor_list", output_tensors)
+        outputs = checks.tensors(caller, "tensor_list", outputs, self._size, written=True)
+        checks.tensor(caller, "tensor", data)
+        own = outputs[self._rank]
+        checks.same_dtype(caller, "tensor_list", own, "tensor", data)
+        checks.count(
+            caller, f"tensor_list[{self._rank}]", own, data.numel(), "those of tensor, this rank's"
+        )
+        counts = [one.numel() for one in outputs]
+        staging = Staging()
+        source = staging.inputs([data])[0]
+        targets = staging.outputs(outputs)
+        if len(set(counts)) == 1:
+            text = call_text.moving("all_gather", data.dtype, counts[0])
+        else:
+            text = call_text.uneven("all_gather", None, data.dtype, counts)
+        body = staging.around(lambda net: algorithms.all_gather(net, targets, source))
+        return self._issue("allgather_", text, opts, body, outputs)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
+        opts = options(AllGather, opts)
+        data = input
+        caller = self._caller("all_gather_into_tensor")
+        checks.tensor(caller, "output", output, written=True)
+        checks.tensor(caller, "input", data)
+        checks.same_dtype(caller, "output", output, "input", data)
+        checks.count(
+            caller,
+            "output",
+            output,
+            data.numel() * self._size,
+            f"{self._size} times the {data.numel()} of input",
+        )
+        staging = Staging()
+        source = staging.take(data, True, False)
+        targets = _parts(staging.take(output, False, True), self._size)
+        text = call_text.moving("all_gather_into_tensor", data.dtype, data.numel())
+        body = staging.around(lambda net: algorithms.all_gather(net, targets, source))
+        return self._issue("_allgather_base_", text, opts, body, [output])
+
+    _allgather_base = all_gather_single
+
+    def gather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Gather, opts, timeout, rootRank=root)
+        caller = self._caller("gather")
+        data = checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        checks.tensor(caller, "tensor", data)
+        root = checks.group_rank(caller, "dst", opts.rootRank)
+        if len(output_tensors) and isinstance(output_tensors[0], Tensor):
+            output_tensors = [output_tensors]
+        staging = Staging()
+        source = staging.inputs([data])[0]
+        outputs, targets = [], None
+        if root == self._rank:
+            outputs = checks.only_one(caller, "gather_list", output_tensors)
+            outputs = checks.tensors(caller, "gather_list", outputs, self._size, written=True)
+            checks.counts(caller, "gather_list", outputs, "tensor", data)
+            targets = staging.outputs(outputs)
+        elif any(len(row) for row in output_tensors):
+            caller.wrong("gather_list", "none, for this rank is not dst", "a list of tensors")
+        text = call_text.rooted("gather", "dst", self._ranks[root], data.dtype, data.numel())
+        body = staging.around(lambda net: algorithms.gather(net, targets, source, root))
+        return self._issue("gather_", text, opts, body, outputs)
+
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Scatter, opts, timeout, rootRank=root)
+        caller = self._caller("scatter")
+        output = checks.only_one(caller, "tensor", listed(output_tensors, output_tensor))
+        checks.tensor(caller, "tensor", output, written=True)
+        root = checks.group_rank(caller, "src", opts.rootRank)
+        if len(input_tensors) and isinstance(input_tensors[0], Tensor):
+            input_tensors = [input_tensors]
+        staging = Staging()
+        sources = None
+        if root == self._rank:
+            inputs = checks.only_one(caller, "scatter_list", input_tensors)
+            inputs = checks.tensors(caller, "scatter_list", inputs, self._size)
+            checks.counts(caller, "scatter_list", inputs, "tensor", output)
+            sources = staging.inputs(inputs)
+        elif any(len(row) for row in input_tensors):
+            caller.wrong("scatter_list", "none, for this rank is not src", "a list of tensors")
+        target = staging.outputs([output])[0]
+        text = call_text.rooted("scatter", "src", self._ranks[root], output.dtype, output.numel())
+        body = staging.around(lambda net: algorithms.scatter(net, target, sources, root))
+        return self._issue("scatter_", text, opts, body, [output])
+
+    def alltoall(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        input_tensor: Any = None,
+        output: Any = None,
+        input: Any = None,  # noqa: A002 - torch's names
+    ) -> Any:
+        given_out = next(x for x in (output_tensors, output_tensor, output) if x is not None)
+        given_in = next(x for x in (input_tensors, input_tensor, input) if x is not None)
+        opts = options(AllToAll, opts, timeout)
+        caller = self._caller("all_to_all")
+        outputs = checks.tensors(caller, "output_tensor_list", given_out, self._size, written=True)
+        inputs = checks.tensors(caller, "input_tensor_list", given_in, self._size)
+        checks.same_dtype(caller, "output_tensor_list", outputs[0], "input_tensor_list", inputs[0])
+        self._own_part(caller, outputs[self._rank].numel(), inputs[self._rank].numel())
+        staging = Staging()
+        sources, targets = staging.inputs(inputs), staging.outputs(outputs)
+        text = call_text.uncounted("all_to_all", inputs[0].dtype)
+        body = staging.around(lambda net: algorithms.all_to_all(net, targets, sources))
+        return self._issue("alltoall_", text, opts, body, outputs)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,  # noqa: A002 - torch's name
+        output_split_sizes: Any = (),
+        input_split_sizes: Any = (),
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
+        opts = options(AllToAll, opts, timeout)
+        data = input
+        caller = self._caller("all_to_all_single")
+        checks.tensor(caller, "output", output, written=True)
+        checks.tensor(caller, "input", data)
+        checks.same_dtype(caller, "output", output, "input", data)
+        receives = checks.splits(caller, "output_split_sizes", output_split_sizes, output, "output")
+        sends = checks.splits(caller, "input_split_sizes", input_split_sizes, data, "input")
+        self._own_part(caller, receives[self._rank], sends[self._rank])
+        staging = Staging()
+        sources = torch.split(staging.take(data, True, False).view(-1), sends)
+        targets = torch.split(staging.take(output, False, True).view(-1), receives)
+        text = call_text.uncounted("all_to_all_single", data.dtype)
+        body = staging.around(lambda net: algorithms.all_to_all(net, targets, sources))
+        return self._issue("alltoall_base_", text, opts, body, [output])
+
+    alltoall_base = all_to_all_single
+
+    def _own_part(self, caller: Caller, receives: int, sends: int) -> None:
+        if receives != sends:
+            caller.wrong(
+                "the part that this rank sends to itself",
+                f"{receives} elements, as its output has room for",
+                sends,
+            )
+
+    # -- meeting ---------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        opts = options(Barrier, opts, timeout)
+        return self._issue("barrier", "barrier()", opts, algorithms.barrier, [])

@@ -1,0 +1,87 @@
+"""Messages between two ranks: send and receive with tags, from one rank or any.
+
+They go through the group's mailbox, not through the queue of its collectives: messages overtake
+collectives and each other, except between the same two ranks with the same tag.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from . import call_text, checks
+from .buffers import bytes_of
+from .issuing import Issuing
+from .staging import Staging
+from .work import PostedWork
+
+
+class PointToPoint(Issuing):
+    """Mixed into the process group."""
+
+    def send(self, tensors: Any, dst: Any, tag: Any = 0) -> Any:
+        """Send a tensor to group rank `dst`. The handle is done when the tensor may be changed."""
+        caller = self._caller("send")
+        data = checks.only_one(caller, "tensors", tensors)
+        checks.tensor(caller, "tensor", data)
+        dst = checks.peer(caller, "dst", dst)
+        tag = checks.tag(caller, tag)
+        staging = Staging()
+        flat = staging.take(data, True, False)
+        staging.load()
+        text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
+        return self._post("send", text, dst, tag, data, flat, None)
+
+    def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
+        """Receive the next message of group rank `src` with this tag."""
+        caller = self._caller("recv")
+        data = checks.only_one(caller, "tensors", tensors)
+        checks.tensor(caller, "tensor", data, written=True)
+        src = checks.peer(caller, "src", src)
+        return self._receive(caller, data, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: Any = 0) -> Any:
+        """Receive the next message with this tag, whoever sends it; see the handle's
+        `source_rank`."""
+        caller = self._caller("recv")
+        data = checks.only_one(caller, "tensors", tensors)
+        checks.tensor(caller, "tensor", data, written=True)
+        return self._receive(caller, data, None, tag)
+
+    def _receive(self, caller: Any, data: Tensor, src: int | None, tag: Any) -> Any:
+        tag = checks.tag(caller, tag)
+        staging = Staging()
+        flat = staging.take(data, False, True)
+        source = None if src is None else self._ranks[src]
+        text = call_text.message("recv", source, tag, data.dtype, data.numel())
+        arrived = staging.store if staging else None
+        return self._post("recv_", text, src, tag, data, flat, arrived)
+
+    def _post(
+        self,
+        operator: str,
+        text: str,
+        peer: int | None,
+        tag: int,
+        data: Tensor,
+        flat: Tensor,
+        arrived: Any,
+    ) -> Any:
+        session = self._session
+
+        def start() -> PostedWork:
+            mailbox = session.mailbox()
+            deadline = time.monotonic() + self._timeout_s
+            post = mailbox.post_send if operator == "send" else mailbox.post_receive
+            kind = call_text.tensor(data.dtype, data.numel())
+            posting = post(peer, tag, bytes_of(flat), deadline, kind)
+            # The handle holds both tensors: a view of bytes does not keep its memory alive.
+            tensors = [data] if flat is data else [data, flat]
+            return PostedWork(text, posting, tensors, arrived)
+
+        work: Any = start() if not self._profiled() else self._recorded(operator, text, start)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work

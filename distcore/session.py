@@ -1,0 +1,145 @@
+"""The life of one group: its transports, its calls, its first failure, its end.
+
+A call runs as `begin`, the algorithm, `end`. Whatever breaks it off breaks the group: the bytes of
+a call that was left half-way would be taken for those of the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+from .errors import Aborted, GroupFailed
+from .queue import CallQueue
+from .transports.base import Transport
+
+DRAIN_S = 10.0
+"""How long the group's end waits for calls that nobody waited for."""
+
+Body = Callable[[Transport], object]
+_now = time.monotonic
+
+
+class Session:
+    """What a group's calls run in: the network of its collectives, and of its messages. It owns
+    them, and the rendezvous they came from."""
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        rendezvous: Any,
+        mesh: Any,
+        mailbox: Any,
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.size = len(self.ranks)
+        self.queue = CallQueue(f"group {name!r}")
+        self.calls = 0
+        self._rendezvous = rendezvous
+        self._mesh = mesh
+        self._mailbox = mailbox
+        self._failure: BaseException | None = None
+        self._lock = Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self._failure else "ready"
+        return (
+            f"<Session {self.name!r}: rank {self.rank} of {self.size}, {self.calls} calls, {state}>"
+        )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made the group unusable."""
+        return self._failure
+
+    def run(self, text: str, timeout_s: float, body: Body) -> None:
+        """Run one call: the caller has the turn. Raises what `distcore.errors` describes."""
+        if self._failure is not None:
+            raise self.unusable()
+        deadline = _now() + timeout_s
+        mesh = self._mesh
+        try:
+            self.calls = mesh.begin(text, deadline) + 1
+            body(mesh)
+            mesh.end()
+        except BaseException as error:
+            mesh.fail(error)  # also after abort(): it is this thread that tells the peers
+            self._broken(error, f"{text} failed")
+            raise
+
+    def run_in_turn(self, text: str, timeout_s: float, body: Body) -> None:
+        """As `run`, after the calls that were made before."""
+        if self._failure is not None:
+            raise self.unusable()
+        queue = self.queue
+        queue.enter()
+        try:
+            self.run(text, timeout_s, body)
+        finally:
+            queue.leave()
+
+    def mailbox(self) -> Any:
+        """Point-to-point messages of this group."""
+        if self._failure is not None:
+            raise self.unusable()
+        return self._mailbox
+
+    def unusable(self) -> GroupFailed:
+        """What every call raises after the first failure, or the end."""
+        first = self._failure
+        message = f"group {self.name!r} (global ranks {list(self.ranks)}) cannot be used any more"
+        if isinstance(first, Aborted):
+            return GroupFailed(f"{message}: {first}")
+        culprit = getattr(first, "culprit", None)
+        cause = f"{type(first).__name__}: {first}"
+        error = GroupFailed(
+            f"{message}: {cause}\n  destroy the group and create it again to go on", culprit
+        )
+        error.__cause__ = first
+        return error
+
+    def _broken(self, error: BaseException, what: str) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+        reason = f"{what}: {str(error) or type(error).__name__}"
+        self._mailbox.abort(reason)
+        self._rendezvous.abort(reason)
+
+    def abort(self, reason: str) -> None:
+        """End every call at once, those of the other ranks too. From any thread."""
+        with self._lock:
+            first = self._failure is None
+            if first:
+                self._failure = Aborted(f"group {self.name!r} was aborted: {reason}")
+        if not first:
+            return
+        for part in (self._rendezvous, self._mesh, self._mailbox):
+            part.abort(reason)
+        # The peers are told by a thread that has the turn, after the call that this ends.
+        failure = self._failure
+        self.queue.submit(lambda: self._mesh.fail(failure))
+
+    def close(self) -> None:
+        """End the group. Calls that nobody waited for may finish for up to DRAIN_S."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._failure is None and not self.queue.drain(DRAIN_S):
+            self.abort(f"it was destroyed while {self.queue.pending} calls were pending")
+        self.queue.drain(DRAIN_S)
+        with self._lock:
+            if self._failure is None:
+                self._failure = Aborted(f"group {self.name!r} was destroyed")
+        for part in (self._mailbox, self._mesh, self._rendezvous):
+            part.close()
+        self.queue.stop()

@@ -1,0 +1,113 @@
+"""Tensors that the transports cannot take as they lie in memory: copied in before, back after.
+
+The transports move the bytes of contiguous tensors in main memory. Everything else (views with
+gaps, lazily conjugated or negated ones, tensors of a GPU) gets a copy that they can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_strided = torch.strided
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the transports can take it as it is."""
+    return (
+        tensor.layout is _strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+class _Copy:
+    """One tensor and its stand-in."""
+
+    __slots__ = ("_original", "_reads", "_ready", "_writes", "scratch")
+
+    def __init__(self, tensor: Tensor, reads: bool, writes: bool) -> None:
+        self._original = tensor
+        self._reads = reads
+        self._writes = writes
+        self._ready: Any = None
+        if tensor.is_cpu:
+            self.scratch = torch.empty(tensor.shape, dtype=tensor.dtype)
+        else:
+            # The copies run on the default stream of whatever thread has the call's turn: not
+            # before what the caller's stream still has to do with this tensor.
+            self.scratch = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._ready = torch.cuda.current_stream(tensor.device).record_event()
+
+    def load(self) -> None:
+        if self._ready is not None:
+            self._ready.synchronize()
+        if self._reads:
+            self.scratch.copy_(self._original)
+
+    def store(self) -> None:
+        if self._writes:
+            # Blocking also for a GPU: when the call is over, every stream may read the result.
+            self._original.copy_(self.scratch)
+
+
+class Staging:
+    """The copies of one call's tensors; true when there are any."""
+
+    __slots__ = ("_copies", "_inference")
+
+    def __init__(self) -> None:
+        self._copies: list[_Copy] = []
+        self._inference = False
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
+        """The tensor, or what the transports shall work on in its place."""
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if is_plain(tensor):
+            return tensor
+        copy = _Copy(tensor, reads, writes)
+        self._copies.append(copy)
+        self._inference = self._inference or tensor.is_inference()
+        return copy.scratch
+
+    def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """`take` for tensors that are read."""
+        return [t if is_plain(t) else self.take(t, True, False) for t in tensors]
+
+    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """`take` for tensors that are written all over."""
+        return [t if is_plain(t) else self.take(t, False, True) for t in tensors]
+
+    def load(self) -> None:
+        """Copy in what the call reads."""
+        with torch.inference_mode(self._inference), torch.no_grad():
+            for copy in self._copies:
+                copy.load()
+
+    def store(self) -> None:
+        """Copy back what the call wrote."""
+        with torch.inference_mode(self._inference), torch.no_grad():
+            for copy in self._copies:
+                copy.store()
+
+    def around(self, body: Callable[[Any], object]) -> Callable[[Any], object]:
+        """The call's body with the copying before and after; the body itself if there is none."""
+        if not self._copies:
+            return body
+
+        def staged(net: Any) -> None:
+            self.load()
+            body(net)
+            self.store()
+
+        return staged

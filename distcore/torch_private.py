@@ -1,0 +1,154 @@
+"""The one file of this package that touches torch's private names.
+
+Written against torch 2.11 to 2.13. What a release does not have is left out, not guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.distributed.distributed_c10d
+
+# torch exports these names at run time, but its stubs do not say so.
+dist: Any = torch.distributed
+c10d: Any = torch.distributed.distributed_c10d
+
+ErrorType: Any = torch._C._distributed_c10d.ErrorType
+
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether somebody listens to what is recorded; asked for every call, so it must be cheap."""
+
+premul_sum: Callable[[Any], Any] = dist._make_nccl_premul_sum
+"""factor -> the reduce op PREMUL_SUM, for which torch has no public maker."""
+
+_NO_OVERLAP, _OVERLAP = 0, 1
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements share memory."""
+    if tensor.numel() == 0:
+        return False
+    found = torch._debug_has_internal_overlap(tensor)
+    if found in (_NO_OVERLAP, _OVERLAP):
+        return bool(found == _OVERLAP)
+    extent = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= extent:
+                break
+            extent += stride * (size - 1)
+    else:
+        return False  # every dimension steps over all the smaller ones
+    offsets = torch.zeros((), dtype=torch.int64)
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        offsets = offsets.unsqueeze(-1) + stride * torch.arange(size)
+    return len(set(offsets.flatten().tolist())) < tensor.numel()
+
+
+def creation_in_progress() -> tuple[dict[str, str], Any]:
+    """For a backend's creator, called by torch: which backend the program asked for on each kind
+    of device, and the group that torch was about to make.
+
+    A creator is not told. Without the answer, "cpu:tcp,cuda:nccl" would get no NCCL: torch takes
+    a Python group for the whole and does not create the others. ({}, None) if it cannot be seen.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    if frame is None:
+        return {}, None
+    seen = frame.f_locals
+    config = seen.get("backend_config")
+    devices = config.get_device_backend_map() if config is not None else {}
+    return {str(device): str(name) for device, name in devices.items()}, seen.get("pg")
+
+
+def make_backend(
+    name: str,
+    device: str,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    group_name: str,
+    ranks: Sequence[int],
+) -> Any:
+    """One of torch's own backends, for another device of a group of ours.
+
+    Raises ValueError for a backend that torch does not have.
+    """
+    prefixed = dist.PrefixStore(f"{device}/", store)
+    if name == "nccl" and dist.is_nccl_available():
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group = list(ranks)
+        options.group_name = group_name
+        backend = c10d.ProcessGroupNCCL(prefixed, rank, size, options)
+        backend._set_sequence_number_for_group()
+        return backend
+    if name == "gloo" and dist.is_gloo_available():
+        backend = c10d.ProcessGroupGloo(prefixed, rank, size, timeout=timeout)
+        backend._set_sequence_number_for_group()
+        return backend
+    raise ValueError(
+        f"backend {name!r} for {device} beside ours: torch of this installation has only "
+        f"{[n for n in ('gloo', 'nccl') if dist.is_backend_available(n)]}"
+    )
+
+
+def register_group(group: Any, ranks: Sequence[int], like: Any) -> None:
+    """Make a group that torch did not create itself known to its functions; its backend is that
+    of the group `like`."""
+    world = c10d._world
+    name = group.group_name
+    if name in world.pg_names.values():
+        raise ValueError(f"a group of the name {name!r} exists already")
+    world.pg_map[group] = (world.pg_map[like][0], group.get_group_store())
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = world.pg_backend_config[like]
+    world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    tag = f"ptd:{name}"
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    world.pg_to_tag[group] = tag
+    c10d._register_process_group(name, group)
+
+
+def global_ranks(group: Any) -> list[int]:
+    """By the group's own ranks."""
+    return list(c10d.get_process_group_ranks(group))
+
+
+def is_not_in(group: Any) -> bool:
+    """Whether this is what torch gives a rank for a group that it is not in."""
+    return bool(group is not None and c10d._rank_not_in_group(group))
+
+
+def default_group() -> Any:
+    """The group of init_process_group."""
+    return c10d._get_default_group()
+
+
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def original(name: str) -> Callable[..., Any]:
+    """torch's own version of a function of torch.distributed."""
+    found: Callable[..., Any] = _originals.get(name) or getattr(c10d, name)
+    return found
+
+
+def in_front(name: str, ours: Callable[..., Any]) -> None:
+    """Put our function in the place of torch's; once."""
+    theirs = getattr(c10d, name, None)
+    if theirs is None or name in _originals:
+        return
+    _originals[name] = theirs
+    setattr(c10d, name, ours)
+    if getattr(dist, name, None) is theirs:
+        setattr(dist, name, ours)
