@@ -43,6 +43,8 @@ PLANTED = [
     ("debugger/commands/a.py", "import textual", "without a terminal app"),
     ("debugger/commands/a.py", "from tui import app", "without a terminal app"),
     ("debugger/commands/a.py", "import distcore", "distcore imports torch"),
+    ("debugger/benchmarks/a.py", "import distcore, torch", None),
+    ("debugger/benchmarks/a.py", "from distcore.transports import mesh", "distcore's public names"),
     ("debugger/commands/a.py", "from ..launch import torchrun_flags", None),
     ("debugger/launch/a.py", "from ..diagnosis import verdict", "shares only record/"),
     ("debugger/launch/torchrun_parser.py", "import torch", "only inside a function"),

@@ -43,5 +43,10 @@ COMMANDS = (
     Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
-    Entry("bench", "bench", "BenchCommand", "measure what watching costs"),
+    Entry(
+        "bench",
+        "bench",
+        "BenchCommand",
+        "measure what watching costs, or how fast backends communicate",
+    ),
 )

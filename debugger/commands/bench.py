@@ -1,4 +1,5 @@
-"""`distdebug bench overhead`: measures, in one run, what watching costs, against stock torch."""
+"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or, in
+`bench_comm`, how fast backends communicate."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DistdebugError, UsageError
+from . import bench_comm
 from .base import Command
 
 SCHEMA = "distdebug.bench/1"
@@ -22,41 +24,63 @@ STEP_BAR_PERCENT = 3.0
 LIMIT_S = 300.0
 BEATS_PER_S = 10
 _WORLDS = (2, 4)
+_OVERHEAD_EPILOG = """\
+The cost per call on the fake backend and on gloo (2 and 4 ranks; 4 B, 64 KiB, 16 MiB), and of a
+small DDP training step. Takes about a minute. stock is torch without the layer, record the layer at
+level OFF.
+
+examples:
+  distdebug bench overhead
+  distdebug bench overhead --json overhead.json"""
 
 
 class BenchCommand(Command):
     name = "bench"
-    help = "measure what watching costs"
+    help = "measure what watching costs, or how fast backends communicate"
     epilog = (
-        "Takes about a minute. stock is torch without the layer, record the layer at level OFF.\n"
+        "`distdebug bench WHAT --help` says more.\n"
         "\n"
         "examples:\n"
         "  distdebug bench overhead\n"
-        "  distdebug bench overhead --json overhead.json"
+        "  distdebug bench comm --backends tcp,gloo --ops all_reduce"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "what",
-            choices=["overhead"],
-            help="overhead: the cost per call on the fake backend and on gloo (2 and 4 ranks; "
-            "4 B, 64 KiB, 16 MiB), and of a small DDP training step",
-        )
-        parser.add_argument(
+        kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+        overhead = _kind(kinds, "overhead", "measure what watching costs", _OVERHEAD_EPILOG)
+        overhead.add_argument(
             "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
         )
+        comm = _kind(kinds, "comm", "measure how fast backends communicate", bench_comm.EPILOG)
+        bench_comm.configure(comm)
 
     def run(self, args: argparse.Namespace) -> int:
-        if args.json is not None and not args.json.absolute().parent.is_dir():
-            raise UsageError(f"{args.json.parent} is not a directory; name a file in one that is")
-        measured = measure()
-        print("\n".join(table(measured)))
-        if args.json is not None:
-            try:
-                args.json.write_text(json.dumps(measured, indent=2) + "\n")
-            except OSError as error:
-                raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
-        return 0
+        return bench_comm.run(args) if args.what == "comm" else _overhead(args)
+
+
+def _kind(kinds: Any, name: str, help_line: str, epilog: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        name,
+        help=help_line,
+        description=help_line[:1].upper() + help_line[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def _overhead(args: argparse.Namespace) -> int:
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise UsageError(f"{args.json.parent} is not a directory; name a file in one that is")
+    measured = measure()
+    print("\n".join(table(measured)))
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(measured, indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
+    return 0
 
 
 def measure() -> dict[str, Any]:

@@ -120,7 +120,10 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
     if target == "torch" and package != "distcore" and item.room not in {"rank", "benchmarks"}:
         yield "importing torch costs 2 s and 225 MB; only distcore, rank/ and benchmarks/ do"
     if target == "distcore" and package != "distcore" and item.room != "rank":
-        yield "distcore imports torch; only debugger/rank uses it"
+        if item.room != "benchmarks":
+            yield "distcore imports torch; only debugger/rank and debugger/benchmarks use it"
+        elif item.target != "distcore":
+            yield "a benchmark measures what users have: distcore's public names"
     if package == "distcore" and target in {"debugger", "tui"}:
         yield "the communication stack knows nothing of its observers"
     if package == "debugger" and target in {"tui", "textual"}:

@@ -1,0 +1,202 @@
+"""What `distdebug bench comm` is asked and what it reports, by the definitions of nccl-tests.
+
+Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The size of a call is
+that of the larger of a rank's two buffers: of the output for all_gather_into_tensor, of the input
+for reduce_scatter_tensor and all_to_all_single. The algorithm bandwidth is size over time; times
+the factor of the operation it is the bus bandwidth, which can be compared with what the hardware
+does, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import UsageError
+
+OPS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "send_recv",
+    "barrier",
+)
+BACKENDS = ("tcp", "gloo", "mpi")
+TRANSPORTS = ("auto", "tcp", "shm")
+BASELINE = "gloo"
+MOST_RANKS = 64
+MOST_BYTES = 1 << 34
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}:
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def read_sizes(text: str, factor: int) -> list[int]:
+    """Sizes in bytes, ascending, from "4,64K" or "4:64M", which is 4, 4 * factor, ... up to 64M.
+
+    K, M and G are powers of 1024. Raises UsageError.
+    """
+    if factor < 2:
+        raise UsageError(f"--factor {factor} leads nowhere; give 2 or more")
+    sizes: set[int] = set()
+    for part in text.split(","):
+        first, colon, last = part.partition(":")
+        size = _read_size(first, text)
+        end = _read_size(last, text) if colon else size
+        if size > end:
+            raise UsageError(
+                f"--sizes {text}: {first} is more than {last}; the smaller comes first"
+            )
+        while size <= end:
+            sizes.add(size)
+            size *= factor
+    return sorted(sizes)
+
+
+def _read_size(text: str, whole: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--sizes {whole}: {text!r} is no size; write bytes, or with K, M, G, "
+            "such as 4, 64K or 4:64M"
+        )
+    size = int(match[1]) << _UNITS[match[2].upper()]
+    if not 1 <= size <= MOST_BYTES:
+        raise UsageError(f"--sizes {whole}: {text} is not between 1 byte and 16G")
+    return size
+
+
+def read_ranks(text: str) -> list[int]:
+    """Numbers of ranks, from "2,4,8". Raises UsageError."""
+    ranks: list[int] = []
+    for part in _distinct(text, "-n"):
+        if not (part.isascii() and part.isdigit() and 2 <= int(part[:9]) <= MOST_RANKS):
+            raise UsageError(
+                f"-n {text}: {part!r} is no number of ranks from 2 to {MOST_RANKS}; "
+                "write them as 2,4,8"
+            )
+        ranks.append(int(part))
+    return ranks
+
+
+def read_ops(text: str) -> list[str]:
+    """Operations, from "all_reduce,barrier". Raises UsageError."""
+    ops = _distinct(text, "--ops")
+    for op in ops:
+        if op not in OPS:
+            raise UsageError(f"--ops {text}: {op!r} is none of {', '.join(OPS)}")
+    return ops
+
+
+def read_backends(text: str) -> list[str]:
+    """Backends, from "tcp,tcp/tcp,gloo"; what follows a slash is tcp's transport.
+
+    Raises UsageError.
+    """
+    backends = _distinct(text, "--backends")
+    for name in backends:
+        backend, slash, transport = name.partition("/")
+        if backend not in BACKENDS:
+            raise UsageError(f"--backends {text}: {backend!r} is none of {', '.join(BACKENDS)}")
+        if slash and (backend != "tcp" or transport not in TRANSPORTS):
+            raise UsageError(
+                f"--backends {text}: {name!r} cannot be; only tcp takes a transport, one of "
+                + ", ".join(f"tcp/{known}" for known in TRANSPORTS)
+            )
+    return backends
+
+
+def _distinct(text: str, flag: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not part:
+            raise UsageError(f"{flag} {text!r} has an empty part; write names with single commas")
+        if parts.count(part) > 1:
+            raise UsageError(f"{flag} {text} has {part} twice; once is enough")
+    return parts
+
+
+def baseline(backends: Sequence[str]) -> str:
+    """The backend that the others are compared with: gloo, or the last where gloo is missing."""
+    return BASELINE if BASELINE in backends else backends[-1]
+
+
+def summarise(row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
+    """The figures of one row from what the ranks measured.
+
+    `row`: op, ranks, size_bytes (0 for barrier) and backends: for each name `executions` (in a
+    round), `rounds_us` and `cpu_us` (for one execution; one number per round). Time is the median
+    round, `speedup` the median of the rounds' baseline time over time.
+    """
+    base = row["backends"][baseline(backends)]["rounds_us"]
+    figures = {}
+    for name in backends:
+        taken = row["backends"][name]
+        time_us = statistics.median(taken["rounds_us"])
+        algbw = row["size_bytes"] / time_us / 1000 if row["size_bytes"] else None
+        factor = bus_factor(row["op"], row["ranks"])
+        pairs = zip(base, taken["rounds_us"], strict=True)
+        figures[name] = {
+            "time_us": time_us,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": None if algbw is None else algbw * factor,
+            "speedup": statistics.median(theirs / ours for theirs, ours in pairs),
+            "cpu_us": statistics.median(taken["cpu_us"]),
+            "executions": taken["executions"],
+            "rounds_us": taken["rounds_us"],
+        }
+    where = {key: row[key] for key in ("op", "ranks", "size_bytes")}
+    return {**where, "rounds": len(base), "backends": figures}
+
+
+def heading(backends: Sequence[str]) -> Iterator[str]:
+    """The two lines above the table's rows."""
+    base = baseline(backends)
+    above, below = "", f"{'op':23}{'ranks':>5}{'size':>9}{'rounds':>8}"
+    for name in backends:
+        columns = f"{'time µs':>12}{'algbw':>8}{'busbw':>8}{'cpu µs':>11}"
+        if name != base:
+            columns += f"{'vs ' + base:>12}"
+        below += columns
+        above += f"{name:>12}".ljust(len(columns))
+    yield f"{'(bandwidths in GB/s)':45}{above}".rstrip()
+    yield below
+
+
+def line(row: dict[str, Any]) -> str:
+    """One of the table's rows, from `summarise`."""
+    size = size_text(row["size_bytes"]) if row["size_bytes"] else "-"
+    text = f"{row['op']:23}{row['ranks']:>5}{size:>9}{row['rounds']:>8}"
+    base = baseline(list(row["backends"]))
+    for name, figures in row["backends"].items():
+        text += f"{figures['time_us']:12.1f}"
+        for key in ("algbw_gb_s", "busbw_gb_s"):
+            text += f"{'-':>8}" if figures[key] is None else f"{_bandwidth(figures[key]):>8}"
+        text += f"{figures['cpu_us']:11.1f}"
+        if name != base:
+            text += f"{figures['speedup']:11.2f}x"
+    return text
+
+
+def _bandwidth(gb_s: float) -> str:
+    return f"{gb_s:.2g}" if 0.001 <= gb_s < 0.1 else f"{gb_s:.2f}"
+
+
+def size_text(size_bytes: int) -> str:
+    """Short and exact enough: "64 KiB"."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << shift:
+            return f"{size_bytes / (1 << shift):.4g} {unit}"
+    return f"{size_bytes} B"
