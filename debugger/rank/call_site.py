@@ -8,6 +8,7 @@ import sysconfig
 from types import FrameType
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_DISTCORE = os.path.join(os.path.dirname(_HERE), "distcore", "")
 _BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -30,12 +31,15 @@ def frame_kind(filename: str) -> int:
 def _classify(filename: str) -> int:
     if filename.startswith(_BENCHMARKS):
         return USER  # they play the user's part
-    if filename.startswith((_HERE + os.sep, "<frozen", "<__array", "<string>", "<eval_with_key>")):
+    if filename.startswith(
+        (_HERE + os.sep, _DISTCORE, "<frozen", "<__array", "<string>", "<eval_with_key>")
+    ):
         return OWN
     packages = max(filename.rfind(marker) for marker in _PACKAGES)
     if packages >= 0:
         inside = filename[packages + len(_PACKAGES[0]) :]
-        return OWN if inside.startswith(("torch" + os.sep, "torchgen" + os.sep)) else LIBRARY
+        own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
+        return OWN if inside.startswith(own) else LIBRARY
     return OWN if filename.startswith(_STDLIB) else USER
 
 
@@ -70,7 +74,7 @@ def of_thread(ident: int) -> FrameType | None:
 
 
 def is_distributed(filename: str) -> bool:
-    """Whether a file is torch.distributed's front end or this layer."""
-    return filename.startswith(_HERE + os.sep) or (
+    """Whether a file is torch.distributed's front end, distcore's or this layer."""
+    return filename.startswith((_HERE + os.sep, _DISTCORE)) or (
         is_torch(filename) and f"{os.sep}distributed{os.sep}" in filename
     )

@@ -243,7 +243,7 @@ def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseExcept
 def _revealed(error: BaseException) -> BaseException:
     """The verdict, where a lost connection came out of torch's C++ code because of it; or the
     error itself."""
-    if not isinstance(error, RuntimeError) or not _COMMUNICATION.search(str(error)):
+    if not isinstance(error, RuntimeError) or not _is_lost(error):
         return error
     better = waiting.instead(error)
     return error if better is error else better.with_traceback(error.__traceback__)
@@ -287,7 +287,7 @@ def nature(error: BaseException) -> dict[str, bool]:
     innermost = summary[-1].filename if summary else ""
     inside = call_site.is_distributed(innermost)
     text = str(error)
-    lost = bool(_COMMUNICATION.search(text))
+    lost = _is_lost(error)
     wrong_argument = inside and isinstance(error, (ValueError, TypeError, IndexError))
     if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
         wrong_argument = True  # torch asserts that a backend's name is known
@@ -303,6 +303,14 @@ def nature(error: BaseException) -> dict[str, bool]:
         "communication": communication,
         "address_in_use": bool(_ADDRESS_IN_USE.search(text)),
     }
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether communication was lost: by the backend's words or, of our own, by its type."""
+    own = sys.modules.get("distcore.errors")
+    if own is not None and isinstance(error, own.GroupFailed):
+        return True
+    return bool(_COMMUNICATION.search(str(error)))
 
 
 def users_site(recorder: Recorder, error: BaseException) -> int:

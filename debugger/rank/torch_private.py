@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import operator
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -78,6 +79,10 @@ def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
 
     Python subclasses can only be made by the constructor that takes no store.
     """
+    if is_python_group(inner):
+        outer = _shadow_class(make, type(inner))(inner.rank(), inner.size())
+        outer._inner = inner
+        return outer
     outer = make(inner.rank(), inner.size())
     types = c10d.Backend.backend_type_map
     names = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
@@ -94,6 +99,44 @@ def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
     outer._set_group_name(inner.group_name)
     outer._set_group_desc(inner.group_desc)
     return outer
+
+
+def is_python_group(group: Any) -> bool:
+    """Whether the group is a backend's own, written in Python, with no C++ backend inside."""
+    return type(group) is not c10d.ProcessGroup
+
+
+_shadows: dict[tuple[Any, Any], Any] = {}
+
+
+def _shadow_class(group_class: Any, inner_class: Any) -> Any:
+    """A subclass of `group_class` that answers by its `_inner` whatever `inner_class` answers in
+    its own way: names, devices, options, and what torch does not know of."""
+    if (group_class, inner_class) in _shadows:
+        return _shadows[group_class, inner_class]
+    shadows: dict[str, Any] = {}
+    plain = set(dir(object)) | {"__init_subclass__", "__new__", "__init__", "__dict__"}
+    for base in reversed(inner_class.__mro__):
+        if issubclass(c10d.ProcessGroup, base):
+            continue  # torch's own: the inner group does nothing else there
+        for name, member in vars(base).items():
+            if name in plain or name in vars(group_class) or name.startswith("__"):
+                continue
+            if callable(member):
+                shadows[name] = _by_inner(name)
+            elif not name.startswith("_abc"):
+                shadows[name] = property(operator.attrgetter(f"_inner.{name}"))
+    made = type(f"{group_class.__name__}Of{inner_class.__name__}", (group_class,), shadows)
+    _shadows[group_class, inner_class] = made
+    return made
+
+
+def _by_inner(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
 
 
 def backend_name(inner: Any) -> str:

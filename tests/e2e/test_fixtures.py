@@ -16,8 +16,21 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 
+ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
+
 SHORT_PER_VERDICT = 3
 SHORT_CORRECT = 16
+SHORT_ON_TCP = {
+    "ddp_join_uneven",
+    "deadlock_collective_p2p",
+    "died_sigkill",
+    "missing_stopped",
+    "op_after_500_steps",
+    "p2p_size",
+    "uneven_splits",
+}
+UNLIKE_ON_TCP = {"join_stale_file_store": "distcore tells old data from new: the run succeeds"}
+"""Programs whose verdict is another one on tcp, and why."""
 
 
 def load(name: str) -> dict[str, Any]:
@@ -39,8 +52,23 @@ def parameters() -> list[Any]:
     return found
 
 
+def parameters_on_tcp() -> list[Any]:
+    marks = {name: [] if name in SHORT_ON_TCP else [pytest.mark.long] for name in EXPECTED}
+    return [pytest.param(name, marks=marks[name]) for name in EXPECTED if name not in UNLIKE_ON_TCP]
+
+
 @pytest.mark.parametrize("name", parameters())
 def test_verdict(name: str, tmp_path: Path) -> None:
+    check_verdict(name, tmp_path, {})
+
+
+@pytest.mark.parametrize("name", parameters_on_tcp())
+def test_verdict_on_tcp(name: str, tmp_path: Path) -> None:
+    """The same with distcore below the layer, where the program says gloo."""
+    check_verdict(name, tmp_path, {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"})
+
+
+def check_verdict(name: str, tmp_path: Path, extra: dict[str, str]) -> None:
     expected = load(name)
     script = FIXTURES / "scripts" / expected["script"]
     arguments = list(expected["args"])
@@ -48,7 +76,8 @@ def test_verdict(name: str, tmp_path: Path) -> None:
         arguments += ["-n", str(expected["nproc"]), str(script)]
     else:
         arguments += ["--", sys.executable, str(script)]
-    done = runs.run(expected["command"], [*arguments, *expected["script_args"]], tmp_path)
+    arguments += expected["script_args"]
+    done = runs.run(expected["command"], arguments, tmp_path, extra)
     assert done.report["outcome"] == expected["outcome"], done.explain()
     assert done.exit_code == expected["exit_code"], done.explain()
     assert sorted(set(done.warnings)) == sorted(expected["warnings"]), done.explain()

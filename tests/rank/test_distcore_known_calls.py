@@ -1,0 +1,140 @@
+"""Every call on real ranks against what must come out: the public suite, random sequences, and a
+soak that must leave nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distcore.known_calls import (
+    CALLS,
+    DTYPES,
+    LAYOUTS,
+    REDUCE_OPS,
+    REDUCING,
+    KnownCall,
+    can_reduce,
+)
+from tests.support.crew import Crew
+
+GROUPS = [[0, 1], [3, 1, 2], [2, 0], [1, 2, 3, 0], [3]]
+SOAK_S = float(os.environ.get("DISTCORE_SOAK_S", "600"))
+MEBIBYTE = 2**20
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_conformance(tmp_path: Path, transport: str) -> None:
+    with Crew(tmp_path, 3, {"DISTCORE_TRANSPORT": transport}) as crew:
+        crew.everyone("init", path=str(tmp_path / "store"))
+        made = crew.everyone("conformance")
+        assert min(one["made"] for one in made) > 500
+        crew.everyone("destroy")
+
+
+class Crews:
+    """A crew for as long as its ranks live: a failed sequence may leave a group broken."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = itertools.count()
+        self.crew: Crew | None = None
+
+    def run(self, calls: list[tuple[int, dict[str, Any]]]) -> list[Any]:
+        if self.crew is None:
+            directory = self._directory / str(next(self._numbers))
+            self.crew = Crew(directory, 4)
+            self.crew.everyone("init", path=str(directory / "store"), groups=GROUPS)
+        try:
+            return self.crew.everyone("calls", calls=calls)
+        except AssertionError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        if self.crew is not None:
+            self.crew.__exit__()
+            self.crew = None
+
+
+@pytest.fixture(scope="module")
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crews]:
+    made = Crews(tmp_path_factory.mktemp("crews"))
+    yield made
+    made.end()
+
+
+REDUCIBLE = [(op, dtype) for op in REDUCE_OPS for dtype in DTYPES if can_reduce(op, dtype)]
+SHAPES = st.one_of(
+    st.lists(st.integers(0, 9), max_size=4).map(tuple),
+    st.integers(0, 120_000).map(lambda count: (count,)),
+)
+
+
+@st.composite
+def known_calls(draw: st.DrawFn) -> KnownCall:
+    op = draw(st.sampled_from(list(CALLS)))
+    reduce_op, dtype = "SUM", draw(st.sampled_from(DTYPES))
+    if op in REDUCING:
+        reduce_op, dtype = draw(st.sampled_from(REDUCIBLE))
+    return KnownCall(
+        op,
+        dtype,
+        reduce_op,
+        draw(SHAPES),
+        draw(st.integers(0, 7)),
+        draw(st.sampled_from(LAYOUTS)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**30)),
+    )
+
+
+@settings(
+    derandomize=True,
+    max_examples=120,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(st.tuples(st.integers(0, len(GROUPS)), known_calls()), min_size=1, max_size=16))
+def test_any_sequence_of_calls(crews: Crews, sequence: list[tuple[int, KnownCall]]) -> None:
+    """Right results, the same bits on all ranks of the group."""
+    answers = crews.run([(index, asdict(call)) for index, call in sequence])
+    for number, (index, call) in enumerate(sequence):
+        found = {answer["digests"][number] for answer in answers} - {""}
+        assert len(found) == 1, f"group {index}: {call}: not the same bits on all ranks"
+
+
+def soak(directory: Path, seconds: float, transport: str) -> None:
+    with Crew(directory, 4, {"DISTCORE_TRANSPORT": transport}) as crew:
+        both = [group for group in GROUPS for _thread in range(2)]
+        crew.everyone("init", path=str(directory / "store"), groups=[[0, 1, 2, 3], *both])
+        found = crew.everyone("soak", limit_s=seconds + 60, seconds=seconds, seed=int(seconds))
+        for rank, one in enumerate(found):
+            assert min(one["made"]) > 50, f"rank {rank} hardly got on: {one}"
+            before, after = one["before"], one["after"]
+            assert after["descriptors"] <= before["descriptors"] + 2, f"rank {rank}: {one}"
+            assert after["threads"] <= before["threads"] + 3, f"rank {rank}: {one}"
+            growth = after["memory_bytes"] - before["memory_bytes"]
+            assert growth < 64 * MEBIBYTE, f"rank {rank} grew by {growth / MEBIBYTE:.0f} MiB"
+        crew.everyone("destroy")
+
+
+def test_soak(tmp_path: Path) -> None:
+    soak(tmp_path, 20, "auto")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * SOAK_S + 200)
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_long_soak(tmp_path: Path, transport: str) -> None:
+    """Ten minutes in all; DISTCORE_SOAK_S sets the seconds."""
+    soak(tmp_path, SOAK_S / 2, transport)

@@ -1,0 +1,113 @@
+"""Real rank processes that do what they are told, one command at a time, over a socket each."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support import runs
+
+LIMIT_S = 60.0
+_LAUNCHER = Path(__file__).parents[1] / "rank" / "scripts" / "forked_ranks.py"
+WORKER = Path(__file__).parents[1] / "rank" / "scripts" / "distcore_worker.py"
+
+
+class Crew:
+    """`size` ranks of the worker script, on one host. `extra`: environment variables."""
+
+    def __init__(self, directory: Path, size: int, extra: Mapping[str, str] | None = None) -> None:
+        self.size = size
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        pairs = [socket.socketpair() for _ in range(size)]
+        theirs = [pair[1].fileno() for pair in pairs]
+        self._log = (directory / "ranks.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, str(_LAUNCHER), ",".join(map(str, theirs)), str(WORKER)],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=runs.environment({"OMP_NUM_THREADS": "1", **(extra or {})}),
+            start_new_session=True,
+        )
+        self._channels = [pair[0] for pair in pairs]
+        for _mine, other in pairs:
+            other.close()
+        self._received = [b""] * size
+        self.pids = [self.answer(rank)["pid"] for rank in range(size)]
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._log.close()
+        for channel in self._channels:
+            channel.close()
+
+    def tell(self, ranks: Iterable[int], command: str, **arguments: Any) -> None:
+        """Have these ranks begin with a command."""
+        line = json.dumps({"command": command, **arguments}).encode() + b"\n"
+        for rank in ranks:
+            self._channels[rank].sendall(line)
+
+    def answer(self, rank: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
+        """What the rank's command gave. Raises AssertionError with its traceback, or when none
+        comes."""
+        until = time.monotonic() + limit_s
+        while b"\n" not in self._received[rank]:
+            channel = self._channels[rank]
+            ready, _, _ = select.select([channel], [], [], max(0.0, until - time.monotonic()))
+            more = channel.recv(65536) if ready else b""
+            if not more:
+                what = "ended" if ready else f"did not answer within {limit_s} s"
+                raise AssertionError(f"rank {rank} {what}\n{self.explain()}")
+            self._received[rank] += more
+        line, _, self._received[rank] = self._received[rank].partition(b"\n")
+        found = json.loads(line)
+        if "traceback" in found:
+            raise AssertionError(f"rank {rank}:\n{found['traceback']}")
+        return found
+
+    def ask(
+        self, ranks: Iterable[int], command: str, limit_s: float = LIMIT_S, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """The answers of these ranks to a command. The first that fails is raised when all have
+        answered."""
+        ranks = list(ranks)
+        self.tell(ranks, command, **arguments)
+        found: list[dict[str, Any]] = []
+        failed: list[AssertionError] = []
+        for rank in ranks:
+            try:
+                found.append(self.answer(rank, limit_s))
+            except AssertionError as error:
+                failed.append(error)
+        if failed:
+            raise AssertionError("\n".join(map(str, failed)))
+        return found
+
+    def everyone(self, command: str, limit_s: float = LIMIT_S, **arguments: Any) -> list[Any]:
+        """`ask` all ranks."""
+        return self.ask(range(self.size), command, limit_s, **arguments)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.pids[rank], number)
+
+    def explain(self) -> str:
+        """What the ranks have printed."""
+        return (self.directory / "ranks.log").read_text()[-4000:]

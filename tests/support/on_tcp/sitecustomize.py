@@ -1,0 +1,24 @@
+"""Put on PYTHONPATH, it makes programs that ask for gloo run on distcore's tcp."""
+
+import os
+import sys
+from importlib import import_module
+
+if os.environ.get("ON_TCP_EVERYWHERE"):
+    import wrapt
+
+    @wrapt.when_imported("torch.distributed.distributed_c10d")
+    def redirect(c10d):
+        def redirected(create, instance, args, kwargs):
+            import_module("distcore")
+            args = tuple("tcp" if one == "gloo" else one for one in args)
+            if kwargs.get("backend") == "gloo":
+                kwargs["backend"] = "tcp"
+            return create(*args, **kwargs)
+
+        for name in ("init_process_group", "new_group"):
+            wrapped = wrapt.FunctionWrapper(getattr(c10d, name), redirected)
+            setattr(c10d, name, wrapped)
+            package = sys.modules.get("torch.distributed")
+            if package is not None and hasattr(package, name):
+                setattr(package, name, wrapped)
