@@ -10,6 +10,8 @@ from .findings import RankEvidence
 from .wording import call_text, printable, signal_name
 from .world import STOPPED, World, exit_status
 
+RUNS = "runs user code"
+"""The state of a rank that waits for nobody, as far as is known."""
 MOST_RANKS = 128
 """Evidence is given for at most so many ranks of a finding, culprits first."""
 
@@ -61,8 +63,8 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
             pending.wait.site or record.location,
         )
     if record.process.state in STOPPED:
-        return RankEvidence("stopped by a signal", None, record.location)
-    return RankEvidence("runs user code", None, record.location)
+        return RankEvidence("stopped by a signal", None, _whereabouts(world, rank))
+    return RankEvidence(RUNS, None, _whereabouts(world, rank))
 
 
 def _same(call: Call | None, awaited: Call) -> bool:
@@ -123,6 +125,12 @@ def last_site(world: World, rank: int) -> CallSite | None:
         last = last_call(world, rank)
         if last is None or last.issued_ns <= exits[-1].time_ns:
             return exits[-1].site
+    return _whereabouts(world, rank)
+
+
+def _whereabouts(world: World, rank: int) -> CallSite | None:
+    """The line of the last heartbeat, or of the last call where that is younger."""
+    record = world.ranks[rank]
     call = last_call(world, rank)
     if call is not None and call.site and call.issued_ns > record.heartbeat_ns:
         return call.site  # the last heartbeat is older: the rank has gone on since

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..diagnosis.evidence import RUNS
 from ..diagnosis.findings import Finding, RankEvidence
 from ..diagnosis.verdict import refine_cause
 from ..record.run_directory import RunDirectory
@@ -29,12 +30,13 @@ class Evidence:
         for rank, lines in self.lines.items():
             if rank in ranks:
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
-        if finding.kind == "missing_rank":
-            for rank in finding.culprits:
-                site = self._site(rank)
-                if site is not None:
-                    known = ranks.get(rank, RankEvidence(state="absent"))
-                    ranks[rank] = replace(known, location=site)
+        running = {rank for rank, known in ranks.items() if known.state == RUNS}
+        absent = finding.culprits if finding.kind == "missing_rank" else ()
+        for rank in running.union(absent):
+            site = self._site(rank)
+            if site is not None:  # a busy machine's heartbeats may be old
+                known = ranks.get(rank, RankEvidence(state="absent"))
+                ranks[rank] = replace(known, location=site)
         return replace(finding, ranks=ranks)
 
     def _main(self, rank: int) -> ThreadStack | None:

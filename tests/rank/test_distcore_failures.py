@@ -134,8 +134,7 @@ def test_two_threads_with_a_group_each(crew: Crew) -> None:
     crew.everyone("destroy")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_large_tensor(tmp_path: Path, transport: str) -> None:
-    with Crew(tmp_path, 2, {"DISTCORE_TRANSPORT": transport}) as crew:
+def test_a_large_tensor(tmp_path: Path) -> None:
+    with Crew(tmp_path, 2) as crew:
         join(crew, "store")
         crew.everyone("large", size_bytes=200_000_000)

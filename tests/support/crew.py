@@ -50,6 +50,16 @@ class Crew:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        # The ranks first: their launcher, which has not waited for the first yet, reaps them all.
+        for pid in self.pids if self._process.poll() is None else ():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
