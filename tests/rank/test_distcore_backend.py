@@ -71,7 +71,9 @@ def outcomes_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize(("size", "transport"), [(2, "tcp"), (3, "auto")])
+@pytest.mark.parametrize(
+    ("size", "transport"), [pytest.param(2, "tcp", marks=pytest.mark.long), (3, "auto")]
+)
 def test_scenario(
     outcomes_of: Callable[[int, str], Outcomes], size: int, transport: str, scenario: str
 ) -> None:

@@ -125,7 +125,6 @@ def soak(directory: Path, seconds: float, transport: str) -> None:
             assert after["threads"] <= before["threads"] + 3, f"rank {rank}: {one}"
             growth = after["memory_bytes"] - before["memory_bytes"]
             assert growth < 48 * MEBIBYTE, f"rank {rank} grew by {growth / MEBIBYTE:.0f} MiB"
-            print(f"rank {rank}: {one}, grew by {growth / MEBIBYTE:.1f} MiB")
         crew.everyone("destroy")
 
 
