@@ -113,7 +113,8 @@ def test_any_sequence_of_calls(crews: Crews, sequence: list[tuple[int, KnownCall
         assert len(found) == 1, f"group {index}: {call}: not the same bits on all ranks"
 
 
-def soak(directory: Path, seconds: float, transport: str) -> None:
+def soak(directory: Path, seconds: float, transport: str, growth_mib: int) -> None:
+    """`growth_mib`: room for what twelve groups remember of the texts of all these calls."""
     with Crew(directory, 4, {"DISTCORE_TRANSPORT": transport}) as crew:
         both = [group for group in GROUPS for _thread in range(2)]
         crew.everyone("init", path=str(directory / "store"), groups=[[0, 1, 2, 3], *both])
@@ -124,12 +125,12 @@ def soak(directory: Path, seconds: float, transport: str) -> None:
             assert after["descriptors"] <= before["descriptors"] + 2, f"rank {rank}: {one}"
             assert after["threads"] <= before["threads"] + 3, f"rank {rank}: {one}"
             growth = after["memory_bytes"] - before["memory_bytes"]
-            assert growth < 48 * MEBIBYTE, f"rank {rank} grew by {growth / MEBIBYTE:.0f} MiB"
+            assert growth < growth_mib * MEBIBYTE, f"rank {rank}: {one}"
         crew.everyone("destroy")
 
 
 def test_soak(tmp_path: Path) -> None:
-    soak(tmp_path, 20, "auto")
+    soak(tmp_path, 20, "auto", growth_mib=48)
 
 
 @pytest.mark.long
@@ -137,4 +138,4 @@ def test_soak(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_long_soak(tmp_path: Path, transport: str) -> None:
     """Ten minutes in all; DISTCORE_SOAK_S sets the seconds."""
-    soak(tmp_path, SOAK_S / 2, transport)
+    soak(tmp_path, SOAK_S / 2, transport, growth_mib=96)
