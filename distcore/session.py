@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
+from . import leaving
 from .errors import Aborted, GroupFailed
 from .queue import CallQueue
 from .transports.base import Transport
 
 DRAIN_S = 10.0
 """How long the group's end waits for calls that nobody waited for."""
+EXIT_DRAIN_S = 2.0
+"""The same where the process ends, which somebody may have interrupted."""
 
 Body = Callable[[Transport], object]
 _now = time.monotonic
@@ -47,6 +50,7 @@ class Session:
         self._failure: BaseException | None = None
         self._lock = Lock()
         self._closed = False
+        leaving.watch(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self._failure else "ready"
@@ -130,16 +134,33 @@ class Session:
 
     def close(self) -> None:
         """End the group. Calls that nobody waited for may finish for up to DRAIN_S."""
+        leaving.forget(self)
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        if self._failure is None and not self.queue.drain(DRAIN_S):
-            self.abort(f"it was destroyed while {self.queue.pending} calls were pending")
-        self.queue.drain(DRAIN_S)
+        self._finish_pending("destroyed the group", DRAIN_S)
         with self._lock:
             if self._failure is None:
                 self._failure = Aborted(f"group {self.name!r} was destroyed")
         for part in (self._mailbox, self._mesh, self._rendezvous):
             part.close()
         self.queue.stop()
+
+    def say_goodbye(self) -> None:
+        """The process ends, and the group is still open. Calls that nobody waited for may finish
+        for up to EXIT_DRAIN_S."""
+        self._finish_pending("ended its process", EXIT_DRAIN_S)
+        self._mailbox.close()
+        self._mesh.say_goodbye()
+
+    def _finish_pending(self, why: str, limit_s: float) -> None:
+        if self._failure is None and not self.queue.drain(limit_s):
+            pending = self.queue.pending
+            self.abort(f"rank {self.ranks[self.rank]} {why} while {pending} calls were pending")
+        self.queue.drain(limit_s)
+
+    def let_go(self) -> None:
+        """This is a forked child: the connections are its parent's."""
+        self._mailbox.let_go()
+        self._mesh.let_go()

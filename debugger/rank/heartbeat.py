@@ -15,6 +15,7 @@ from . import call_site, outstanding
 from .recorder import Recorder, report_own_fault
 
 PERIOD_S = 0.1
+_LAST_BEAT_S = 1.0
 _JOINING = frozenset({"join", "_wait_for_tstate_lock"})
 
 
@@ -34,8 +35,14 @@ class Heartbeat:
         self.thread.start()
 
     def stop(self) -> None:
-        """End the thread; the last beat is its last word."""
+        """End the thread, and wait for that; the last beat is its last word.
+
+        A thread that drops a call's Work while Python is being finalised is ended inside a C++
+        destructor, and takes the process with it ("terminate called without an active exception").
+        """
         self._stop.set()
+        if self.thread.is_alive():
+            self.thread.join(_LAST_BEAT_S)
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):

@@ -33,6 +33,7 @@ MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
 _recorder: Recorder | None = None
+_heartbeat: Heartbeat | None = None
 
 
 def install(run_directory: str | None = None) -> Recorder | None:
@@ -47,7 +48,7 @@ def install(run_directory: str | None = None) -> Recorder | None:
     path = run_directory or os.environ.get(RUN_DIRECTORY)
     if not path:
         return None
-    atexit.register(settle)  # before anything else is, so that it runs after all of that
+    atexit.register(_come_to_rest)  # first, so that it runs after all that others register
     try:
         _recorder = _install(Path(path))
     except Exception as error:
@@ -70,12 +71,21 @@ def _install(directory: Path) -> Recorder:
     torch_private.on_data_end(_note_data_end(recorder))
 
     def begin() -> None:
-        Heartbeat(recorder, watch.look).start()
+        global _heartbeat
+        _heartbeat = Heartbeat(recorder, watch.look)
+        _heartbeat.start()
         _register_faulthandler(directory)
 
     begin()
     forks.observe(recorder, directory, begin)
     return recorder
+
+
+def _come_to_rest() -> None:
+    """No thread may be within torch's code when the interpreter is finalised."""
+    if _heartbeat is not None:
+        _heartbeat.stop()
+    settle()
 
 
 def _identity() -> dict[str, Any]:

@@ -125,6 +125,10 @@ class Mailbox:
             os.eventfd_write(self._wake, 1)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the connections, and send nothing."""
         for sender in self._senders.values():
             sender.connection.close()
         for receiver in self._receivers.values():

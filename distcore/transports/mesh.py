@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
-from . import leaving, shared_memory
+from . import shared_memory
 from .base import Receive, Send, Transport
 from .frames import (
     BYE,
@@ -86,7 +86,6 @@ class Mesh(Transport):
         except BaseException:
             self.close()
             raise
-        leaving.watch(self)
 
     def _add(self, peer: int, connection: socket.socket, checked: bool, share_memory: bool) -> None:
         memory = None
@@ -324,7 +323,6 @@ class Mesh(Transport):
 
     def close(self) -> None:
         """Leave the group. Peers that need nothing from this rank any more go on."""
-        leaving.forget(self)
         self.say_goodbye()
         self.let_go()
 

@@ -20,9 +20,6 @@ ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 
 SHORT_PER_VERDICT = 3
 SHORT_CORRECT = 16
-ABORTS_NOW_AND_THEN = {"ddp_join_uneven", "ddp_no_sync"}
-"""Stock gloo ends these with SIGABRT on a busy machine, in a way that `rank/settling` does not
-prevent yet; on tcp they do not."""
 SHORT_ON_TCP = {
     "ddp_join_uneven",
     "ddp_no_sync",
@@ -51,8 +48,7 @@ def parameters() -> list[Any]:
         verdict = (expected["outcome"], expected["cause"])
         seen[verdict] += 1
         enough = SHORT_CORRECT if verdict[0] == "ok" else SHORT_PER_VERDICT
-        late = seen[verdict] > enough or name in ABORTS_NOW_AND_THEN
-        marks = [pytest.mark.long] if late else []
+        marks = [pytest.mark.long] if seen[verdict] > enough else []
         found.append(pytest.param(name, marks=marks))
     return found
 

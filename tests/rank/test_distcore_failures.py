@@ -97,6 +97,27 @@ def test_a_rank_that_leaves_without_a_word(crew: Crew) -> None:
     crew.ask([0, 1, 2], "destroy")
 
 
+def test_calls_that_nobody_waits_for_end_before_the_process(crew: Crew) -> None:
+    join(crew, "store")
+    crew.ask([3], "begin_all_reduces", count=20)
+    crew.tell([3], "exit")
+    found = crew.ask([0, 1, 2], "all_reduces", count=20)
+    assert [one["kind"] for one in found] == [""] * 3
+    crew.ask([0, 1, 2], "destroy")
+
+
+def test_a_process_that_ends_before_its_calls_can(crew: Crew) -> None:
+    """The others never make those calls: its end is not held up, and the others are told."""
+    join(crew, "store")
+    crew.ask([3], "begin_all_reduces", count=2)
+    crew.tell([3], "exit")
+    crew.wait_for_end(3)
+    for one in crew.ask([0, 1, 2], "all_reduces", count=1):
+        assert one["kind"] == "Aborted", one
+        assert "rank 3 ended its process while 2 calls were pending" in one["text"]
+    crew.ask([0, 1, 2], "destroy")
+
+
 def test_abort_from_a_thread(crew: Crew) -> None:
     join(crew, "store")
     crew.everyone("all_reduces")

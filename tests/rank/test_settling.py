@@ -1,7 +1,9 @@
-"""The end of a process waits for gloo's workers, and only for those that are at work."""
+"""The end of a process waits for gloo's workers that are at work, and for the layer's thread."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,16 @@ from pathlib import Path
 import pytest
 
 from debugger.rank import settling
+from tests.support import runs
+
+AT_THE_END = """
+import atexit, threading
+names = lambda: sorted(thread.name for thread in threading.enumerate())
+atexit.register(lambda: print(*names()))  # before the layer's: it runs after that
+from debugger.rank import install
+install.install()
+print(*names())
+"""
 
 
 @contextmanager
@@ -55,3 +67,17 @@ def test_other_threads_are_not_waited_for() -> None:
     with worker(60.0, name="loader") as done:
         settling.settle()
         assert not done.is_set()
+
+
+def test_the_heartbeat_has_ended_when_python_is_finalised(tmp_path: Path) -> None:
+    """A thread in torch's code at that moment takes the process with it."""
+    (tmp_path / "ranks").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END],
+        env=runs.environment({"DISTDEBUG_RUN_DIR": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["MainThread distdebug-heartbeat", "MainThread"], done

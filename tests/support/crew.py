@@ -118,6 +118,14 @@ class Crew:
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pids[rank], number)
 
+    def wait_for_end(self, rank: int, limit_s: float = LIMIT_S) -> None:
+        """Until the rank's process has ended; its launcher may not have asked for that yet."""
+        stat = Path(f"/proc/{self.pids[rank]}/stat")
+        until = time.monotonic() + limit_s
+        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < until, f"rank {rank} did not end\n{self.explain()}"
+            time.sleep(0.02)
+
     def explain(self) -> str:
         """What the ranks have printed."""
         return (self.directory / "ranks.log").read_text()[-4000:]

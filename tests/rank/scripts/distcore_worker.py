@@ -71,6 +71,12 @@ def command_all_reduces(rank, size, count=1, until_error=False, elements=200_000
     return repeated(call, count, until_error)
 
 
+def command_begin_all_reduces(rank, size, count, elements=200_000):
+    """Which it never waits for."""
+    for _ in range(count):
+        dist.all_reduce(torch.ones(elements), async_op=True)
+
+
 def command_all_gather(rank, size):
     """In which each rank waits for every other one itself."""
     return repeated(lambda: dist.all_gather(list(torch.ones(size, 9)), torch.ones(9)), 1, False)

@@ -22,6 +22,10 @@ LONG = 3 * FRAME_BYTES + 1000  # four frames
 SHORT = 5000
 
 
+class WrongData(Exception):
+    """Bytes arrived that were not sent."""
+
+
 def soon() -> float:
     return time.monotonic() + 30
 
@@ -31,20 +35,22 @@ def content(size: int, call: int) -> bytes:
     return (block * (size // 997 + 1))[:size]
 
 
+def faulty_mesh(wires: Wires, plan: FaultPlan, rank: int, **options: bool) -> Mesh:
+    def end(peer: int, _deadline: float) -> Any:
+        return wires.end(rank, peer)
+
+    mesh = Mesh("g", [0, 10], rank, faulty_connect(end, plan, rank), **options)
+    wires.add(mesh)
+    return mesh
+
+
 def relay(
     plan: FaultPlan, size: int, calls: int = 2, timeout_s: float = 20.0, **options: bool
 ) -> list[Any]:
     """Rank 0 sends to rank 1, which answers with 8 bytes, `calls` times; what the ranks raised."""
 
     def body(rank: int) -> None:
-        mesh = Mesh(
-            "g",
-            [0, 10],
-            rank,
-            faulty_connect(lambda peer, _deadline: wires.end(rank, peer), plan, rank),
-            **options,
-        )
-        wires.add(mesh)
+        mesh = faulty_mesh(wires, plan, rank, **options)
         try:
             for call in range(calls):
                 mesh.begin(f"relay({size})", time.monotonic() + (timeout_s if rank else 30))
@@ -55,7 +61,8 @@ def relay(
                 else:
                     mesh.exchange([], [Receive(0, memoryview(into))])
                     mesh.exchange([Send(0, memoryview(bytes(8)))], [])
-                    assert into == content(size, call), "wrong data"
+                    if into != content(size, call):  # not by assert: 3 MB of difference
+                        raise WrongData
                 mesh.end()
         except BaseException as error:
             mesh.fail(error)
@@ -131,8 +138,7 @@ def test_whole_messages_twice_or_not_at_all(kind: Kind) -> None:
 def test_corruption_goes_unnoticed_without_a_checksum() -> None:
     """What DISTCORE_CHECKSUM is for; and exactly one bit flips."""
     _sender, receiver = relay(planned(one(Kind.CORRUPT))[0], LONG)
-    assert isinstance(receiver, AssertionError)
-    assert "wrong data" in str(receiver)
+    assert isinstance(receiver, WrongData)
 
 
 HARMLESS = {
@@ -204,14 +210,8 @@ def test_shared_memory_works_through_it() -> None:
     """Long messages lie in memory there; their frames can be delayed and lost like others."""
 
     def run(plan: FaultPlan) -> list[Any]:
-        def body(rank: int) -> bytes:
-            mesh = Mesh(
-                "g",
-                [0, 10],
-                rank,
-                faulty_connect(lambda peer, _deadline: wires.end(rank, peer), plan, rank),
-            )
-            wires.add(mesh)
+        def body(rank: int) -> bool:
+            mesh = faulty_mesh(wires, plan, rank)
             mesh.begin("swap()", soon())
             into = bytearray(LONG)
             try:
@@ -223,14 +223,14 @@ def test_shared_memory_works_through_it() -> None:
             except BaseException as error:
                 mesh.fail(error)
                 raise
-            return bytes(into)
+            return into == content(LONG, 1 - rank)
 
         with Wires(2, "shm") as wires:
             return together(2, body)
 
     delayed = Fault(Kind.DELAY, frames=None, probability=0.5, delay_s=0.01)
     for plan in (FaultPlan((Fault(Kind.DROP, lane=9),)), FaultPlan((delayed,))):
-        assert run(plan) == [content(LONG, 1), content(LONG, 0)]
+        assert run(plan) == [True, True]
     _first, second = run(planned(one(Kind.RESET, frame=3))[0])
     assert isinstance(second, errors.PeerLost)
     assert second.culprit == 0

@@ -1,4 +1,4 @@
-"""What becomes of a process's meshes when it ends, or forks, with groups still open.
+"""What becomes of a process's groups when it ends, or forks, with groups still open.
 
 Programs end without destroying their groups. Peers that need nothing from such a rank any more must
 not take it for lost: it says goodbye. A forked child holds copies of its parent's connections, and
@@ -15,10 +15,14 @@ from typing import Protocol
 
 
 class Leaver(Protocol):
-    """What a mesh must be able to do."""
+    """What a group must be able to do."""
 
     def say_goodbye(self) -> None:
-        """Tell the peers that this rank will take no part any more."""
+        """Finish what was begun, and tell the peers that this rank will take no part any more.
+
+        Afterwards no thread of the group is within torch's code: one that is when the interpreter
+        is finalised is ended inside a C++ destructor, and takes the process with it.
+        """
 
     def let_go(self) -> None:
         """Close this process's copies of the connections, and say nothing."""
