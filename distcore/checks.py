@@ -103,6 +103,19 @@ def count(caller: Caller, argument: str, given: Tensor, expected: int, why: str)
         caller.wrong(argument, f"{expected} elements ({why})", f"{given.numel()}, {shown(given)}")
 
 
+def pair(caller: Caller, written: str, output: Any, read: str, data: Any) -> None:
+    """An output and an input, of one dtype."""
+    tensor(caller, written, output, written=True)
+    tensor(caller, read, data)
+    same_dtype(caller, written, output, read, data)
+
+
+def part(caller: Caller, name: str, one: Tensor, argument: str, whole: Tensor) -> None:
+    """`whole` has as many elements as `one` for each rank."""
+    size = len(caller.ranks)
+    count(caller, argument, whole, one.numel() * size, f"{size} times the {one.numel()} of {name}")
+
+
 def counts(caller: Caller, argument: str, given: Sequence[Tensor], name: str, like: Tensor) -> None:
     """The dtype and the number of elements of all must be those of `like`."""
     expected = like.numel()

@@ -34,10 +34,10 @@ class Coalesced(Collectives):
         def body(net: Any) -> None:
             for bucket, combine in _buckets(flats, combines):
                 if len(bucket) == 1:
-                    algorithms.all_reduce(net, bucket[0], combine)
+                    algorithms.all_reduce(net, bucket[0], combine, self._choice)
                     continue
                 flat = torch.cat([one.view(-1) for one in bucket])
-                algorithms.all_reduce(net, flat, combine)
+                algorithms.all_reduce(net, flat, combine, self._choice)
                 parts = torch.split(flat, [one.numel() for one in bucket])
                 for one, part in zip(bucket, parts, strict=True):
                     one.view(-1).copy_(part)
@@ -50,13 +50,7 @@ class Coalesced(Collectives):
         caller = self._caller("all_gather_into_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputs, inputs)
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
-            checks.count(
-                caller,
-                f"outputs[{index}]",
-                output,
-                data.numel() * self._size,
-                f"{self._size} times the {data.numel()} of inputs[{index}]",
-            )
+            checks.part(caller, f"inputs[{index}]", data, f"outputs[{index}]", output)
         staging = Staging()
         sources = [staging.take(one, True, False) for one in inputs]
         targets = [_parts(staging.take(one, False, True), self._size) for one in outputs]
@@ -64,7 +58,7 @@ class Coalesced(Collectives):
 
         def body(net: Any) -> None:
             for parts, source in zip(targets, sources, strict=True):
-                algorithms.all_gather(net, parts, source)
+                algorithms.all_gather(net, parts, source, self._choice)
 
         return self._issue(
             "allgather_into_tensor_coalesced_", text, opts, staging.around(body), outputs
@@ -83,13 +77,7 @@ class Coalesced(Collectives):
         caller = self._caller("reduce_scatter_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputTensors, inputTensors)
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
-            checks.count(
-                caller,
-                f"inputs[{index}]",
-                data,
-                output.numel() * self._size,
-                f"{self._size} times the {output.numel()} of outputs[{index}]",
-            )
+            checks.part(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
         kind = hash(opts.reduceOp)
         combines = [reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
         staging = Staging()
@@ -99,7 +87,7 @@ class Coalesced(Collectives):
 
         def body(net: Any) -> None:
             for target, parts, combine in zip(targets, sources, combines, strict=True):
-                algorithms.reduce_scatter(net, target, parts, combine)
+                algorithms.reduce_scatter(net, target, parts, combine, self._choice)
 
         return self._issue(
             "reduce_scatter_tensor_coalesced_", text, opts, staging.around(body), outputs
@@ -134,7 +122,7 @@ class Coalesced(Collectives):
 
         def body(net: Any) -> None:
             for parts, source in zip(targets, sources, strict=True):
-                algorithms.all_gather(net, parts, source)
+                algorithms.all_gather(net, parts, source, self._choice)
 
         every = [one for row in output_lists for one in row]
         return self._issue("allgather_coalesced_", text, opts, staging.around(body), every)

@@ -77,20 +77,24 @@ class Collectives(Issuing):
         combine = _reductions.get((kind, dtype)) or reduction(kind, reduce_op, dtype)
         text = call_text.reducing("all_reduce", kind, dtype, data.numel())
         return self._issue(
-            "allreduce_", text, opts, lambda net: algorithms.all_reduce(net, data, combine), tensors
+            "allreduce_",
+            text,
+            opts,
+            lambda net: algorithms.all_reduce(net, data, combine, self._choice),
+            tensors,
         )
 
     def _staged_all_reduce(self, data: Any, reduce_op: Any, kind: int, opts: Any) -> Any:
         caller = self._caller("all_reduce")
         if isinstance(data, Tensor) and data.layout is torch.sparse_coo:
-            text, body = sparse.all_reduce(caller, data, kind)
+            text, body = sparse.all_reduce(caller, data, kind, self._choice)
             return self._issue("allreduce_", text, opts, body, [data])
         checks.tensor(caller, "tensor", data, written=True)
         combine = reduction(kind, reduce_op, data.dtype)
         staging = Staging()
         flat = staging.take(data, True, True)
         text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.all_reduce(net, flat, combine))
+        body = staging.around(lambda net: algorithms.all_reduce(net, flat, combine, self._choice))
         return self._issue("allreduce_", text, opts, body, [data])
 
     def reduce(
@@ -113,7 +117,7 @@ class Collectives(Issuing):
         staging = Staging()
         flat = staging.take(data, True, root == self._rank)
         text = call_text.reducing_to(self._ranks[root], kind, data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.reduce(net, flat, root, combine))
+        body = staging.around(lambda net: algorithms.reduce(net, flat, root, combine, self._choice))
         return self._issue("reduce_", text, opts, body, [data])
 
     def reduce_scatter(
@@ -149,7 +153,9 @@ class Collectives(Issuing):
         staging = Staging()
         sources = staging.inputs(inputs)
         target = staging.outputs([output])[0]
-        body = staging.around(lambda net: algorithms.reduce_scatter(net, target, sources, combine))
+        body = staging.around(
+            lambda net: algorithms.reduce_scatter(net, target, sources, combine, self._choice)
+        )
         return self._issue("reduce_scatter_", text, opts, body, [output])
 
     def reduce_scatter_single(
@@ -161,23 +167,17 @@ class Collectives(Issuing):
         opts = options(ReduceScatter, opts)
         output, data = outputTensor, inputTensor
         caller = self._caller("reduce_scatter_tensor")
-        checks.tensor(caller, "output", output, written=True)
-        checks.tensor(caller, "input", data)
-        checks.same_dtype(caller, "output", output, "input", data)
-        checks.count(
-            caller,
-            "input",
-            data,
-            output.numel() * self._size,
-            f"{self._size} times the {output.numel()} of output",
-        )
+        checks.pair(caller, "output", output, "input", data)
+        checks.part(caller, "output", output, "input", data)
         kind = hash(opts.reduceOp)
         combine = reduction(kind, opts.reduceOp, output.dtype)
         staging = Staging()
         sources = _parts(staging.take(data, True, False), self._size)
         target = staging.take(output, False, True)
         text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
-        body = staging.around(lambda net: algorithms.reduce_scatter(net, target, sources, combine))
+        body = staging.around(
+            lambda net: algorithms.reduce_scatter(net, target, sources, combine, self._choice)
+        )
         return self._issue("_reduce_scatter_base_", text, opts, body, [output])
 
     _reduce_scatter_base = reduce_scatter_single
@@ -203,7 +203,7 @@ class Collectives(Issuing):
             checks.tensor(caller, "tensor", data, written=root != self._rank)
             flat = staging.take(data, root == self._rank, root != self._rank)
         text = call_text.rooted("broadcast", "src", self._ranks[root], data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.broadcast(net, flat, root))
+        body = staging.around(lambda net: algorithms.broadcast(net, flat, root, self._choice))
         return self._issue("broadcast_", text, opts, body, [data])
 
     def allgather(
@@ -236,28 +236,20 @@ class Collectives(Issuing):
             text = call_text.moving("all_gather", data.dtype, counts[0])
         else:
             text = call_text.uneven("all_gather", None, data.dtype, counts)
-        body = staging.around(lambda net: algorithms.all_gather(net, targets, source))
+        body = staging.around(lambda net: algorithms.all_gather(net, targets, source, self._choice))
         return self._issue("allgather_", text, opts, body, outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
         opts = options(AllGather, opts)
         data = input
         caller = self._caller("all_gather_into_tensor")
-        checks.tensor(caller, "output", output, written=True)
-        checks.tensor(caller, "input", data)
-        checks.same_dtype(caller, "output", output, "input", data)
-        checks.count(
-            caller,
-            "output",
-            output,
-            data.numel() * self._size,
-            f"{self._size} times the {data.numel()} of input",
-        )
+        checks.pair(caller, "output", output, "input", data)
+        checks.part(caller, "input", data, "output", output)
         staging = Staging()
         source = staging.take(data, True, False)
         targets = _parts(staging.take(output, False, True), self._size)
         text = call_text.moving("all_gather_into_tensor", data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.all_gather(net, targets, source))
+        body = staging.around(lambda net: algorithms.all_gather(net, targets, source, self._choice))
         return self._issue("_allgather_base_", text, opts, body, [output])
 
     _allgather_base = all_gather_single
@@ -290,7 +282,9 @@ class Collectives(Issuing):
         elif any(len(row) for row in output_tensors):
             caller.wrong("gather_list", "none, for this rank is not dst", "a list of tensors")
         text = call_text.rooted("gather", "dst", self._ranks[root], data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.gather(net, targets, source, root))
+        body = staging.around(
+            lambda net: algorithms.gather(net, targets, source, root, self._choice)
+        )
         return self._issue("gather_", text, opts, body, outputs)
 
     def scatter(
@@ -321,7 +315,9 @@ class Collectives(Issuing):
             caller.wrong("scatter_list", "none, for this rank is not src", "a list of tensors")
         target = staging.outputs([output])[0]
         text = call_text.rooted("scatter", "src", self._ranks[root], output.dtype, output.numel())
-        body = staging.around(lambda net: algorithms.scatter(net, target, sources, root))
+        body = staging.around(
+            lambda net: algorithms.scatter(net, target, sources, root, self._choice)
+        )
         return self._issue("scatter_", text, opts, body, [output])
 
     def alltoall(
@@ -347,7 +343,9 @@ class Collectives(Issuing):
         staging = Staging()
         sources, targets = staging.inputs(inputs), staging.outputs(outputs)
         text = call_text.uncounted("all_to_all", inputs[0].dtype)
-        body = staging.around(lambda net: algorithms.all_to_all(net, targets, sources))
+        body = staging.around(
+            lambda net: algorithms.all_to_all(net, targets, sources, self._choice)
+        )
         return self._issue("alltoall_", text, opts, body, outputs)
 
     def all_to_all_single(
@@ -362,9 +360,7 @@ class Collectives(Issuing):
         opts = options(AllToAll, opts, timeout)
         data = input
         caller = self._caller("all_to_all_single")
-        checks.tensor(caller, "output", output, written=True)
-        checks.tensor(caller, "input", data)
-        checks.same_dtype(caller, "output", output, "input", data)
+        checks.pair(caller, "output", output, "input", data)
         receives = checks.splits(caller, "output_split_sizes", output_split_sizes, output, "output")
         sends = checks.splits(caller, "input_split_sizes", input_split_sizes, data, "input")
         self._own_part(caller, receives[self._rank], sends[self._rank])
@@ -372,7 +368,9 @@ class Collectives(Issuing):
         sources = torch.split(staging.take(data, True, False).view(-1), sends)
         targets = torch.split(staging.take(output, False, True).view(-1), receives)
         text = call_text.uncounted("all_to_all_single", data.dtype)
-        body = staging.around(lambda net: algorithms.all_to_all(net, targets, sources))
+        body = staging.around(
+            lambda net: algorithms.all_to_all(net, targets, sources, self._choice)
+        )
         return self._issue("alltoall_base_", text, opts, body, [output])
 
     alltoall_base = all_to_all_single

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .algorithms import Choice
 from .call_options import time_limit
 from .checks import Caller
 from .session import Body, Session
@@ -23,6 +24,7 @@ class Issuing:
     _rank: int
     _size: int
     _timeout_s: float
+    _choice: Choice
     _coalescing: list[CallWork] | None
     _callers: dict[str, Caller]
     _profiled = staticmethod(profiler_enabled)

@@ -15,6 +15,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from . import torch_private
+from .algorithms import DEFAULT, Choice
 from .checks import Caller
 from .coalesced import Coalesced
 from .monitored import monitored_barrier
@@ -61,12 +62,15 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
 
     _origin: Origin
 
-    def __init__(self, origin: Origin, session: Session, make: MakeGroup) -> None:
+    def __init__(
+        self, origin: Origin, session: Session, make: MakeGroup, choice: Choice = DEFAULT
+    ) -> None:
         # Of torch's constructors a subclass in Python has only this one.
         ProcessGroup.__init__(self, origin.rank, len(origin.ranks))  # type: ignore[call-arg]
         self._origin = origin
         self._session = session
         self._make = make
+        self._choice = choice
         self._ranks = origin.ranks
         self._rank = origin.rank
         self._size = len(origin.ranks)

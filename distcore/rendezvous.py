@@ -52,6 +52,7 @@ class Rendezvous:
         size: int,
         timeout_s: float,
         transport: str = "auto",
+        algorithms: str = "",
         ranks: Sequence[int] | None = None,
         host: Host | None = None,
     ) -> None:
@@ -68,6 +69,7 @@ class Rendezvous:
         self.rank = rank
         self.size = size
         self._transport = transport
+        self._algorithms = algorithms
         self._process = os.getpid()
         self._timeout_ms = sockets.user_timeout_ms()
         self._changed = threading.Condition()
@@ -169,6 +171,7 @@ class Rendezvous:
             pid=self._process,
             candidate=candidate_address(store),
             transport=self._transport,
+            algorithms=self._algorithms,
         )
         self._listener = listener.acquire()
         try:
@@ -191,6 +194,12 @@ class Rendezvous:
                 raise RendezvousError(
                     f"group {self.name!a}: rank {self._ranks[rank]} asks for transport 'shm', "
                     f"but rank {self._ranks[others[0]]} is on another host; use 'auto'"
+                )
+            if member.algorithms != agreed.members[0].algorithms:
+                raise RendezvousError(
+                    f"group {self.name!a}: all ranks must wish for the same algorithms, but rank "
+                    f"{self._ranks[rank]} has {member.algorithms!a}, rank {self._ranks[0]} "
+                    f"{agreed.members[0].algorithms!a}"
                 )
         try:
             candidates = [member.candidate for member in agreed.members]

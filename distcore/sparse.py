@@ -14,7 +14,9 @@ from .session import Body
 _SUM = "sum"
 
 
-def all_reduce(caller: Caller, tensor: Tensor, kind: int) -> tuple[str, Body]:
+def all_reduce(
+    caller: Caller, tensor: Tensor, kind: int, choice: algorithms.Choice
+) -> tuple[str, Body]:
     """The call's text, and its body: every rank gets the sum. ValueError for another reduce op.
 
     Each rank gathers all ranks' element counts, then their indices and values, padded to the
@@ -32,16 +34,16 @@ def all_reduce(caller: Caller, tensor: Tensor, kind: int) -> tuple[str, Body]:
     def body(net: Any) -> None:
         with torch.no_grad():
             # Not through detach(): a sparse alias does not share where the elements are.
-            tensor.copy_(_sum(net, tensor.detach().coalesce()))
+            tensor.copy_(_sum(net, tensor.detach().coalesce(), choice))
 
     return text, body
 
 
-def _sum(net: Any, mine: Tensor) -> Tensor:
+def _sum(net: Any, mine: Tensor, choice: algorithms.Choice) -> Tensor:
     size = net.size
     count = torch.tensor([mine._nnz()])
     counts = [torch.empty_like(count) for _ in range(size)]
-    algorithms.all_gather(net, counts, count)
+    algorithms.all_gather(net, counts, count, choice)
     longest = int(max(int(one) for one in counts))
     parts = []
     # Elements come first in both, so that the padding is at the end of each part.
@@ -49,7 +51,7 @@ def _sum(net: Any, mine: Tensor) -> Tensor:
         padded = torch.zeros((longest, *given.shape[1:]), dtype=given.dtype)
         padded[: given.shape[0]].copy_(given)
         gathered = [torch.empty_like(padded) for _ in range(size)]
-        algorithms.all_gather(net, gathered, padded)
+        algorithms.all_gather(net, gathered, padded, choice)
         parts.append(torch.cat([one[: int(n)] for one, n in zip(gathered, counts, strict=True)]))
     return torch.sparse_coo_tensor(
         parts[0].t(), parts[1], mine.shape, check_invariants=True

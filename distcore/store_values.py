@@ -27,9 +27,21 @@ _BOOT = re.compile(r"[ -~]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9.-]{1,64}")
 _ADDRESS = re.compile(r"[0-9A-Za-z.:%_-]{1,64}")
 _MEMBER_FIELDS = frozenset(
-    ("version", "nonce", "ranks", "boot", "network", "name", "pid", "candidate", "transport")
+    (
+        "version",
+        "nonce",
+        "ranks",
+        "boot",
+        "network",
+        "name",
+        "pid",
+        "candidate",
+        "transport",
+        "algorithms",
+    )
 )
 _TRANSPORT = re.compile("|".join(TRANSPORTS))
+_ALGORITHMS = re.compile(r"[a-z_:,]{0,256}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class Member:
     pid: int
     candidate: str | None
     transport: str
+    algorithms: str
+    """What the user wishes, for all ranks must choose alike."""
 
     def pack(self) -> str:
         return _dump(
@@ -55,6 +69,7 @@ class Member:
             pid=self.pid,
             candidate=self.candidate,
             transport=self.transport,
+            algorithms=self.algorithms,
         )
 
     @staticmethod
@@ -75,6 +90,7 @@ class Member:
             pid=fields.number("pid", 2**31),
             candidate=fields.address("candidate"),
             transport=fields.text("transport", _TRANSPORT),
+            algorithms=fields.text("algorithms", _ALGORITHMS),
         )
 
     def __str__(self) -> str:

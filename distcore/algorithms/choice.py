@@ -123,6 +123,11 @@ class Choice:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    @property
+    def wished(self) -> str:
+        """The wishes as `choice_from` takes them, in one order whatever was written."""
+        return ",".join(f"{op}:{algorithm}" for op, algorithm in sorted(self.wishes.items()))
+
     def of(self, op: str, size_bytes: int, ranks: int) -> str:
         """The algorithm's name."""
         limits = self._limits.get((op, ranks))

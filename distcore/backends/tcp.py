@@ -1,7 +1,8 @@
 """The backend "tcp": ranks connected by TCP, and by shared memory where they have one host.
 
 Environment, read when a group is made: DISTCORE_TRANSPORT is auto (the default), tcp or shm;
-DISTCORE_CHECKSUM=1 protects every frame by a checksum.
+DISTCORE_CHECKSUM=1 protects every frame by a checksum; DISTCORE_ALGORITHM: see
+`algorithms.choice_from`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 
+from ..algorithms import ALGORITHM_VARIABLE, choice_from
 from ..process_group import CoreGroup, Origin
 from ..rendezvous import Rendezvous
 from ..session import Session
@@ -35,12 +37,20 @@ class TcpBackend:
         """Connect the ranks. Raises RendezvousError when some do not come, ValueError for a wrong
         environment."""
         transport = os.environ.get(TRANSPORT_VARIABLE, "auto")
+        choice = choice_from(os.environ.get(ALGORITHM_VARIABLE, ""))
         checked = os.environ.get(CHECKSUM_VARIABLE, "") == "1"
         name, ranks, rank = origin.name, origin.ranks, origin.rank
         timeout_s = origin.timeout.total_seconds()
         deadline = time.monotonic() + timeout_s
         rendezvous = Rendezvous(
-            origin.store, name, rank, len(ranks), timeout_s, transport=transport, ranks=ranks
+            origin.store,
+            name,
+            rank,
+            len(ranks),
+            timeout_s,
+            transport=transport,
+            algorithms=choice.wished,
+            ranks=ranks,
         )
         mesh: Mesh | None = None
         try:
@@ -69,4 +79,4 @@ class TcpBackend:
         def make_alike(other: Origin) -> CoreGroup:
             return self.create(other, CoreGroup)
 
-        return group_class(replace(origin, token=token), session, make_alike)
+        return group_class(replace(origin, token=token), session, make_alike, choice)

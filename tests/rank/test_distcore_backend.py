@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import runs
+from tests.support.crew import Crew
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "distcore_backend.py"
@@ -80,3 +81,12 @@ def test_scenario(
     for rank, outcome in enumerate(outcomes_of(size, transport)):
         found = outcome.get(scenario, "it did not get that far")
         assert found == "", f"rank {rank}: {found}\n{outcome['output'][-3000:]}"
+
+
+@pytest.mark.parametrize(("wish", "steps"), [("ring", 6), ("ring,all_reduce:doubling", 2)])
+def test_the_user_chooses_the_algorithm(wish: str, steps: int, tmp_path: Path) -> None:
+    with Crew(tmp_path, 4, {"DISTCORE_ALGORITHM": wish}) as crew:
+        crew.everyone("init", path=str(tmp_path / "store"))
+        found = crew.everyone("steps_of_an_all_reduce")
+        assert [one["steps"] for one in found] == [steps] * 4
+        crew.everyone("destroy")

@@ -77,6 +77,12 @@ def command_begin_all_reduces(rank, size, count, elements=200_000):
         dist.all_reduce(torch.ones(elements), async_op=True)
 
 
+def command_steps_of_an_all_reduce(rank, size):
+    """By which one can tell the algorithms."""
+    dist.all_reduce(torch.ones(100))
+    return {"steps": dist.group.WORLD._session._mesh._step}
+
+
 def command_all_gather(rank, size):
     """In which each rank waits for every other one itself."""
     return repeated(lambda: dist.all_gather(list(torch.ones(size, 9)), torch.ones(9)), 1, False)

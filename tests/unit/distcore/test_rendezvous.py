@@ -105,7 +105,7 @@ def join(start: Callable[..., Future[Any]]) -> Iterator[Callable[..., list[Any]]
     assert not [each for each in threading.enumerate() if each.name == "distcore listener"]
 
 
-PER_RANK = ("host", "ranks", "transport")
+PER_RANK = ("host", "ranks", "transport", "algorithms")
 
 
 def soon(seconds: float = LIMIT_S) -> float:
@@ -334,7 +334,7 @@ class TestJoining:
     )
     def test_other_peoples_data_is_refused_in_one_sentence(self, join: Any, value: str) -> None:
         if value.startswith("spoilt "):
-            good = Member("0" * 32, "0" * 32, Host("b", 1), "n", 1, None, "auto")
+            good = Member("0" * 32, "0" * 32, Host("b", 1), "n", 1, None, "auto", "")
             value = json.dumps({**json.loads(good.pack()), value.removeprefix("spoilt "): "\x1b]0"})
         store = HashStore()
         store.set(f"{PREFIX}/rank/1", value)
@@ -485,6 +485,12 @@ def test_a_killed_rank_is_lost_to_those_who_call_and_those_who_wait(
             attempt.result(LIMIT_S)
         assert caught.value.culprit == 1
     assert time.monotonic() - began < 2.0
+
+
+def test_wishes_for_other_algorithms_are_refused_on_every_rank(join: Any) -> None:
+    for error in join([HashStore()] * 3, algorithms=("", "", "all_reduce:ring")):
+        assert isinstance(error, RendezvousError)
+        assert "rank 2 has 'all_reduce:ring', rank 0 ''" in str(error)
 
 
 class TestSeveralHosts:
