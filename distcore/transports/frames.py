@@ -18,7 +18,7 @@ HEADER = Struct("<HBBHHIIIQQQQI")
 """magic, kind, flags, text bytes, slot, group, step, checksum, seq, fingerprint, total, offset,
 length: 56 bytes."""
 
-DATA, FAIL, CREDIT, BYE = 1, 2, 3, 4
+DATA, FAIL, CREDIT, BYE, WAITS = 1, 2, 3, 4, 5
 FIRST, IN_MEMORY, CHECKED = 1, 2, 4
 """Flags of a data frame: it begins a message and the call's text follows; its payload lies in
 shared memory, in the given slot; its checksum was computed."""
@@ -27,6 +27,8 @@ FRAME_BYTES = 1024 * 1024
 """The most payload of one frame; a whole number of segments."""
 TEXT_BYTES = 512
 FAIL_BYTES = 8192
+_MOST_NAMED = 500
+"""Ranks in a frame of `FAIL_BYTES`."""
 
 _KINDS = {
     cls.__name__: cls
@@ -56,6 +58,14 @@ class Ended(Exception):
     def by(cls, error: OSError) -> Ended:
         """Ended by the system's error."""
         return cls(f"is not reachable any more ({error.strerror or error})", orderly=False)
+
+
+class GaveUp(Exception):
+    """A peer's time has run out; it waits for these ranks of the group."""
+
+    def __init__(self, awaited: tuple[int, ...]) -> None:
+        super().__init__(awaited)
+        self.awaited = awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,22 @@ def wire_text(text: str) -> bytes:
 def control(kind: int, slot: int = 0, payload: bytes = b"") -> bytes:
     """A frame that is no part of a message."""
     return HEADER.pack(MAGIC, kind, 0, 0, slot, 0, 0, 0, 0, 0, 0, 0, len(payload)) + payload
+
+
+def waits(awaited: tuple[int, ...]) -> bytes:
+    """The frame that says whom this rank waits for, and that it does so no longer."""
+    return control(WAITS, payload=json.dumps(awaited[:_MOST_NAMED]).encode())
+
+
+def waits_from(payload: bytes) -> GaveUp:
+    """What a peer says of itself."""
+    try:
+        awaited = json.loads(payload)
+        if not all(type(rank) is int for rank in awaited):
+            raise TypeError(awaited)
+    except (ValueError, TypeError) as error:
+        raise BadFrame(f"an unreadable list of ranks: {error!r}") from None
+    return GaveUp(tuple(awaited))
 
 
 def failure(error: errors.GroupFailed) -> bytes:

@@ -21,11 +21,14 @@ from .frames import (
     IN_MEMORY,
     MAGIC,
     TEXT_BYTES,
+    WAITS,
     BadFrame,
     Call,
     Ended,
+    GaveUp,
     control,
     failure_from,
+    waits_from,
 )
 from .shared_memory import SLOT_BYTES, SLOTS, Inbox
 
@@ -57,6 +60,7 @@ class Incoming:
         self._credit = credit
         self._reply = reply
         self.ended: Ended | None = None
+        self.gave_up: GaveUp | None = None
         # The buffer in front of the socket, the frame's rest, and the message so far.
         self._buffer = _NOTHING
         self._start = self._end = 0
@@ -225,6 +229,9 @@ class Incoming:
             raise failure_from(payload, self._sender)
         elif kind == BYE:
             self.ended = Ended("left the group", orderly=True)
+        elif kind == WAITS:
+            self.gave_up = waits_from(payload)
+            raise self.gave_up
         else:
             raise BadFrame(f"a frame of kind {kind}")
 
@@ -312,7 +319,30 @@ class Incoming:
             self._scratch = _NOTHING
         return True
 
-    def expect_nothing(self) -> None:
-        """Look at control frames only from now on."""
-        if not self._left:
-            self._receive = None
+    def skim(self) -> None:
+        """Take the control frames that are there, and throw away the data in front of them: the
+        group has failed. Raises as `pull`; after GaveUp there may be more."""
+        self._receive = None
+        while True:
+            there = self._end - self._start
+            if self._left and there:
+                skipped = min(there, self._left)
+                self._start += skipped
+                self._left -= skipped
+            elif self._left or there < _HEADER_BYTES or there < self._frame_head():
+                if not self._fill():
+                    return
+            else:
+                self._skip_frame()
+
+    def _skip_frame(self) -> None:
+        _magic, kind, flags, text_bytes, slot, *_rest, length = HEADER.unpack_from(
+            self._buffer, self._start
+        )
+        body = self._start + _HEADER_BYTES
+        if kind == DATA:
+            self._start = body + text_bytes
+            self._left = 0 if flags & IN_MEMORY else length
+        else:
+            self._start = body + length
+            self._control(kind, slot, bytes(self._buffer[body : self._start]))

@@ -22,6 +22,7 @@ from .frames import (
     BadFrame,
     Call,
     Ended,
+    GaveUp,
     control,
     digest32,
     failure,
@@ -29,6 +30,7 @@ from .frames import (
     wire_text,
 )
 from .link import Link
+from .survey import Survey
 
 Connect = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> an authenticated connection to that group rank."""
@@ -159,6 +161,8 @@ class Mesh(Transport):
                 self._wait(sending, receiving)
         except (Ended, BadFrame) as error:
             self._raise_for(link, error)
+        except GaveUp:
+            self._give_up(receiving | sending, asked=True)
 
     def _spin(self, receiving: set[Link]) -> None:
         """Look a few times before sleeping: a peer on another processor answers that fast."""
@@ -240,16 +244,27 @@ class Mesh(Transport):
                 link = self._links[peer]
                 self._raise_for(link, link.ended or Ended("closed the connection", orderly=False))
         if now >= self._deadline:
-            late = sorted(link.global_rank for link in receiving | sending)
-            told = "; ".join(link.progress for link in receiving) or "nobody took the data"
-            who = f"rank {late[0]}" if len(late) == 1 else f"ranks {late}"
-            raise DeadlineExceeded(
-                f"the timeout of {self._call} ran out in step {self._step - 1}, waiting for {who}: "
-                f"{told}",
-                late[0] if len(late) == 1 else None,
-            )
+            self._give_up(receiving | sending, asked=False)
 
     # -- errors --------------------------------------------------------------------------------
+
+    def _give_up(self, awaited: set[Link], asked: bool) -> NoReturn:
+        """The time is up, here or on another rank that waits for this one."""
+        in_line = sorted(awaited, key=lambda link: link.peer)
+        told = "; ".join(link.progress for link in in_line if link.incoming.expects)
+        survey = Survey(self._links, self.rank, [link.peer for link in in_line], asked)
+        silent = survey.found.silent
+        for peer in silent:
+            if peer in survey.lost:
+                self._raise_for(self._links[peer], survey.lost[peer])
+        late = [link.global_rank for link in in_line]
+        who = f"rank {late[0]}" if len(late) == 1 else f"ranks {late}"
+        blamed = [self.ranks[peer] for peer in silent] or late
+        raise DeadlineExceeded(
+            f"the timeout of {self._call} ran out in step {self._step - 1}, waiting for {who}: "
+            f"{told or 'nobody took the data'}; {survey.found.explained(self.ranks)}",
+            blamed[0] if len(blamed) == 1 else None,
+        )
 
     def _raise_for(self, link: Link | None, error: Ended | BadFrame) -> NoReturn:
         assert link is not None
@@ -257,17 +272,17 @@ class Mesh(Transport):
         rank = link.global_rank
         if isinstance(error, BadFrame):
             raise CorruptFrame(f"on the connection from rank {rank}, {where}: {error}", rank)
+        progress = link.progress
         self._read_last_words(link)
-        raise PeerLost(f"rank {rank} was lost {where}: it {error}; {link.progress}", rank) from None
+        raise PeerLost(f"rank {rank} was lost {where}: it {error}; {progress}", rank) from None
 
     def _read_last_words(self, lost: Link) -> None:
         """A peer that went may have done so because of another: whoever knows has told us."""
         for link in (lost, *self._links.values()):
             if link.ended is None or link is lost:
                 try:
-                    link.incoming.expect_nothing()
-                    link.pull()
-                except (Ended, BadFrame):
+                    link.incoming.skim()
+                except (Ended, BadFrame, GaveUp):
                     pass
 
     def _refuse(self, failed: GroupFailed) -> NoReturn:

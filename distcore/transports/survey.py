@@ -1,0 +1,129 @@
+"""Who is to blame when a call's time has run out: the ranks ask each other whom they wait for.
+
+Most of those that wait do so for somebody who waits himself. Each rank whose time is up says whom
+it waits for, a rank that hears this in a call does the same, and after half a second all know the
+same: at the end of every chain stands a rank that said nothing. It is stopped, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .frames import BadFrame, Ended, GaveUp, waits
+from .link import Link
+
+LIMIT_S = 0.5
+"""How long answers are waited for. Ranks whose timeouts run out further apart may be blamed in
+place of those that they wait for."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Whom each rank that said so waits for; `rank` is the one that asks. Ranks are the group's."""
+
+    rank: int
+    answers: dict[int, tuple[int, ...]]
+
+    @property
+    def silent(self) -> list[int]:
+        """The ranks at the chains' ends that said nothing; none where they wait in a circle."""
+        chains = self._chains()
+        return sorted(rank for rank in chains if rank not in self.answers)
+
+    def _chains(self) -> dict[int, int]:
+        """By rank that is waited for, directly or not: the one that waits for it."""
+        found: dict[int, int] = {}
+        open_ends = [self.rank]
+        while open_ends:
+            waiter = open_ends.pop(0)
+            for rank in self.answers.get(waiter, ()):
+                if rank not in found and rank != self.rank:
+                    found[rank] = waiter
+                    open_ends.append(rank)
+        return found
+
+    def explained(self, names: Sequence[int]) -> str:
+        """What was found, as text; `names` are the global ranks."""
+        silent = self.silent
+        if not silent:
+            return "every rank in turn waits for another"
+        return "; ".join(self._chain(rank, names) for rank in silent)
+
+    def _chain(self, rank: int, names: Sequence[int]) -> str:
+        waiters = self._chains()
+        if waiters[rank] == self.rank:
+            return f"rank {names[rank]} does not answer"
+        links = []
+        while (waiter := waiters[rank]) != self.rank:
+            links.append(f"rank {names[waiter]} waits for rank {names[rank]}")
+            rank = waiter
+        return f"{', '.join(reversed(links))}, which does not answer"
+
+
+class Survey:
+    """One round of questions; it is over when it is made."""
+
+    def __init__(
+        self, links: Mapping[int, Link], rank: int, awaited: Sequence[int], asked: bool
+    ) -> None:
+        """Ask all peers; `awaited` is whom this rank waits for; `asked`: it has time left, but a
+        peer has not. What is under way on the links is thrown away. Raises the GroupFailed of a
+        peer that knows more."""
+        self._links = links
+        self.found = Answers(rank, {rank: tuple(awaited)})
+        self.lost: dict[int, Ended | BadFrame] = {}
+        self._asked = asked
+        self._ask()
+        self._listen(time.monotonic() + LIMIT_S)
+
+    def _ask(self) -> None:
+        frame = waits(self.found.answers[self.found.rank])
+        for link in self._links.values():
+            if link.ended is None:
+                link.outgoing.abandon()
+                try:
+                    link.outgoing.control(frame)
+                except Ended as ended:
+                    self.lost[link.peer] = ended
+
+    def _listen(self, until: float) -> None:
+        links = {link.descriptor: link for link in self._links.values() if link.ended is None}
+        poll = select.poll()
+        for link in links.values():
+            poll.register(link.descriptor, select.POLLIN)
+        self._hear(links.values(), poll)
+        while self._open():
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            ready = poll.poll(left_s * 1000)
+            self._hear((links[descriptor] for descriptor, _event in ready), poll)
+
+    def _open(self) -> bool:
+        silent = self.found.silent
+        if not silent:
+            return self._asked  # a circle: the one who asked says what it makes of it
+        return not self.lost.keys() & set(silent)
+
+    def _hear(self, links: Iterable[Link], poll: select.poll) -> None:
+        for link in links:
+            try:
+                self._hear_one(link)
+                link.push()  # the question, behind a frame that was not through
+            except (Ended, BadFrame) as error:
+                poll.unregister(link.descriptor)
+                self.lost[link.peer] = error
+
+    def _hear_one(self, link: Link) -> None:
+        while True:
+            try:
+                link.incoming.skim()
+                break
+            except GaveUp:
+                continue
+        if link.incoming.gave_up is not None:
+            known = tuple(rank for rank in link.incoming.gave_up.awaited if rank in self._links)
+            self.found.answers[link.peer] = known
