@@ -119,7 +119,7 @@ class Mesh(Transport):
         known = self._texts.get(text)
         if known is None:
             raw = wire_text(text)
-            if len(self._texts) > 10_000:
+            if len(self._texts) > 1_000:
                 self._texts.clear()
             known = self._texts[text] = (raw, fingerprint(raw))
         seq = self._seq
