@@ -13,7 +13,7 @@ help:
 	@echo "make test-all  the same with the tests marked long"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
-	@echo "make conformance SUITE=torch_suite.py   torch's own tests with the layer around gloo"
+	@echo "make conformance  torch's own tests on distcore's tcp, and with the layer around gloo"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
 # torch comes first and by exactly this spelling, so that every machine takes the same build.
@@ -46,9 +46,7 @@ bench: $(STAMP)
 	$(BIN)/distdebug bench overhead
 
 conformance: $(STAMP)
-	@test -n "$(SUITE)" || { echo "conformance: give SUITE=path/to/torch_suite.py" >&2; exit 2; }
-	PYTHONPATH=$(CURDIR) BACKEND=gloo WORLD_SIZE=$(or $(WORLD_SIZE),2) \
-	    DIST_PLUGIN=tests.conformance.distdebug_layer $(BIN)/python $(SUITE)
+	$(BIN)/pytest tests/conformance
 
 clean:
 	rm -rf $(VENV) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
