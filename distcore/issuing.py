@@ -76,7 +76,8 @@ class Issuing:
             with whole:
                 work = start()
                 if not work.is_completed():
-                    whole._call_end_callbacks_on_future(work.get_future())
+                    record = whole._call_end_callbacks_on_future(work.get_future())
+                    work.recorded_until(record)
         return work
 
     def _start_coalescing(self, _device: Any = None) -> None:

@@ -53,7 +53,26 @@ def _too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
 class CallWork(Work):
     """What torch may ask of every handle; the subclasses say when it is over."""
 
-    __slots__ = ()
+    __slots__ = ("_record",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._record: Any = None
+
+    def recorded_until(self, record: Any) -> None:
+        """The profiler's record of this call ends when this future is done; no handle is before. A
+        profiler that is stopped earlier has freed the memory that the end is written to."""
+        self._record = record
+
+    def _record_is_over(self) -> bool:
+        return self._record is None or self._record.done()
+
+    def _end_record(self) -> None:
+        if self._record is not None:
+            try:
+                self._record.wait()
+            except Exception:
+                pass  # the call's own error, which the handle raises itself
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the call; True. Raises the call's error; DeadlineExceeded when `timeout` is
@@ -175,12 +194,13 @@ class PendingWork(CallWork):
             else:
                 self._over.acquire()
             self._over.release()
+        self._end_record()
         if self._error is not None:
             raise again(self._error)
         return True
 
     def is_completed(self) -> bool:
-        return self._done
+        return self._done and self._record_is_over()
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -218,6 +238,14 @@ class PostedWork(CallWork):
         return f"<PostedWork {self.text}: {state}>"
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        try:
+            self._wait_for_message(timeout)
+        finally:
+            if self._posting.done:
+                self._end_record()
+        return True
+
+    def _wait_for_message(self, timeout: timedelta = NO_TIMEOUT) -> None:
         posting = self._posting
         if not posting.done:
             given_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
@@ -231,7 +259,6 @@ class PostedWork(CallWork):
             raise again(posting.error)
         if self._arrived is not None:
             self._settle()
-        return True
 
     def _settle(self) -> None:
         with self._lock:
@@ -245,7 +272,7 @@ class PostedWork(CallWork):
             return False
         if self._arrived is not None and posting.error is None:
             self._settle()
-        return True
+        return self._record_is_over()
 
     def exception(self) -> BaseException | None:
         return self._posting.error
@@ -261,7 +288,7 @@ class PostedWork(CallWork):
 
         def watch() -> None:
             try:
-                self.wait()
+                self._wait_for_message()
             except Exception:
                 pass  # the callback asks for the error
             callback()
