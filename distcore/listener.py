@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import handshake, sockets
+from .half_open import NEVER, HalfOpen
 
 PENDING_LIMIT = 128
 PENDING_S = 5.0
@@ -84,6 +85,7 @@ class Listener:
         self._pending: dict[_Pending, None] = {}
         self._paused_until: float | None = None
         self._closing = False
+        self._half_open = HalfOpen()
         self._awake, self._waker = socket.socketpair()
         self._awake.setblocking(False)
         self._waker.setblocking(False)
@@ -147,6 +149,20 @@ class Listener:
         with self._lock:
             self._registrations.pop((registration.group, registration.rank), None)
 
+    def is_called_by(self, registration: Registration, sender: int, lane: int) -> bool:
+        """Whether somebody who said that he is this rank of the group has been answered, and may
+        still be delivered. From any thread; once it is no, what he called for is delivered."""
+        return any(
+            pending.registration is registration
+            and (pending.sender, pending.lane) == (sender, lane)
+            for pending in list(self._pending)
+        )
+
+    def watch(self, connection: socket.socket, timeout_ms: int) -> None:
+        """Give this connection up when nothing comes from its other end for so long."""
+        if self._half_open.add(connection, timeout_ms):
+            self._wake()
+
     def close(self) -> None:
         """Ends the thread and closes everything that was not handed over."""
         self._closing = True
@@ -199,6 +215,7 @@ class Listener:
                 elif self._paused_until is None:
                     assert isinstance(key.fileobj, socket.socket)
                     self._accept(key.fileobj)
+            self._half_open.look()
             now = time.monotonic()
             for pending in list(self._pending):
                 if now - pending.since < PENDING_S:
@@ -210,12 +227,13 @@ class Listener:
                     self._selector.register(door, selectors.EVENT_READ)
 
     def _patience(self) -> float | None:
-        if self._paused_until is not None:
-            return max(0.0, self._paused_until - time.monotonic())
+        until = self._half_open.due
         oldest = next(iter(self._pending), None)
-        if oldest is None:
-            return None
-        return max(0.0, oldest.since + PENDING_S - time.monotonic())
+        if self._paused_until is not None:
+            until = min(until, self._paused_until)
+        elif oldest is not None:
+            until = min(until, oldest.since + PENDING_S)
+        return None if until == NEVER else max(0.0, until - time.monotonic())
 
     def _accept(self, door: socket.socket) -> None:
         """Somebody is waiting at this door, maybe several."""
@@ -297,8 +315,8 @@ class Listener:
         pending.hello, pending.received = packed, b""
         pending.needed = handshake.PROOF_BYTES
         pending.answer = handshake.reply(registration.secret, packed)
-        pending.registration = registration
         pending.sender, pending.lane = hello.sender, hello.lane
+        pending.registration = registration
         if pending.connection.send(pending.answer) != handshake.REPLY_BYTES:
             raise handshake.HandshakeRefused("the reply was not taken")
         if hello.lane == handshake.PROBE_LANE:
@@ -313,8 +331,13 @@ class Listener:
         assert registration is not None
         handshake.verify(registration.secret, pending.hello, pending.answer, pending.received)
         sockets.tune(pending.connection, registration.timeout_ms)
-        self._release(pending)
-        if not registration.deliver(pending.sender, pending.lane, pending.connection):
+        self._half_open.add(pending.connection, registration.timeout_ms)
+        self._selector.unregister(pending.connection)
+        try:
+            taken = registration.deliver(pending.sender, pending.lane, pending.connection)
+        finally:  # after it: see `is_called_by`
+            del self._pending[pending]
+        if not taken:
             self.rejected += 1
             pending.connection.close()
 

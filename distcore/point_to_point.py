@@ -77,8 +77,9 @@ class PointToPoint(Issuing):
             post = mailbox.post_send if operator == "send" else mailbox.post_receive
             kind = call_text.tensor(data.dtype, data.numel())
             posting = post(peer, tag, bytes_of(flat), deadline, kind)
-            # The handle holds both tensors: a view of bytes does not keep its memory alive.
+            # A view of bytes does not keep its memory alive, and a program may drop the handle.
             tensors = [data] if flat is data else [data, flat]
+            posting.owner = tensors
             return PostedWork(text, posting, tensors, arrived)
 
         work: Any = start() if not self._profiled() else self._recorded(operator, text, start)

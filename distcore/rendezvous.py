@@ -127,6 +127,14 @@ class Rendezvous:
         self._check_arguments(peer, FREE_LANE)
         return self._dial(peer, FREE_LANE, deadline)
 
+    def is_calling(self, peer: int) -> bool:
+        """Whether a call of `peer` on the free lane is under way, that `on_call` may still bring.
+        Once it is no for a peer that has ended, no call of it comes any more."""
+        registration, opened = self._registration, self._listener
+        if registration is None or opened is None:
+            return False
+        return opened.is_called_by(registration, peer, FREE_LANE)
+
     def on_call(self, deliver: Callable[[int, socket.socket], bool]) -> None:
         """From now on `deliver(sender, connection)` gets what peers `dial`, and what they have
         dialled before. It runs on the listener's thread and must not wait; False: not wanted."""
@@ -290,7 +298,7 @@ class Rendezvous:
     def _call(self, peer: int, lane: int, deadline: float) -> socket.socket:
         assert self._round is not None
         own, theirs = self._round.members[self.rank], self._round.members[peer]
-        return dial(
+        connection = dial(
             self._endpoints[peer],
             own.host == theirs.host and "tcp" not in (own.transport, theirs.transport),
             handshake.Hello(self._round.group, lane, self.rank, peer),
@@ -299,6 +307,10 @@ class Rendezvous:
             deadline,
             self._check_aborted,
         )
+        opened = self._listener
+        if opened is not None:
+            opened.watch(connection, self._timeout_ms)
+        return connection
 
     def _failure(self, peer: int, error: Exception) -> GroupFailed:
         """What it means that a call to a peer ended like this."""

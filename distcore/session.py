@@ -115,7 +115,7 @@ class Session:
                 return
             self._failure = error
         reason = f"{what}: {str(error) or type(error).__name__}"
-        self._mailbox.abort(reason)
+        self._mailbox.fail(error if isinstance(error, GroupFailed) else Aborted(reason))
         self._rendezvous.abort(reason)
 
     def abort(self, reason: str) -> None:

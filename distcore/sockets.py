@@ -9,9 +9,7 @@ import struct
 
 USER_TIMEOUT_VARIABLE = "DISTCORE_TCP_USER_TIMEOUT_S"
 _USER_TIMEOUT_S = 30.0
-_KEEPALIVE_IDLE_S = 5
-_KEEPALIVE_INTERVAL_S = 2
-_KEEPALIVE_COUNT = 3
+"""More than a switch takes to find another way, or a virtual machine to be moved."""
 _CREDENTIALS = struct.Struct("iII")
 
 HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
@@ -19,7 +17,7 @@ HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
 
 
 def user_timeout_ms() -> int:
-    """How long sent data may stay unacknowledged before TCP gives the connection up.
+    """How long a peer may be out of reach before its connection is given up.
 
     Raises ValueError for a value that is no positive number of seconds.
     """
@@ -38,21 +36,20 @@ def user_timeout_ms() -> int:
 
 
 def tune(connection: socket.socket, timeout_ms: int) -> None:
-    """Sets the options of a connected socket: no delay, keepalive, `TCP_USER_TIMEOUT`.
-
-    A half-open connection ends `timeout_ms` after the last sign of life, idle or not: Linux lets
-    TCP_USER_TIMEOUT stand in for the number of keepalive probes (without it: after 11 s idle).
-    """
+    """Sets the options of a connected socket: no delay, and keepalive, which ends a connection
+    `timeout_ms` (at least 3 s) after the last sign of life if nothing is on its way to the peer.
+    If something is, `half_open` does it."""
     connection.setblocking(False)
     if HAVE_UNIX and connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle_s, interval_s = max(1, timeout_ms // 6000), max(1, timeout_ms // 15_000)
+    count = max(2, (timeout_ms // 1000 - idle_s) // interval_s)
     for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
-        ("TCP_USER_TIMEOUT", timeout_ms),
+        ("TCP_KEEPIDLE", idle_s),
+        ("TCP_KEEPINTVL", interval_s),
+        ("TCP_KEEPCNT", min(count, 127)),
     ):
         option = getattr(socket, name, None)
         if option is not None:

@@ -66,7 +66,15 @@ class TcpBackend:
                 share_memory=transport != "tcp",
             )
             alive = mesh.descriptors
-            mailbox = Mailbox(name, ranks, rank, rendezvous.dial, alive)
+            mailbox = Mailbox(
+                name,
+                ranks,
+                rank,
+                rendezvous.dial,
+                alive,
+                checked=checked,
+                calling=rendezvous.is_calling,
+            )
         except BaseException:
             if mesh is not None:
                 mesh.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from .fault_plan import Fault, FaultPlan, Injection, Kind
 from .frames import DATA, HEADER, IN_MEMORY
-from .parcels import BODY, EAGER, OFFER
+from .parcel_stream import BODY, EAGER, OFFER
 
 __all__ = ["faulty_connect"]
 
@@ -272,6 +272,8 @@ class FaultySocket(socket.socket):
                 pass
         except OSError as error:
             self._broken = error
+        except ValueError:  # it was closed meanwhile: there is no descriptor to poll
+            pass
         with self._changed:
             self._backlog.clear()
             self._backlog_bytes = 0
@@ -301,6 +303,8 @@ class FaultySocket(socket.socket):
                 if _now() > self._end_at or self._broken is not None:
                     return False
         with self._changed:
+            if not self._backlog:  # a reset took it away meanwhile
+                return False
             self._backlog.popleft()
             self._backlog_bytes -= size
         return True

@@ -1,8 +1,8 @@
 """Point-to-point messages of one group: posted by any thread, moved by one thread of the group.
 
-A receive takes the first message with its tag from its peer (or from anybody), in the order in
-which the peer sent them. Each direction between two ranks is a connection of its own, dialled by
-the sender when it first sends, so neither side waits for the other to be ready.
+Each direction between two ranks is a connection of its own, dialled by the sender when it first
+sends, so neither side waits for the other to be ready. Which message goes to which receive is
+`matching`'s part; here are the thread, the connections, and what becomes of a peer that ends.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 
-from ..errors import Aborted, CallMismatch, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
-from .frames import TEXT_BYTES, BadFrame, Ended
-from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
+from ..errors import Aborted, CorruptFrame, GroupFailed
+from .frames import BadFrame, Ended
+from .last_words import last_words
+from .matching import Matching
+from .parcels import Receiver, Sender
 from .posting import Posting
 
 Dial = Callable[[int, float], socket.socket]
@@ -28,10 +30,25 @@ _SLICE_S = 60.0
 _DIAL_S = 30.0
 _DRAIN_S = 10.0
 """How long `close` waits for peers to take what was sent to them."""
+_TELL_S = 0.3
+"""How long `close` tries to reach those whom it has to tell of a failure."""
 _LAST_WORDS_S = 0.8
-"""How long after a peer's end a connection that it dialled may still come from the listener."""
+"""How long after a peer's end, or that of one of its connections, a message may still be on its way
+over another one, where nobody can tell."""
+_CALL_S = 6.0
+"""The same where somebody can: longer than a listener waits for a caller."""
+_LOOK_AGAIN_S = 0.002
 _GONE = select.POLLRDHUP | select.POLLHUP
 _now = time.monotonic
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A peer from which nothing may come any more. `ended`: it has left, for certain."""
+
+    reason: str
+    until: float
+    ended: bool
 
 
 class Mailbox:
@@ -44,27 +61,30 @@ class Mailbox:
         rank: int,
         dial: Dial,
         alive: Mapping[int, int] | None = None,
+        *,
+        checked: bool = False,
+        calling: Callable[[int], bool] | None = None,
     ) -> None:
-        """`alive`: for each peer, the descriptor of a connection that ends when the peer does."""
+        """`alive`: for each peer, the descriptor of a connection that ends when the peer does.
+        `checked`: send a checksum with every frame. `calling`: whether a connection that the peer
+        dials may still be given to `accept`; None: nobody knows, and it may take `_LAST_WORDS_S`.
+        """
         self.name = name
         self.ranks = tuple(ranks)
         self.rank = rank
         self._dial = dial
+        self._checked = checked
+        self._calling = calling
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._posted: deque[Posting] = deque()
         self._dialled: deque[tuple[int, socket.socket]] = deque()
-        self._receives: list[Posting] = []
-        self._waiting: dict[int, deque[Parcel]] = {}
-        self._offered: dict[int, Posting] = {}
-        self._accepted: dict[tuple[int, int], Posting] = {}
-        self._leaving: dict[int, Posting] = {}  # sends that the system has not taken yet
-        self._numbers = 0
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
-        self._lost: dict[int, str] = {}
-        self._leavers: dict[int, float] = {}
+        self._matching = Matching(self.ranks, rank, self._senders, self._receivers)
+        self._doubts: dict[int, _Doubt] = {}
         self._error: GroupFailed | None = None
+        self._told = False
         self._closing = False
         self._close_by = float("inf")
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -83,7 +103,7 @@ class Mailbox:
     ) -> Posting:
         """Send `data` to a peer. Over when a receive has taken it; it must not change before."""
         what = f"send(dst={self.ranks[peer]}, {text or f'{len(data)} bytes'}, tag={tag})"
-        return self._post(Posting(peer, tag, data, deadline, text, what))
+        return self._post(Posting(True, peer, tag, data, deadline, text, what))
 
     def post_receive(
         self, peer: int | None, tag: int, into: memoryview, deadline: float, text: str = ""
@@ -91,9 +111,7 @@ class Mailbox:
         """Receive the peer's next message with this tag; None: the next of anybody's."""
         source = "any" if peer is None else self.ranks[peer]
         what = f"recv(src={source}, {text or f'{len(into)} bytes'}, tag={tag})"
-        posting = Posting(peer, tag, into, deadline, text, what)
-        posting.source = -1
-        return self._post(posting)
+        return self._post(Posting(False, peer, tag, into, deadline, text, what))
 
     def accept(self, peer: int, connection: socket.socket) -> bool:
         """A peer has dialled; whether its connection is taken. Never waits: the listener that
@@ -109,18 +127,19 @@ class Mailbox:
         self.fail(Aborted(reason))
 
     def fail(self, error: GroupFailed) -> None:
-        """The group has failed: everything posted ends with this error."""
+        """The group has failed: everything posted ends with this error, and the peers that this
+        rank has exchanged messages with are told."""
         with self._lock:
             self._error = self._error or error
             self._start()
 
     def close(self) -> None:
-        """Send what is queued, then leave."""
+        """Send what is queued, then leave. If a message has failed, peers are told why."""
         with self._lock:
             if self._wake < 0:
                 return
             self._closing = True
-            self._close_by = _now() + _DRAIN_S
+            self._close_by = _now() + (_DRAIN_S if self._error is None else _TELL_S)
             thread = self._thread
             os.eventfd_write(self._wake, 1)
         if thread is not None and thread is not threading.current_thread():
@@ -129,10 +148,8 @@ class Mailbox:
 
     def let_go(self) -> None:
         """Close the connections, and send nothing."""
-        for sender in self._senders.values():
-            sender.connection.close()
-        for receiver in self._receivers.values():
-            receiver.connection.close()
+        for end in (*self._senders.values(), *self._receivers.values()):
+            end.connection.close()
         for _peer, connection in self._dialled:
             connection.close()
         with self._starting:
@@ -143,11 +160,14 @@ class Mailbox:
     def _post(self, posting: Posting) -> Posting:
         with self._lock:
             if self._error is not None or self._closing:
-                posting.finish(self._error or Aborted(f"group {self.name!r} was destroyed"))
+                posting.finish(self._error or self._destroyed())
                 return posting
             self._posted.append(posting)
             self._start()
         return posting
+
+    def _destroyed(self) -> Aborted:
+        return Aborted(f"group {self.name!r} was destroyed")
 
     def _start(self) -> None:
         with self._starting:
@@ -161,158 +181,131 @@ class Mailbox:
     # -- the group's own thread ----------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # nobody must wait for a thread that has ended
+            kind = f"{type(error).__name__}: {error}"
+            text = f"group {self.name!r}: the thread that moves the messages ended by {kind}"
+            with self._lock:
+                self._error = GroupFailed(text, self.ranks[self.rank])
+                self._end_all(self._error)
+            raise
+
+    def _serve(self) -> None:
         while True:
-            with self._lock:
-                self._take_posted()
-                self._register()
-                if self._error is not None:
-                    self._end_all(self._error)
-                idle = not any(sender.wants_to_write for sender in self._senders.values())
-                over = idle or self._error is not None or _now() >= self._close_by
-                if self._closing and over:
-                    self._end_all(Aborted(f"group {self.name!r} was destroyed"))
-                    return
-            events = self._poll.poll(self._patience_ms())
-            with self._lock:
-                for descriptor, _event in events:
-                    self._happened(descriptor)
-                self._check_clock()
+            self._take_posted()
+            error = self._error
+            if error is not None:
+                self._end_all(error)
+            self._register()
+            if self._closing and not self._posted and self._is_through():
+                with self._lock:
+                    self._end_all(self._error or self._destroyed())
+                return
+            for descriptor, _event in self._poll.poll(self._patience_ms()):
+                self._happened(descriptor)
+            now = _now()
+            self._settle_doubts(now)
+            self._matching.expire(now)
 
     def _take_posted(self) -> None:
         while self._dialled:
             peer, connection = self._dialled.popleft()
-            self._receivers[peer] = Receiver(
-                connection, partial(self._arrived, peer), partial(self._completed, peer)
-            )
-        while self._posted:
+            self._receivers[peer] = Receiver(connection, self._checked, peer, self._matching)
+        while self._posted and self._error is None:
             posting = self._posted.popleft()
-            if posting.what.startswith("send"):
+            if posting.sends:
                 self._begin_send(posting)
             else:
-                self._receives.append(posting)
-                self._match()
+                self._matching.receive(posting)
 
     def _begin_send(self, posting: Posting) -> None:
-        peer = posting.peer
-        assert peer is not None
-        number = self._numbers
-        self._numbers += 1
-        text = posting.text.encode()[:TEXT_BYTES]
+        matching, peer = self._matching, posting.source
         try:
+            matching.check_ears(peer)
             sender = self._senders.get(peer)
-            if sender is not None and sender.connection.fileno() < 0:
-                raise Ended(self._lost[peer], orderly=False)
             if sender is None:
-                connection = self._dial(peer, min(posting.deadline, _now() + _DIAL_S))
-                sender = Sender(connection, self._may_send, self._refused)
-                self._senders[peer] = sender
-            self._offered[number] = posting
-            if len(posting.data) <= EAGER_BYTES:
-                sender.eager(number, posting.tag, text, posting.data)
-            else:
-                sender.offer(number, posting.tag, text, len(posting.data))
+                sender = self._call(peer, min(posting.deadline, _now() + _DIAL_S))
+            matching.send(posting, sender)
             sender.push()
-        except (Ended, GroupFailed) as error:
-            self._offered.pop(number, None)
-            posting.finish(self._loss(peer, str(error), posting))
+        except Ended as error:
+            self._hear_out(peer)
+            matching.fail_send(posting, matching.loss(peer, str(error), posting))
+        except GroupFailed as error:
+            told = matching.words.get(peer)
+            what = type(error)(f"{posting.what}: {error}", error.culprit)
+            matching.fail_send(posting, told or what)
 
-    def _may_send(self, number: int) -> None:
-        posting = self._offered.pop(number, None)
-        if posting is None or posting.peer is None:
-            if number < self._numbers:
-                return  # its deadline has passed, and its memory is the caller's again
-            raise BadFrame(f"message {number} was accepted, which was not offered")
-        if len(posting.data) <= EAGER_BYTES:
-            posting.finish()
-            return
-        sender = self._senders[posting.peer]
-        sender.body(number, posting.data)
-        self._leaving[number] = posting
-        sender.when_sent(partial(self._taken, number))
-        sender.push()
+    def _call(self, peer: int, deadline: float) -> Sender:
+        connection = self._dial(peer, deadline)
+        sender = self._senders[peer] = Sender(connection, self._checked, peer, self._matching)
+        return sender
 
-    def _taken(self, number: int) -> None:
-        posting = self._leaving.pop(number, None)
-        if posting is not None:  # not given up since
-            posting.finish()
+    def _hear_out(self, peer: int) -> None:
+        """The connection to this peer broke: it may have said why."""
+        sender = self._senders.get(peer)
+        if sender is not None:
+            try:
+                sender.pull()
+            except (Ended, BadFrame):
+                pass
 
-    def _refused(self, number: int, text: str) -> None:
-        posting = self._offered.pop(number, None)
-        if posting is not None and posting.peer is not None:
-            me, rank = self.ranks[self.rank], self.ranks[posting.peer]
-            message = f"rank {me} is in {posting.what}, but rank {rank} is in {text}"
-            posting.finish(CallMismatch(message))
+    def _is_through(self) -> bool:
+        """On closing: whether all was said."""
+        if not self._told and self._matching.cause is not None and self._is_idle():
+            self._tell_everybody(self._matching.cause)
+            self._register()
+        return self._is_idle() or _now() >= self._close_by
 
-    def _arrived(self, peer: int, parcel: Parcel) -> None:
-        self._waiting.setdefault(peer, deque()).append(parcel)
-        self._match()
+    def _is_idle(self) -> bool:
+        return not any(end.wants_to_write for end in self._ends())
 
-    def _completed(self, peer: int, number: int) -> None:
-        posting = self._accepted.pop((peer, number), None)
-        if posting is not None:  # its deadline has not passed meanwhile
-            posting.finish()
+    def _tell_everybody(self, cause: GroupFailed) -> None:
+        """This rank leaves after a failure: those who wait for it are to blame whoever failed
+        first, those too that never got a message from it."""
+        until = _now() + _TELL_S
+        left = {peer for side, peer in self._peers.values() if side == "life"}
+        for peer in left - self._senders.keys() - self._matching.words.keys():
+            try:
+                self._call(peer, until)
+            except GroupFailed:
+                pass
+        self._tell(cause)
+        self._close_by = min(self._close_by, until)
 
-    def _match(self) -> None:
-        """Bring receives and messages together, each in the order it came."""
-        for posting in list(self._receives):
-            peers = self._waiting if posting.peer is None else (posting.peer,)
-            for peer in tuple(peers):
-                parcels = self._waiting.get(peer, ())
-                tag = posting.tag % 2**64
-                parcel = next((one for one in parcels if one.tag == tag), None)
-                if parcel is not None:
-                    self._waiting[peer].remove(parcel)
-                    self._receives.remove(posting)
-                    self._deliver(peer, parcel, posting)
-                    break
-            else:
-                self._gone_before(posting)
+    def _tell(self, error: GroupFailed) -> None:
+        self._told = True
+        for end in self._ends():
+            if end.connection.fileno() >= 0:
+                end.tell(error)
+                try:
+                    end.push()
+                except Ended:
+                    end.give_up()
 
-    def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
-        posting.source = peer
-        receiver = self._receivers[peer]
-        try:
-            if parcel.total != len(posting.data) or parcel.text != posting.text:
-                me, rank = self.ranks[self.rank], self.ranks[peer]
-                sent = parcel.text or f"{parcel.total} bytes"
-                text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
-                posting.finish(CallMismatch(text))
-                receiver.refuse(parcel.number, posting.what)
-            elif parcel.body is not None:
-                posting.data[:] = parcel.body
-                posting.finish()
-                receiver.accept(parcel.number, None)
-            else:
-                self._accepted[peer, parcel.number] = posting
-                receiver.accept(parcel.number, posting.data)
-        except Ended as error:  # the poll sees it as well, and ends the rest
-            self._accepted.pop((peer, parcel.number), None)
-            posting.finish(self._loss(peer, self._lost.get(peer, str(error)), posting))
+    def _ends(self) -> list[Sender | Receiver]:
+        return [*self._senders.values(), *self._receivers.values()]
 
-    def _gone_before(self, posting: Posting) -> None:
-        """A receive for which no message is here: can one still come?"""
-        lost = self._lost
-        if posting.peer is None:
-            gone = len(lost) == len(self.ranks) - 1
-        else:
-            gone = posting.peer in lost
-        if gone and self._receives:
-            self._receives.remove(posting)
-            peer = next(iter(lost)) if posting.peer is None else posting.peer
-            posting.finish(self._loss(peer, lost[peer], posting))
+    def _end_all(self, error: GroupFailed) -> None:
+        self._matching.end_all(error)
+        while self._posted:
+            self._posted.popleft().finish(error)
+        if not self._told and self._error is not None:
+            self._tell(error)
 
     # -- what happens --------------------------------------------------------------------------
 
     def _register(self) -> None:
+        reads = 0 if self._error is not None else select.POLLIN
         for side, ends in (("to", self._senders), ("from", self._receivers)):
             for peer, end in ends.items():
                 descriptor = end.connection.fileno()
-                if descriptor >= 0 and not (
-                    side == "from" and ("gone", peer) in self._peers.values()
-                ):
+                events = reads | (select.POLLOUT if end.wants_to_write else 0)
+                if descriptor >= 0 and events:
                     self._peers[descriptor] = (side, peer)
-                    events = select.POLLIN | (select.POLLOUT if end.wants_to_write else 0)
                     self._poll.register(descriptor, events)
+                elif descriptor in self._peers:
+                    self._forget(descriptor)
 
     def _happened(self, descriptor: int) -> None:
         if descriptor == self._wake:
@@ -320,79 +313,74 @@ class Mailbox:
             return
         side, peer = self._peers[descriptor]
         if side == "life":
-            self._forget(descriptor)
-            # Its own connection, if there is one, has its last messages, and ends as well.
-            self._leavers[peer] = _now() + _LAST_WORDS_S
+            self._life_ended(descriptor, peer)
             return
         end: Sender | Receiver = self._senders[peer] if side == "to" else self._receivers[peer]
         try:
-            end.pull()  # first: what a peer said before it went is worth reading
+            if self._error is None:
+                end.pull()  # first: what a peer said before it went is worth reading
             end.push()
+            if side == "to" and peer in self._matching.words:
+                self._doubt(peer, "failed", ended=False)
         except Ended as error:
-            self._hang_up(descriptor, end)
-            self._ended(peer, str(error))
+            self._forget(descriptor)
+            end.connection.close()
+            if side == "to":
+                self._matching.nothing_to(peer, str(error))
+                self._doubt(peer, str(error), ended=False)
+            else:
+                self._matching.nothing_from(peer, str(error))
+            end.give_up()
         except BadFrame as error:
-            self._hang_up(descriptor, end)  # it is never read again, and the peer sees it
-            rank = self.ranks[peer]
-            self._error = CorruptFrame(f"in a message from rank {rank}: {error}", rank)
-
-    def _hang_up(self, descriptor: int, end: Sender | Receiver) -> None:
-        self._forget(descriptor)
-        end.connection.close()
-        end.give_up()
+            me, rank = self.ranks[self.rank], self.ranks[peer]
+            text = f"on the connection from rank {rank} to rank {me}: {error}"
+            self._error = self._error or CorruptFrame(text, rank)
 
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
         del self._peers[descriptor]
 
-    def _ended(self, peer: int, reason: str) -> None:
-        """Nothing comes from this peer any more, and it takes nothing."""
-        self._lost.setdefault(peer, reason)
-        for key in [key for key in self._accepted if key[0] == peer]:
-            posting = self._accepted.pop(key)
-            posting.finish(self._loss(peer, reason, posting))
-        for sends in (self._offered, self._leaving):
-            for number in [n for n, posting in sends.items() if posting.peer == peer]:
-                posting = sends.pop(number)
-                posting.finish(self._loss(peer, reason, posting))
-        self._match()
+    def _life_ended(self, descriptor: int, peer: int) -> None:
+        self._forget(descriptor)
+        payload = last_words(descriptor)
+        if payload is not None:
+            try:
+                self._matching.told(peer, payload)
+            except BadFrame:
+                pass
+        self._doubt(peer, "closed the connection", ended=True)
 
-    def _loss(self, peer: int, reason: str, posting: Posting) -> GroupFailed:
-        rank = self.ranks[peer]
-        return PeerLost(f"rank {rank} was lost in {posting.what}: it {reason}", rank)
+    def _doubt(self, peer: int, reason: str, ended: bool) -> None:
+        doubt = self._doubts.setdefault(peer, _Doubt(reason, _now() + _LAST_WORDS_S, ended))
+        if ended:
+            doubt.ended = True
+            if self._calling is not None:
+                doubt.until = _now() + _CALL_S
 
-    def _pending(self) -> list[Posting]:
-        sends = (*self._offered.values(), *self._leaving.values())
-        return [*self._receives, *sends, *self._accepted.values()]
+    def _settle_doubts(self, now: float) -> None:
+        """A peer may have ended behind messages that are not here yet: its own connection's end
+        tells that they are. Or that connection is on its way: the listener has it, or had it."""
+        for peer, doubt in list(self._doubts.items()):
+            if doubt.ended and peer in self._receivers:
+                del self._doubts[peer]
+                continue
+            over = now >= doubt.until
+            if doubt.ended and self._calling is not None and not self._calling(peer):
+                # Asked in this order: from there it goes here.
+                over = all(one != peer for one, _connection in self._dialled)
+            if over:
+                del self._doubts[peer]
+                self._matching.nothing_from(peer, doubt.reason)
 
     def _patience_ms(self) -> int:
         now = _now()
-        deadlines = (posting.deadline for posting in self._pending())
-        until = min(now + _SLICE_S, self._close_by, *self._leavers.values(), *deadlines)
+        until = min(
+            now + _SLICE_S,
+            self._close_by,
+            *(posting.deadline for posting in self._matching.pending),
+            *(
+                now + _LOOK_AGAIN_S if doubt.ended and self._calling else doubt.until
+                for doubt in self._doubts.values()
+            ),
+        )
         return max(0, int((until - now) * 1000) + 1)
-
-    def _check_clock(self) -> None:
-        now = _now()
-        for peer in [peer for peer, until in self._leavers.items() if now >= until]:
-            del self._leavers[peer]
-            if peer not in self._receivers:
-                self._ended(peer, "closed the connection")
-        late = [posting for posting in self._pending() if now >= posting.deadline]
-        for posting in late:
-            who = None if posting.peer is None else self.ranks[posting.peer]
-            posting.finish(
-                DeadlineExceeded(f"the timeout of {posting.what} ran out: it has no partner", who)
-            )
-        if late:
-            self._drop_finished()
-
-    def _drop_finished(self) -> None:
-        self._receives = [one for one in self._receives if not one.done]
-        self._offered = {n: one for n, one in self._offered.items() if not one.done}
-        self._leaving = {n: one for n, one in self._leaving.items() if not one.done}
-        self._accepted = {k: one for k, one in self._accepted.items() if not one.done}
-
-    def _end_all(self, error: GroupFailed) -> None:
-        for posting in self._pending():
-            posting.finish(error)
-        self._drop_finished()

@@ -11,16 +11,26 @@ class Posting:
     """A send or receive that was posted. `source` is the group rank that a receive got it from."""
 
     def __init__(
-        self, peer: int | None, tag: int, data: memoryview, deadline: float, text: str, what: str
+        self,
+        sends: bool,
+        peer: int | None,
+        tag: int,
+        data: memoryview,
+        deadline: float,
+        text: str,
+        what: str,
     ) -> None:
+        self.sends = sends
         self.peer = peer
         self.tag = tag
         self.data = data
         self.deadline = deadline
         self.text = text
         self.what = what
-        self.source = -1 if peer is None else peer
+        self.source = -1 if peer is None or not sends else peer
         self.error: GroupFailed | None = None
+        self.owner: object = None
+        """What must live as long as `data` is used."""
         self._over = threading.Event()
 
     def __repr__(self) -> str:

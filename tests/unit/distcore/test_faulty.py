@@ -236,7 +236,9 @@ def test_shared_memory_works_through_it() -> None:
     assert second.culprit == 0
 
 
-def messages(plan: FaultPlan, size: int, timeout_s: float = 20.0) -> list[Any]:
+def messages(
+    plan: FaultPlan, size: int, timeout_s: float = 20.0, checked: bool = False
+) -> list[Any]:
     """Two messages from rank 0 to rank 1, each in a mailbox; what the sends and receives raised."""
     boxes: list[Mailbox] = []
 
@@ -248,8 +250,8 @@ def messages(plan: FaultPlan, size: int, timeout_s: float = 20.0) -> list[Any]:
     found: list[Any] = []
     with Wires(2, "tcp") as wires:
         boxes += [
-            Mailbox("g", [0, 10], 0, faulty_connect(dial, plan, 0, lane=15)),
-            Mailbox("g", [0, 10], 1, dial),
+            Mailbox("g", [0, 10], 0, faulty_connect(dial, plan, 0, lane=15), checked=checked),
+            Mailbox("g", [0, 10], 1, dial, checked=checked),
         ]
         until = time.monotonic() + timeout_s
         parts = [bytearray(size) for _ in range(2)]
@@ -270,10 +272,11 @@ def messages(plan: FaultPlan, size: int, timeout_s: float = 20.0) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [SHORT, LONG])
-def test_messages_through_harmless_faults(size: int) -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_messages_through_harmless_faults(size: int, checked: bool) -> None:
     for faults in ((), (Fault(Kind.DELAY, frames=4, delay_s=0.02),)):
         plan, log = planned(*faults)
-        assert messages(plan, size) == [None] * 4
+        assert messages(plan, size, checked=checked) == [None] * 4
         assert len(log) == (min(4, 2 if size == SHORT else 10) if faults else 0)
 
 
@@ -289,6 +292,52 @@ def test_messages_through_fatal_faults() -> None:
     for error, culprit in ((dropped[1], 10), (dropped[3], 0)):
         assert isinstance(error, errors.DeadlineExceeded)
         assert error.culprit == culprit
+
+
+NAMES = {SHORT: "message 0 (5000 bytes, tag=7)", LONG: "message 0 (3146728 bytes, tag=7)"}
+FIRST_DATA = {SHORT: 0, LONG: 2}
+"""Two long messages are offered first."""
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_message_with_a_wrong_bit(size: int, checked: bool) -> None:
+    plan, log = planned(Fault(Kind.CORRUPT, lane=15, first_frame=FIRST_DATA[size]))
+    sent, _, received, _ = found = messages(plan, size, checked=checked)
+    assert len(log) == 1
+    if not checked:
+        assert found == [None, None, "wrong data", None]
+        return
+    for error in (sent, received):
+        if error is not None or size == SHORT:  # a long one is sent when the system has it
+            assert type(error) is errors.CorruptFrame, found
+            assert error.culprit == 0
+            assert f"on the connection from rank 0 to rank 10: in {NAMES[size]}" in str(error)
+            assert "checksum is wrong" in str(error)
+    assert received is not None
+
+
+@pytest.mark.parametrize(("size", "frame"), [(SHORT, 0), (LONG, 0), (LONG, 3)])
+@pytest.mark.parametrize("kind", [Kind.DROP, Kind.DUPLICATE])
+def test_a_frame_of_a_message_that_is_lost_or_comes_twice(
+    size: int, frame: int, kind: Kind
+) -> None:
+    """Found at the next one, long before the deadline, and without a checksum."""
+    began = time.monotonic()
+    *_, last = messages(planned(Fault(kind, lane=15, first_frame=frame))[0], size)
+    assert time.monotonic() - began < 10
+    assert type(last) is errors.CorruptFrame
+    assert last.culprit == 0
+    assert "on the connection from rank 0 to rank 10: frame" in str(last)
+    assert "one is missing, or came twice" in str(last)
+
+
+def test_the_last_piece_of_a_message_is_lost() -> None:
+    plan, _log = planned(Fault(Kind.DROP, first_frame=9))
+    *_, last = messages(plan, LONG, timeout_s=1.5)
+    assert type(last) is errors.DeadlineExceeded
+    assert last.culprit == 0
+    assert "rank 0 sent 3145728 of 3146728 bytes" in str(last)
 
 
 def test_garbled_messages_burn_no_processor_time() -> None:

@@ -146,8 +146,7 @@ def test_tcp_connections_notice_a_silent_end(house: House) -> None:
             assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
             assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
-            assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
-            assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 12
 
 
 def hello(group: bytes = GROUP, lane: int = 0, sender: int = CALLER, receiver: int = ME) -> bytes:
@@ -239,6 +238,26 @@ def test_a_recorded_handshake_is_worth_nothing(house: House) -> None:
         assert len(replayed.recv(handshake.REPLY_BYTES, socket.MSG_WAITALL)) == 64
         assert dropped(replayed)
     assert (house.listener.rejected, house.arrived) == (1, {})
+
+
+def test_who_is_calling_is_known_until_he_is_here(house: House) -> None:
+    def is_calling() -> bool:
+        return house.listener.is_called_by(house.registration, CALLER, 0)
+
+    assert not is_calling()
+    for proves in (True, False):
+        with house.stranger() as caller:
+            said = hello()
+            caller.sendall(said)
+            answer = caller.recv(handshake.REPLY_BYTES, socket.MSG_WAITALL)
+            assert is_calling()
+            assert not house.listener.is_called_by(house.registration, CALLER, 1)
+            if proves:
+                caller.sendall(handshake.proof(SECRET, said, answer))
+        limit = time.monotonic() + LIMIT_S
+        while is_calling():
+            assert time.monotonic() < limit
+        assert set(house.arrived) == {(CALLER, 0)}
 
 
 def test_the_second_connection_of_a_lane_is_dropped(house: House) -> None:

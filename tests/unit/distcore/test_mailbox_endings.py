@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from distcore import errors
+from distcore.transports import frames
+from distcore.transports.last_words import last_words
 from distcore.transports.mailbox import Mailbox
 
 LONG = 3_000_000
@@ -23,8 +25,13 @@ class Pair:
         self.lives = socket.socketpair()
         self.boxes = [
             Mailbox("g", [0, 10], 0, self.dial, {1: self.lives[0].fileno()}),
-            Mailbox("g", [0, 10], 1, self.dial, {0: self.lives[1].fileno()}),
+            self.other(),
         ]
+
+    def other(self, calling: Callable[[int], bool] | None = None) -> Mailbox:
+        """Rank 1's."""
+        alive = {0: self.lives[1].fileno()}
+        return Mailbox("g", [0, 10], 1, self.dial, alive, calling=calling)
 
     def dial(self, _peer: int, _deadline: float) -> socket.socket:
         one, other = socket.socketpair()
@@ -60,7 +67,7 @@ def until(seconds: float) -> float:
 def wait_for_the_end(box: Mailbox) -> None:
     """Until the mailbox has seen that its peer went."""
     limit = until(10)
-    while not box._leavers:
+    while not box._doubts:
         assert time.monotonic() < limit
         time.sleep(0.001)
 
@@ -122,3 +129,115 @@ def test_a_message_that_nobody_takes_in_full(pair: Pair) -> None:
     pair.release()
     pair.leave()
     assert time.monotonic() - began < 9
+
+
+def test_the_last_message_of_one_who_is_known_to_call(pair: Pair) -> None:
+    """Nobody waits longer than it takes, and nobody goes too early."""
+    pair.boxes[1].close()
+    asked = 0
+
+    def calling(peer: int) -> bool:
+        nonlocal asked
+        assert peer == 0
+        asked += 1
+        if asked == 3:
+            pair.release()
+        return asked < 3
+
+    pair.boxes[1] = pair.other(calling)
+    pair.hold = True
+    pair.boxes[0].post_send(1, 3, memoryview(b"farewell"), until(20))
+    pair.leave()
+    into = bytearray(8)
+    received = pair.boxes[1].post_receive(0, 3, memoryview(into), until(20))
+    assert received.wait(20)
+    assert into == b"farewell"
+    assert asked == 3
+
+
+def test_nobody_waits_for_one_who_does_not_call(pair: Pair) -> None:
+    pair.boxes[1].close()
+    pair.boxes[1] = pair.other(lambda _peer: False)
+    received = pair.boxes[1].post_receive(0, 3, memoryview(bytearray(8)), until(20))
+    began = time.monotonic()
+    pair.leave()
+    with pytest.raises(errors.PeerLost):
+        received.wait(20)
+    assert time.monotonic() - began < 0.5
+
+
+def test_who_fails_says_why(pair: Pair) -> None:
+    """To those it has sent to, to those who have sent to it, and in place of its own name."""
+    sender, receiver = pair.boxes
+    first = sender.post_send(1, 1, memoryview(bytes(LONG)), until(20))
+    later = receiver.post_receive(0, 2, memoryview(bytearray(8)), until(20))
+    cause = errors.PeerLost("rank 7 was lost in all_reduce() #3", 7)
+    receiver.fail(cause)
+    for posting in (later, first):
+        with pytest.raises(errors.PeerLost, match="rank 7 was lost in all_reduce") as told:
+            posting.wait(20)
+        assert told.value.culprit == 7
+    with pytest.raises(errors.PeerLost, match=r"rank 7 .* \(told by rank 10\)"):
+        sender.post_send(1, 1, memoryview(bytes(8)), until(20)).wait(20)
+
+
+def test_last_words_are_found_behind_whatever_was_not_read() -> None:
+    mine, theirs = socket.socketpair()
+    failure = frames.failure(errors.PeerLost("rank 3 was lost", 3))
+    with mine, theirs:
+        for more in (b"x" * 100_000, failure):
+            assert last_words(mine.fileno()) is None
+            theirs.sendall(more)
+        payload = last_words(mine.fileno())
+        assert payload is not None
+        assert frames.failure_from(payload, 1).culprit == 3
+        assert len(mine.recv(200_000)) == 100_000 + len(failure)
+        theirs.sendall(frames.control(frames.BYE))
+        assert last_words(mine.fileno()) is None
+
+
+def test_memory_is_left_alone_after_the_deadline(pair: Pair) -> None:
+    """What a receive was given up on comes nevertheless; what a send was given up on is not read
+    any more."""
+    sender, receiver = pair.boxes
+    stuck, other = socket.socketpair()
+    pair.dial = lambda _peer, _deadline: stuck  # type: ignore[method-assign]
+    sender._dial = pair.dial
+    data, into = bytearray(b"a" * LONG), bytearray(LONG)
+    sent = sender.post_send(1, 1, memoryview(data), until(1.5))
+    middle, end = socket.socketpair()
+    assert receiver.accept(0, end)
+    received = receiver.post_receive(0, 1, memoryview(into), until(0.7))
+    with other, middle:
+        middle.setblocking(False)
+        other.settimeout(5)
+        middle.sendall(other.recv(100_000))  # the offer
+        while not (answer := _there(middle)):
+            time.sleep(0.001)
+        other.sendall(answer)
+        piece = other.recv(50_000)
+        middle.sendall(piece)
+        with pytest.raises(errors.DeadlineExceeded, match=r"rank 0 sent \d+ of 3000000 bytes"):
+            received.wait(20)
+        into[:] = bytes(LONG)
+        with pytest.raises(errors.DeadlineExceeded, match=r"\d+ of 3000000 bytes were sent to"):
+            sent.wait(20)
+        data[:] = b"b" * LONG
+        rest = bytearray()
+        while len(rest) + len(piece) < 1_048_576:
+            rest += other.recv(1_000_000)
+        assert b"b" * 100 not in rest
+        middle.setblocking(True)
+        middle.sendall(rest)
+        again = bytearray(8)
+        received = receiver.post_receive(0, 2, memoryview(again), until(0.5))
+        with pytest.raises(errors.DeadlineExceeded):
+            received.wait(20)
+        assert into == bytes(LONG)
+
+
+def _there(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(100_000)
+    except BlockingIOError:
+        return b""
