@@ -1,7 +1,5 @@
-"""The calls that `bench comm` measures, and what they must give: a fast wrong answer is no figure.
-
-Sizes are counted as nccl-tests counts them, in float32. Where every rank has its share of the
-buffer, a size is rounded up to one that all ranks share evenly.
+"""The calls that `bench comm` measures on torch's backends, and whether they give what they must: a
+fast wrong answer is no figure.
 """
 
 from __future__ import annotations
@@ -14,16 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_ELEMENT_BYTES = 4
-_SHARED = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
-
-
-def true_size(op: str, size_bytes: int, ranks: int) -> int:
-    """What a call of about `size_bytes` moves; 0 for a barrier."""
-    if op == "barrier":
-        return 0
-    unit = _ELEMENT_BYTES * (ranks if op in _SHARED else 1)
-    return max(1, -(-size_bytes // unit)) * unit
+from .comm_layout import layout, neighbours
 
 
 @dataclass(frozen=True)
@@ -49,35 +38,40 @@ class Call:
         return bool(right.all())
 
 
-def make(op: str, size_bytes: int, rank: int, ranks: int) -> Call:
-    """The call for this rank. `size_bytes` comes from `true_size`."""
-    count = size_bytes // _ELEMENT_BYTES
-    total = torch.tensor([ranks * (ranks + 1) / 2])
-    each = torch.arange(1.0, ranks + 1)
-    following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
-    source = torch.empty(count)
+def make(
+    op: str,
+    size_bytes: int,
+    rank: int,
+    ranks: int,
+    allocate: Callable[[int], torch.Tensor] = torch.empty,
+) -> Call:
+    """The call for this rank. `size_bytes` comes from `true_size`; `allocate` gives a tensor of so
+    many float32."""
+    plan = layout(op, size_bytes, rank, ranks)
+    source = allocate(plan.source)
+    target = source if plan.target is None else allocate(plan.target)
+    run = _bind(op, source, target, *neighbours(rank, ranks))
+    return Call(run, source, target, rank, torch.tensor(plan.expected))
+
+
+def _bind(
+    op: str, source: torch.Tensor, target: torch.Tensor, following: int, preceding: int
+) -> Callable[[Any], None]:
     match op:
         case "all_reduce":
-            return Call(partial(_all_reduce, source), source, source, rank, total)
+            return partial(_all_reduce, source)
         case "broadcast":
-            return Call(partial(_broadcast, source), source, source, rank, each[:1])
+            return partial(_broadcast, source)
         case "all_gather_into_tensor":
-            part = torch.empty(count // ranks)
-            return Call(partial(_all_gather, source, part), part, source, rank, each)
+            return partial(_all_gather, target, source)
         case "reduce_scatter_tensor":
-            part = torch.empty(count // ranks)
-            return Call(partial(_reduce_scatter, part, source), source, part, rank, total)
+            return partial(_reduce_scatter, target, source)
         case "all_to_all_single":
-            target = torch.empty(count)
-            return Call(partial(_all_to_all, target, source), source, target, rank, each)
+            return partial(_all_to_all, target, source)
         case "send_recv":
-            target = torch.empty(count)
-            send = partial(_send_recv, source, target, following, preceding)
-            return Call(send, source, target, rank, each[preceding : preceding + 1])
-        case "barrier":
-            nothing = torch.empty(0)
-            return Call(_barrier, nothing, nothing, rank, torch.empty(1))
-    raise ValueError(f"unknown operation {op!r}")
+            return partial(_send_recv, source, target, following, preceding)
+        case _:
+            return _barrier
 
 
 def _all_reduce(tensor: torch.Tensor, group: Any) -> None:
@@ -103,7 +97,7 @@ def _all_to_all(target: torch.Tensor, source: torch.Tensor, group: Any) -> None:
 def _send_recv(
     source: torch.Tensor, target: torch.Tensor, following: int, preceding: int, group: Any
 ) -> None:
-    """In a ring, all at once, as nccl-tests' sendrecv does."""
+    """All at once, as nccl-tests' sendrecv does."""
     works = (
         dist.isend(source, group_dst=following, group=group),
         dist.irecv(target, group_src=preceding, group=group),

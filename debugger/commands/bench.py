@@ -1,5 +1,5 @@
-"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or, in
-`bench_comm`, how fast backends communicate."""
+"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or, in modules
+of their own, how fast backends communicate and what they take."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import DistdebugError, UsageError
-from . import bench_comm
+from ..errors import DistdebugError
+from . import bench_arguments, bench_comm, bench_ddp, bench_program, bench_resources
 from .base import Command
 
 SCHEMA = "distdebug.bench/1"
@@ -34,6 +35,16 @@ examples:
   distdebug bench overhead --json overhead.json"""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """One thing that can be measured: `distdebug bench NAME`."""
+
+    help: str
+    epilog: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
 class BenchCommand(Command):
     name = "bench"
     help = "measure what watching costs, or how fast backends communicate"
@@ -46,40 +57,33 @@ class BenchCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-        overhead = _kind(kinds, "overhead", "measure what watching costs", _OVERHEAD_EPILOG)
-        overhead.add_argument(
-            "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
-        )
-        comm = _kind(kinds, "comm", "measure how fast backends communicate", bench_comm.EPILOG)
-        bench_comm.configure(comm)
+        parsers = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+        for name, kind in KINDS.items():
+            one = parsers.add_parser(
+                name,
+                help=kind.help,
+                description=kind.help[:1].upper() + kind.help[1:] + ".",
+                epilog=kind.epilog,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+            kind.configure(one)
 
     def run(self, args: argparse.Namespace) -> int:
-        return bench_comm.run(args) if args.what == "comm" else _overhead(args)
+        return KINDS[args.what].run(args)
 
 
-def _kind(kinds: Any, name: str, help_line: str, epilog: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        name,
-        help=help_line,
-        description=help_line[:1].upper() + help_line[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _configure_overhead(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
     )
-    return parser
 
 
 def _overhead(args: argparse.Namespace) -> int:
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise UsageError(f"{args.json.parent} is not a directory; name a file in one that is")
+    bench_arguments.check_files(args.json)
     measured = measure()
     print("\n".join(table(measured)))
-    if args.json is not None:
-        try:
-            args.json.write_text(json.dumps(measured, indent=2) + "\n")
-        except OSError as error:
-            raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
+    bench_program.write(args.json, json.dumps(measured, indent=2) + "\n")
     return 0
 
 
@@ -188,3 +192,28 @@ def _size(size_bytes: int) -> str:
     if size_bytes >= 1 << 20:
         return f"{size_bytes >> 20} MiB"
     return f"{size_bytes >> 10} KiB" if size_bytes >= 1 << 10 else f"{size_bytes} B"
+
+
+KINDS = {
+    "overhead": Kind(
+        "measure what watching costs", _OVERHEAD_EPILOG, _configure_overhead, _overhead
+    ),
+    "comm": Kind(
+        "measure how fast backends communicate",
+        bench_comm.EPILOG,
+        bench_comm.configure,
+        bench_comm.run,
+    ),
+    "ddp": Kind(
+        "measure a DDP training step by backend",
+        bench_ddp.EPILOG,
+        bench_ddp.configure,
+        bench_ddp.run,
+    ),
+    "resources": Kind(
+        "measure the memory, waiting and groups of backends",
+        bench_resources.EPILOG,
+        bench_resources.configure,
+        bench_resources.run,
+    ),
+}

@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from ..errors import DistdebugError, UsageError
-from . import comm_figures, comm_plot
+from ..errors import UsageError
+from . import bench_arguments as read
+from . import bench_program, comm_figures, comm_plot
 
 SCHEMA = "distdebug.bench.comm/1"
 BUDGET_S = 120.0
@@ -25,8 +20,14 @@ The backends take turns: each round measures every one of them once, so that wha
 does hits all alike. Time is the median round, and in it the slowest rank's mean; sizes, algbw and
 busbw are those of nccl-tests. A backend that this torch does not have is left out.
 
+openmpi is Open MPI itself, by mpi4py (pip install 'distdebug[mpi]'), in processes of its own that
+make the same calls on numpy buffers; mpi is torch's backend of that name. Open MPI's settings are
+its own: shared memory within a host, and more ranks than cores allowed. Only, its ranks are not
+bound to cores and yield while they wait: bound and spinning they suffer from whatever else runs.
+
 examples:
   distdebug bench comm
+  distdebug bench comm --backends tcp,openmpi --ops all_reduce --sizes 1M:64M --factor 2 -n 2
   distdebug bench comm --backends tcp,tcp/tcp,gloo --ops all_reduce --sizes 4:64M --factor 4
   distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json --plot comm.svg"""
 
@@ -37,14 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--backends",
         default="tcp,gloo",
         metavar="NAMES",
-        help="of tcp, gloo, mpi; tcp/auto, tcp/tcp, tcp/shm: tcp with that DISTCORE_TRANSPORT "
-        "(default: tcp,gloo); they are compared with gloo, or with the last",
+        help="of tcp, gloo, mpi, openmpi; tcp/auto, tcp/tcp, tcp/shm: tcp with that "
+        "DISTCORE_TRANSPORT (default: tcp,gloo); they are compared with gloo, or with the last",
     )
     parser.add_argument(
         "--ops",
-        default=",".join(comm_figures.OPS),
+        default=",".join(read.OPS),
         metavar="NAMES",
-        help="of " + ", ".join(comm_figures.OPS) + " (default: all)",
+        help="of " + ", ".join(read.OPS) + " (default: all)",
     )
     parser.add_argument(
         "--sizes",
@@ -79,108 +80,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print each row of the table as it comes, then write the files."""
     request = _request(args)
-    for file in (args.json, args.plot):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UsageError(f"{file.parent} is not a directory; name a file in one that is")
-    lines = _start(request)
+    read.check_files(args.json, args.plot)
+    lines = bench_program.start("communication", request)
     began = next(lines)
     backends: list[str] = began["backends"]
-    for skipped in began["skipped"]:
-        print(f"{skipped['backend']} is left out: {skipped['why']}")
+    bench_program.print_skipped(began)
     print("\n".join(comm_figures.heading(backends)), flush=True)
-    rows = []
-    failure: DistdebugError | None = None
-    try:
-        for row in lines:
-            rows.append(comm_figures.summarise(row, backends))
-            print(comm_figures.line(rows[-1]), flush=True)
-    except DistdebugError as error:
-        failure = error  # what was measured before is written nevertheless
+    rows, failure = bench_program.collect(
+        lines, partial(comm_figures.summarise, backends=backends), comm_figures.line
+    )
     measured = {
         "schema": SCHEMA,
-        "python": platform.python_version(),
-        "torch": began["torch"],
-        "cores": os.cpu_count(),
+        **bench_program.described(began),
         "budget_s": args.budget,
-        "backends": backends,
         "baseline": comm_figures.baseline(backends),
-        "skipped": began["skipped"],
         "rows": rows,
         "error": None if failure is None else str(failure),
     }
     title = f"time of one call, torch {began['torch']} on {os.cpu_count()} cores"
-    _write(args.json, json.dumps(measured, indent=2) + "\n")
-    _write(args.plot, comm_plot.plot(rows, backends, title))
+    bench_program.write(args.json, json.dumps(measured, indent=2) + "\n")
+    bench_program.write(args.plot, comm_plot.plot(rows, backends, title))
     if failure is not None:
         raise failure
     return 0
 
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:
-    if not 0 < args.budget <= 86_400:
-        raise UsageError(f"--budget {args.budget:g} is not between 0 and 86400 seconds")
-    ops = comm_figures.read_ops(args.ops)
+    read.check_seconds(args.budget, "--budget")
+    ops = read.read_names(args.ops, "--ops", read.OPS)
     if args.plot is not None and ops == ["barrier"]:
         raise UsageError("--plot has nothing to draw: a barrier has no size; name another op")
-    sizes = comm_figures.read_sizes(args.sizes, args.factor)
-    ranks = comm_figures.read_ranks(args.ranks)
+    sizes = read.read_sizes(args.sizes, args.factor)
+    ranks = read.read_ranks(args.ranks)
+    backends = read.read_backends(args.backends)
     # A rank's two buffers, and what a backend sets aside while it moves them.
-    needed, free = 3 * max(ranks) * max(sizes), psutil.virtual_memory().available
-    if needed > free:
-        raise UsageError(
-            f"{comm_figures.size_text(max(sizes))} on {max(ranks)} ranks take about "
-            f"{comm_figures.size_text(needed)} of memory, and {comm_figures.size_text(free)} are "
-            "free; choose smaller --sizes or fewer ranks"
-        )
+    read.check_memory(max(sizes), max(ranks), 5 if "openmpi" in backends else 3)
     return {
-        "backends": comm_figures.read_backends(args.backends),
+        "backends": backends,
         "ops": ops,
         "sizes": sizes,
         "ranks": ranks,
         "budget_s": args.budget,
     }
-
-
-def _start(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run `debugger.benchmarks.communication`; what it prints: the first line says what is
-    measured, each other one is a row. Raises DistdebugError when it fails."""
-    module = f"{__package__.rpartition('.')[0]}.benchmarks.communication"
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
-    variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
-    with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(request)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            env=variables,
-        )
-        assert process.stdout is not None
-        try:
-            for text in process.stdout:
-                found: dict[str, Any] = json.loads(text)
-                if "error" in found:
-                    raise DistdebugError(f"{module}: {found['error']}")
-                yield found
-            if process.wait() < 0:
-                raise DistdebugError(f"{module} was ended by signal {-process.returncode}")
-            if process.returncode != 0:
-                complaints.seek(0)
-                said = complaints.read().decode(errors="backslashreplace").strip().splitlines()
-                last = (said or ["it said nothing"])[-1]
-                raise DistdebugError(f"{module} ended with {process.returncode}: {last[:300]}")
-        finally:
-            if process.poll() is None:
-                process.terminate()  # it ends its ranks
-            process.wait()
-            process.stdout.close()
-
-
-def _write(file: Path | None, text: str) -> None:
-    if file is None:
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""What `distdebug bench comm` is asked and what it reports, by the definitions of nccl-tests.
+"""What `distdebug bench comm` reports, by the definitions of nccl-tests.
 
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The size of a call is
 that of the larger of a rank's two buffers: of the output for all_gather_into_tensor, of the input
@@ -9,29 +9,11 @@ does, whatever the number of ranks.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import UsageError
-
-OPS = (
-    "all_reduce",
-    "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-    "all_to_all_single",
-    "send_recv",
-    "barrier",
-)
-BACKENDS = ("tcp", "gloo", "mpi")
-TRANSPORTS = ("auto", "tcp", "shm")
 BASELINE = "gloo"
-MOST_RANKS = 64
-MOST_BYTES = 1 << 34
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -41,91 +23,6 @@ def bus_factor(op: str, ranks: int) -> float:
     if op in {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}:
         return (ranks - 1) / ranks
     return 1.0
-
-
-def read_sizes(text: str, factor: int) -> list[int]:
-    """Sizes in bytes, ascending, from "4,64K" or "4:64M", which is 4, 4 * factor, ... up to 64M.
-
-    K, M and G are powers of 1024. Raises UsageError.
-    """
-    if factor < 2:
-        raise UsageError(f"--factor {factor} leads nowhere; give 2 or more")
-    sizes: set[int] = set()
-    for part in text.split(","):
-        first, colon, last = part.partition(":")
-        size = _read_size(first, text)
-        end = _read_size(last, text) if colon else size
-        if size > end:
-            raise UsageError(
-                f"--sizes {text}: {first} is more than {last}; the smaller comes first"
-            )
-        while size <= end:
-            sizes.add(size)
-            size *= factor
-    return sorted(sizes)
-
-
-def _read_size(text: str, whole: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(
-            f"--sizes {whole}: {text!r} is no size; write bytes, or with K, M, G, "
-            "such as 4, 64K or 4:64M"
-        )
-    size = int(match[1]) << _UNITS[match[2].upper()]
-    if not 1 <= size <= MOST_BYTES:
-        raise UsageError(f"--sizes {whole}: {text} is not between 1 byte and 16G")
-    return size
-
-
-def read_ranks(text: str) -> list[int]:
-    """Numbers of ranks, from "2,4,8". Raises UsageError."""
-    ranks: list[int] = []
-    for part in _distinct(text, "-n"):
-        if not (part.isascii() and part.isdigit() and 2 <= int(part[:9]) <= MOST_RANKS):
-            raise UsageError(
-                f"-n {text}: {part!r} is no number of ranks from 2 to {MOST_RANKS}; "
-                "write them as 2,4,8"
-            )
-        ranks.append(int(part))
-    return ranks
-
-
-def read_ops(text: str) -> list[str]:
-    """Operations, from "all_reduce,barrier". Raises UsageError."""
-    ops = _distinct(text, "--ops")
-    for op in ops:
-        if op not in OPS:
-            raise UsageError(f"--ops {text}: {op!r} is none of {', '.join(OPS)}")
-    return ops
-
-
-def read_backends(text: str) -> list[str]:
-    """Backends, from "tcp,tcp/tcp,gloo"; what follows a slash is tcp's transport.
-
-    Raises UsageError.
-    """
-    backends = _distinct(text, "--backends")
-    for name in backends:
-        backend, slash, transport = name.partition("/")
-        if backend not in BACKENDS:
-            raise UsageError(f"--backends {text}: {backend!r} is none of {', '.join(BACKENDS)}")
-        if slash and (backend != "tcp" or transport not in TRANSPORTS):
-            raise UsageError(
-                f"--backends {text}: {name!r} cannot be; only tcp takes a transport, one of "
-                + ", ".join(f"tcp/{known}" for known in TRANSPORTS)
-            )
-    return backends
-
-
-def _distinct(text: str, flag: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
-        if not part:
-            raise UsageError(f"{flag} {text!r} has an empty part; write names with single commas")
-        if parts.count(part) > 1:
-            raise UsageError(f"{flag} {text} has {part} twice; once is enough")
-    return parts
 
 
 def baseline(backends: Sequence[str]) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.benchmarks import comm_calls
-from debugger.commands import bench, bench_comm, comm_figures, comm_plot
-from debugger.errors import DistdebugError, UsageError
+from debugger.benchmarks import comm_calls, comm_layout, turns
+from debugger.commands import bench_arguments, bench_program, comm_figures, comm_plot
+from debugger.errors import DistdebugError
 from tests.support import runs
+from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -47,7 +48,7 @@ def test_bus_factor(op: str, ranks: int, factor: float) -> None:
     ],
 )
 def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
-    assert comm_figures.read_sizes(text, factor) == sizes
+    assert bench_arguments.read_sizes(text, factor) == sizes
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
         (["-n", "2,2"], "-n 2,2 has 2 twice; once is enough"),
         (["--ops", "all_reduce,"], "--ops 'all_reduce,' has an empty part"),
         (["--ops", "allreduce"], "--ops allreduce: 'allreduce' is none of all_reduce, broadcast"),
-        (["--backends", "nccl"], "--backends nccl: 'nccl' is none of tcp, gloo, mpi"),
+        (["--backends", "nccl"], "--backends nccl: 'nccl' is none of tcp, gloo, mpi, openmpi"),
+        (["--backends", "openmpi/sm"], "'openmpi/sm' cannot be; only tcp takes a transport"),
         (["--backends", "gloo/tcp"], "'gloo/tcp' cannot be; only tcp takes a transport, one of"),
         (["--backends", "tcp/"], "only tcp takes a transport, one of tcp/auto, tcp/tcp, tcp/shm"),
         (["--budget", "0"], "--budget 0 is not between 0 and 86400 seconds"),
@@ -81,14 +83,11 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
     ],
 )
 def test_what_is_refused(arguments: list[str], sentence: str) -> None:
-    command = bench.BenchCommand()
-    with pytest.raises(UsageError, match=re.escape(sentence)) as refused:
-        command.run(command.parser().parse_args(["comm", *arguments]))
-    assert "\n" not in str(refused.value)
+    assert sentence in refusal("comm", *arguments)
 
 
 def test_backends() -> None:
-    names = comm_figures.read_backends("tcp, tcp/tcp,gloo,mpi")
+    names = bench_arguments.read_backends("tcp, tcp/tcp,gloo,mpi")
     assert names == ["tcp", "tcp/tcp", "gloo", "mpi"]
     assert comm_figures.baseline(names) == "gloo"
     assert comm_figures.baseline(["tcp", "tcp/tcp"]) == "tcp/tcp"
@@ -195,7 +194,7 @@ def test_plot_of_next_to_nothing(rows: list[dict[str, Any]]) -> None:
     ],
 )
 def test_the_size_that_is_moved(op: str, asked: int, size: int) -> None:
-    assert comm_calls.true_size(op, asked, 3) == size
+    assert comm_layout.true_size(op, asked, 3) == size
 
 
 def test_wrong_data_is_noticed() -> None:
@@ -212,25 +211,36 @@ def test_wrong_data_is_noticed() -> None:
     assert torch.count_nonzero(call.source) == 0
 
 
+def test_a_turn() -> None:
+    runs_made: list[int] = []
+    way = turns.here(lambda: runs_made.append(1))
+    for warm_up, made in ((True, 4), (False, 3)):
+        runs_made.clear()
+        seconds, cpu_s = way(3, warm_up)
+        assert len(runs_made) == made
+        assert seconds > 0
+        assert cpu_s >= 0
+
+
 def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_comm.sys, "executable", "/bin/false")
+    monkeypatch.setattr(bench_program.sys, "executable", "/bin/false")
     with pytest.raises(DistdebugError, match="communication ended with 1: it said nothing"):
-        next(bench_comm._start({}))
+        next(bench_program.start("communication", {}))
 
 
 _ONE_DIES = """
-import os, signal, time
-from debugger.benchmarks import comm_ranks, communication
+import os, signal
+from debugger.benchmarks import forked
 
-def main(connection, request, rank, *rest):
+def body(rank, size, directory, ends_at):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    connection.send(("failed", "its neighbour is gone"))
+    raise RuntimeError("its neighbour is gone")
+    yield
 
-comm_ranks.main = main
 try:
-    list(communication.measure(None, 3, 0.0))
-except communication.RankError as error:
+    list(forked.measure(body, 3, 0.0))
+except forked.RankError as error:
     print(error)
 """
 
@@ -247,22 +257,10 @@ def test_the_rank_that_died_is_named_not_those_that_miss_it() -> None:
     assert done.stdout == "rank 1 of 3 ended with exit code -9\n", done.stderr
 
 
-def _bench(tmp_path: Path, *arguments: str) -> Any:
-    return runs.subprocess.run(
-        [str(runs.DISTDEBUG), "bench", "comm", *arguments],
-        cwd=tmp_path,
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
 def test_the_command(tmp_path: Path) -> None:
     files = ("--json", "figures.json", "--plot", "plot.svg")
     flags = ("--backends", "gloo,mpi", "-n", "2", "--sizes", "4:4K", "--factor", "32")
-    done = _bench(tmp_path, *flags, "--budget", "1", *files)
+    done = bench_command(tmp_path, "comm", *flags, "--budget", "1", *files)
     assert done.returncode == 0, done.stderr
     assert re.match(r"mpi is left out: this torch \(.*\) has no MPI inside\n", done.stdout)
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -272,7 +270,7 @@ def test_the_command(tmp_path: Path) -> None:
     shared = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
     assert cells == {("barrier", 2, 0)} | {
         (op, 2, 8 if op in shared and size == 4 else size)
-        for op in comm_figures.OPS
+        for op in bench_arguments.OPS
         if op != "barrier"
         for size in (4, 128, 4096)
     }
@@ -282,7 +280,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_no_backend_that_there_is(tmp_path: Path) -> None:
-    done = _bench(tmp_path, "--backends", "mpi")
+    done = bench_command(tmp_path, "comm", "--backends", "mpi")
     assert done.returncode == 96
     assert "mpi: this torch (" in done.stderr
     assert done.stderr.count("\n") == 1

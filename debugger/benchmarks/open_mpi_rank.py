@@ -1,0 +1,121 @@
+"""One of Open MPI's ranks: it does what its partner in `open_mpi` says, until that one is gone.
+
+mpiexec -n SIZE python -m debugger.benchmarks.open_mpi_rank SIZE PREFIX
+
+PREFIX and its rank name the socket where its partner waits. It does not import torch: eight imports
+take long. The calls are those of `comm_calls`, on buffers of the same layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from .comm_layout import layout, neighbours
+
+
+class Call:
+    """One operation on buffers of its own, as `comm_calls.Call` is."""
+
+    def __init__(self, op: str, size_bytes: int) -> None:
+        world = MPI.COMM_WORLD
+        self._number = world.rank + 1
+        plan = layout(op, size_bytes, world.rank, world.size)
+        self._expected = numpy.array(plan.expected, numpy.float32)
+        self._source = numpy.empty(plan.source, numpy.float32)
+        self._target = self._source
+        if plan.target is not None:
+            self._target = numpy.empty(plan.target, numpy.float32)
+        self.run = _bind(op, self._source, self._target)
+
+    def is_right(self) -> bool:
+        """Run it once with numbers that tell; the buffers are zeros afterwards."""
+        self._target.fill(-1)
+        self._source.fill(self._number)
+        self.run()
+        parts = self._target.reshape(len(self._expected), -1)
+        right = bool((parts == self._expected[:, None]).all())
+        self._source.fill(0)
+        return right
+
+    def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
+        """As `turns.here` measures it."""
+        MPI.COMM_WORLD.Barrier()
+        if warm_up:
+            self.run()
+        run = self.run
+        cpu_began, began = time.process_time(), time.perf_counter()
+        for _ in range(times):
+            run()
+        spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        return spent / times, cpu / times
+
+
+def _bind(op: str, source: Any, target: Any) -> Callable[[], object]:
+    """Where torch's call works in place, so does MPI's."""
+    world = MPI.COMM_WORLD
+    following, preceding = neighbours(world.rank, world.size)
+    ours, theirs = [source, MPI.FLOAT], [target, MPI.FLOAT]
+    match op:
+        case "all_reduce":
+            return partial(world.Allreduce, MPI.IN_PLACE, theirs)
+        case "broadcast":
+            return partial(world.Bcast, theirs, root=0)
+        case "all_gather_into_tensor":
+            return partial(world.Allgather, ours, theirs)
+        case "reduce_scatter_tensor":
+            return partial(world.Reduce_scatter_block, ours, theirs)
+        case "all_to_all_single":
+            return partial(world.Alltoall, ours, theirs)
+        case "send_recv":
+            return partial(world.Sendrecv, ours, following, 0, theirs, preceding)
+        case _:
+            return world.Barrier
+
+
+def main() -> None:
+    """Obey until "end"; where the partner is gone without, so is all of Open MPI."""
+    size, prefix = sys.argv[1:]
+    world = MPI.COMM_WORLD
+    with socket.socket(socket.AF_UNIX) as partner:
+        partner.connect(f"{prefix}{world.rank}")
+        stream = partner.makefile("rw")
+        problem = None
+        if world.size != int(size):
+            problem = (
+                f"mpi4py runs on {MPI.Get_library_version()[:40]!r}, not on mpiexec's Open MPI"
+            )
+        answer: Any = problem
+        call: Call | None = None
+        while True:
+            try:
+                stream.write(json.dumps(answer) + "\n")
+                stream.flush()
+                line = stream.readline()
+            except OSError:
+                line = ""
+            if not line:
+                os._exit(1)  # no MPI_Finalize, which would wait for the others
+            match json.loads(line):
+                case ["prepare", op, size_bytes]:
+                    call = None  # its memory first
+                    call = Call(op, size_bytes)
+                    answer = call.is_right()
+                case ["turn", times, warm_up]:
+                    assert call is not None
+                    answer = call.turn(times, warm_up)
+                case ["end"]:
+                    break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the kinds of `distdebug bench` that measure with ranks are asked: read, or refused in a
+sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from ..errors import UsageError
+from .comm_figures import size_text
+
+OPS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "send_recv",
+    "barrier",
+)
+TORCH_BACKENDS = ("tcp", "gloo", "mpi")
+BACKENDS = (*TORCH_BACKENDS, "openmpi")
+TRANSPORTS = ("auto", "tcp", "shm")
+MOST_RANKS = 64
+MOST_BYTES = 1 << 34
+DAY_S = 86_400
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+def read_sizes(text: str, factor: int) -> list[int]:
+    """Sizes in bytes, ascending, from "4,64K" or "4:64M", which is 4, 4 * factor, ... up to 64M.
+
+    K, M and G are powers of 1024. Raises UsageError.
+    """
+    if factor < 2:
+        raise UsageError(f"--factor {factor} leads nowhere; give 2 or more")
+    sizes: set[int] = set()
+    for part in text.split(","):
+        first, colon, last = part.partition(":")
+        size = read_size(first, f"--sizes {text}")
+        end = read_size(last, f"--sizes {text}") if colon else size
+        if size > end:
+            raise UsageError(
+                f"--sizes {text}: {first} is more than {last}; the smaller comes first"
+            )
+        while size <= end:
+            sizes.add(size)
+            size *= factor
+    return sorted(sizes)
+
+
+def read_size(text: str, where: str) -> int:
+    """One size in bytes, from "64K", which stands in the flag `where`. Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"{where}: {text!r} is no size; write bytes, or with K, M, G, such as 4, 64K or 4:64M"
+        )
+    size = int(match[1]) << _UNITS[match[2].upper()]
+    if not 1 <= size <= MOST_BYTES:
+        raise UsageError(f"{where}: {text} is not between 1 byte and 16G")
+    return size
+
+
+def read_ranks(text: str) -> list[int]:
+    """Numbers of ranks, from "2,4,8". Raises UsageError."""
+    ranks: list[int] = []
+    for part in _distinct(text, "-n"):
+        if not (part.isascii() and part.isdigit() and 2 <= int(part[:9]) <= MOST_RANKS):
+            raise UsageError(
+                f"-n {text}: {part!r} is no number of ranks from 2 to {MOST_RANKS}; "
+                "write them as 2,4,8"
+            )
+        ranks.append(int(part))
+    return ranks
+
+
+def read_names(text: str, flag: str, known: Sequence[str]) -> list[str]:
+    """Names of those `known`, from "all_reduce,barrier". Raises UsageError."""
+    names = _distinct(text, flag)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag} {text}: {name!r} is none of {', '.join(known)}")
+    return names
+
+
+def read_backends(text: str, known: Sequence[str] = BACKENDS) -> list[str]:
+    """Backends of those `known`, from "tcp,tcp/tcp,gloo"; what follows a slash is tcp's transport.
+
+    Raises UsageError.
+    """
+    backends = _distinct(text, "--backends")
+    for name in backends:
+        backend, slash, transport = name.partition("/")
+        if backend not in known:
+            raise UsageError(f"--backends {text}: {backend!r} is none of {', '.join(known)}")
+        if slash and (backend != "tcp" or transport not in TRANSPORTS):
+            raise UsageError(
+                f"--backends {text}: {name!r} cannot be; only tcp takes a transport, one of "
+                + ", ".join(f"tcp/{known}" for known in TRANSPORTS)
+            )
+    return backends
+
+
+def _distinct(text: str, flag: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not part:
+            raise UsageError(f"{flag} {text!r} has an empty part; write names with single commas")
+        if parts.count(part) > 1:
+            raise UsageError(f"{flag} {text} has {part} twice; once is enough")
+    return parts
+
+
+def check_seconds(seconds: float, flag: str) -> None:
+    """Raises UsageError where `seconds` are none, or more than a day."""
+    if not 0 < seconds <= DAY_S:
+        raise UsageError(f"{flag} {seconds:g} is not between 0 and {DAY_S} seconds")
+
+
+def check_memory(size_bytes: int, ranks: int, buffers: int) -> None:
+    """Raises UsageError where `ranks` times `buffers` of that size are more than is free."""
+    needed, free = buffers * ranks * size_bytes, psutil.virtual_memory().available
+    if needed > free:
+        raise UsageError(
+            f"{size_text(size_bytes)} on {ranks} ranks take about {size_text(needed)} of memory, "
+            f"and {size_text(free)} are free; choose smaller sizes or fewer ranks"
+        )
+
+
+def check_files(*files: Path | None) -> None:
+    """Raises UsageError where one cannot be written after all the measuring."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"{file.parent} is not a directory; name a file in one that is")

@@ -1,0 +1,119 @@
+"""Open MPI in `distdebug bench comm`: where it is not, where it fails, and the real thing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from debugger.benchmarks import open_mpi
+from debugger.commands import bench_arguments
+from tests.unit.benchmarks.bench_command import bench_command
+
+ROOT = Path(__file__).parents[3]
+WHY_NOT = open_mpi.unavailable()
+needs_open_mpi = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(open_mpi, "_launcher", lambda: None)
+    everything = "there is no mpi4py and numpy and mpiexec here: pip install 'distdebug[mpi]'"
+    assert open_mpi.unavailable() == everything
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(open_mpi, "_launcher", lambda: "/bin/echo")
+    another = "/bin/echo is not Open MPI's: pip install 'distdebug[mpi]'"
+    assert open_mpi.unavailable() == another
+
+
+@needs_open_mpi
+def test_the_command(tmp_path: Path) -> None:
+    flags = ("--backends", "gloo,openmpi", "-n", "3", "--sizes", "4,64K", "--budget", "1")
+    done = bench_command(tmp_path, "comm", *flags, "--json", "figures.json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["backends"], figures["baseline"]) == (["gloo", "openmpi"], "gloo")
+    assert {row["op"] for row in figures["rows"]} == set(bench_arguments.OPS)
+    assert all(row["backends"]["openmpi"]["time_us"] > 0 for row in figures["rows"])
+
+
+_MEASURE = """
+import os, signal
+import psutil
+from debugger.benchmarks import forked, open_mpi
+from debugger.benchmarks.rank_groups import joined
+
+def body(rank, size, directory, ends_at):
+    with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:
+        assert partner.prepare("all_reduce", 64)
+        seconds, cpu_s = partner.turn(3, True)
+        assert seconds > 0 and cpu_s > 0
+        launcher = partner._mpiexec
+        if rank == 0:
+            children = psutil.Process(launcher.pid).children(recursive=True)
+            yield sorted(one.pid for one in (psutil.Process(launcher.pid), *children))
+            {what_happens}
+            partner.turn(3, True)
+
+open_mpi._launcher = {launcher}
+try:
+    for row in forked.measure(body, 2, 0.0):
+        print(*row)
+except forked.RankError as error:
+    print(error)
+"""
+
+
+def _measure(what_happens: str, launcher: str = "open_mpi._launcher") -> list[str]:
+    """What is printed by a program whose ranks have partners, when this happens in rank 0."""
+    program = _MEASURE.format(what_happens=what_happens, launcher=launcher)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def _gone(pids: str) -> None:
+    """They end within ten seconds."""
+    processes = []
+    for pid in map(int, pids.split()):
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+
+
+@needs_open_mpi
+def test_a_partner_that_dies() -> None:
+    pids, sentence = _measure("children[0].kill()")
+    assert sentence.startswith(
+        "rank 0 of 2: RuntimeError: one of Open MPI's ranks has ended or is silent; mpiexec: "
+    )
+    _gone(pids)
+
+
+@needs_open_mpi
+def test_partners_of_ranks_that_die() -> None:
+    pids, sentence = _measure("os.kill(os.getpid(), signal.SIGKILL)")
+    assert sentence == "rank 0 of 2 ended with exit code -9"
+    _gone(pids)
+
+
+def test_a_launcher_that_fails() -> None:
+    assert _measure("", launcher="lambda: '/bin/false'") == [
+        "rank 0 of 2: RuntimeError: mpiexec has not started Open MPI's ranks: it said nothing"
+    ]
