@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from . import bruck, chain, direct, pairwise, recursive, ring, tree
+from . import board, bruck, chain, direct, hub, pairwise, recursive, ring, tree
 
 __all__ = ["ALGORITHM_VARIABLE", "DEFAULT", "KNOWN", "TABLE", "Choice", "Row", "choice_from"]
 
 ALGORITHM_VARIABLE = "DISTCORE_ALGORITHM"
 
 ALL_REDUCE = {
+    "board": board.all_reduce,
     "direct": direct.all_reduce,
+    "hub": hub.all_reduce,
     "two_step": direct.all_reduce_in_two_steps,
     "doubling": recursive.all_reduce_by_doubling,
     "halving": recursive.all_reduce_by_halving,
@@ -24,20 +26,31 @@ ALL_REDUCE = {
 }
 REDUCE = {"direct": direct.reduce, "tree": tree.reduce, "chain": chain.reduce}
 BROADCAST = {
+    "board": board.broadcast,
     "direct": direct.broadcast,
     "tree": tree.broadcast,
     "chain": chain.broadcast,
     "ring": ring.broadcast,
 }
-ALL_GATHER = {"direct": direct.all_gather, "bruck": bruck.all_gather, "ring": ring.all_gather}
+ALL_GATHER = {
+    "board": board.all_gather,
+    "direct": direct.all_gather,
+    "bruck": bruck.all_gather,
+    "ring": ring.all_gather,
+}
 GATHER = {"direct": direct.gather, "tree": tree.gather}
 SCATTER = {"direct": direct.scatter, "tree": tree.scatter}
 REDUCE_SCATTER = {
+    "board": board.reduce_scatter,
     "direct": direct.reduce_scatter,
     "halving": recursive.reduce_scatter_by_halving,
     "ring": ring.reduce_scatter,
 }
-ALL_TO_ALL = {"direct": direct.all_to_all, "pairwise": pairwise.all_to_all}
+ALL_TO_ALL = {
+    "board": board.all_to_all,
+    "direct": direct.all_to_all,
+    "pairwise": pairwise.all_to_all,
+}
 
 KNOWN: Mapping[str, frozenset[str]] = {
     "all_reduce": frozenset(ALL_REDUCE),
@@ -54,6 +67,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 POWERS_OF_TWO_ONLY = frozenset({("reduce_scatter", "halving")})
 """With another number of ranks the table decides, whatever the user wishes."""
 
+NEEDS_BOARD = "board"
+"""Without memory that all ranks see the table decides, whatever the user wishes."""
+
 _KIB = 1024
 _MIB = 1024 * 1024
 
@@ -67,9 +83,13 @@ class Row:
     most_bytes: int | None = None
     most_ranks: int | None = None
     power_of_two: bool = False
+    one_host: bool = False
+    """Only where the ranks have a board (`Transport.board`)."""
 
-    def fits(self, ranks: int) -> bool:
-        """Whether it is for groups of this size."""
+    def fits(self, ranks: int, board: bool) -> bool:
+        """Whether it is for groups of this size, with a board or without."""
+        if self.one_host and not board:
+            return False
         if self.power_of_two and ranks & (ranks - 1):
             return False
         return self.most_ranks is None or ranks <= self.most_ranks
@@ -80,6 +100,9 @@ TABLE: tuple[Row, ...] = (
     # reduce_scatter of all ranks' parts together; for gather and scatter of one part. all_to_all
     # has none: its sizes differ from rank to rank.
     Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=2),
+    Row("all_reduce", "hub", most_bytes=64 * _KIB, most_ranks=16, one_host=True),
+    Row("all_reduce", "board", most_ranks=16, one_host=True),
+    Row("all_reduce", "hub", most_bytes=8 * _KIB, most_ranks=8),
     Row("all_reduce", "direct", most_bytes=64 * _KIB, most_ranks=3),
     Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=4, power_of_two=True),
     Row("all_reduce", "doubling", most_bytes=32 * _KIB),
@@ -91,9 +114,14 @@ TABLE: tuple[Row, ...] = (
     Row("reduce", "chain"),
     Row("broadcast", "tree", most_ranks=2),
     Row("broadcast", "direct", most_bytes=64 * _KIB, most_ranks=4),
+    Row("broadcast", "tree", most_bytes=64 * _KIB),
+    Row("broadcast", "board", most_ranks=16, one_host=True),
     Row("broadcast", "tree", most_bytes=1 * _MIB),
     Row("broadcast", "chain", most_ranks=16),
     Row("broadcast", "ring"),
+    Row("all_gather", "direct", most_bytes=16 * _KIB, most_ranks=4),
+    Row("all_gather", "bruck", most_bytes=16 * _KIB),
+    Row("all_gather", "board", most_ranks=16, one_host=True),
     Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=4),
     Row("all_gather", "bruck", most_bytes=64 * _KIB),
     Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=16),
@@ -105,9 +133,13 @@ TABLE: tuple[Row, ...] = (
     Row("scatter", "tree", most_bytes=16 * _KIB),
     Row("scatter", "direct"),
     Row("reduce_scatter", "direct", most_ranks=2),
+    Row("reduce_scatter", "direct", most_bytes=64 * _KIB, most_ranks=4, one_host=True),
+    Row("reduce_scatter", "board", most_ranks=16, one_host=True),
     Row("reduce_scatter", "halving", most_bytes=1 * _MIB, power_of_two=True),
     Row("reduce_scatter", "direct", most_bytes=1 * _MIB, most_ranks=16),
     Row("reduce_scatter", "ring"),
+    Row("all_to_all", "direct", most_ranks=2),
+    Row("all_to_all", "board", most_ranks=16, one_host=True),
     Row("all_to_all", "direct", most_ranks=16),
     Row("all_to_all", "pairwise"),
 )
@@ -119,7 +151,7 @@ class Choice:
 
     wishes: Mapping[str, str] = field(default_factory=dict)
     table: tuple[Row, ...] = TABLE
-    _limits: dict[tuple[str, int], tuple[tuple[float, str], ...]] = field(
+    _limits: dict[tuple[str, int, bool], tuple[tuple[float, str], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -128,25 +160,29 @@ class Choice:
         """The wishes as `choice_from` takes them, in one order whatever was written."""
         return ",".join(f"{op}:{algorithm}" for op, algorithm in sorted(self.wishes.items()))
 
-    def of(self, op: str, size_bytes: int, ranks: int) -> str:
-        """The algorithm's name."""
-        limits = self._limits.get((op, ranks))
+    def of(self, op: str, size_bytes: int, ranks: int, board: bool = False) -> str:
+        """The algorithm's name. `board`: whether the ranks have one (`Transport.board`)."""
+        limits = self._limits.get((op, ranks, board))
         if limits is None:
-            limits = self._limits[op, ranks] = self._compile(op, ranks)
+            limits = self._limits[op, ranks, board] = self._compile(op, ranks, board)
         for most_bytes, algorithm in limits:
             if size_bytes <= most_bytes:
                 return algorithm
         raise AssertionError(f"the table has no row for {op} of {size_bytes} bytes, {ranks} ranks")
 
-    def _compile(self, op: str, ranks: int) -> tuple[tuple[float, str], ...]:
+    def _compile(self, op: str, ranks: int, board: bool) -> tuple[tuple[float, str], ...]:
         anything = float("inf")
         wish = self.wishes.get(op)
-        if wish is not None and not ((op, wish) in POWERS_OF_TWO_ONLY and ranks & (ranks - 1)):
+        if (
+            wish is not None
+            and not ((op, wish) in POWERS_OF_TWO_ONLY and ranks & (ranks - 1))
+            and not (wish == NEEDS_BOARD and not board)
+        ):
             return ((anything, wish),)
         return tuple(
             (anything if row.most_bytes is None else row.most_bytes, row.algorithm)
             for row in self.table
-            if row.op == op and row.fits(ranks)
+            if row.op == op and row.fits(ranks, board)
         )
 
 

@@ -39,7 +39,7 @@ def all_reduce(
     data = bytes_of(tensor)
     size = net.size
     if size > 1 and data:
-        ALL_REDUCE[choice.of("all_reduce", len(data), size)](net, data, reduction)
+        ALL_REDUCE[_chosen(net, "all_reduce", len(data), choice)](net, data, reduction)
 
 
 def reduce(
@@ -53,7 +53,7 @@ def reduce(
     data = bytes_of(prepared)
     size = net.size
     if size > 1 and data:
-        REDUCE[choice.of("reduce", len(data), size)](net, data, root, reduction)
+        REDUCE[_chosen(net, "reduce", len(data), choice)](net, data, root, reduction)
 
 
 def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAULT) -> None:
@@ -61,7 +61,7 @@ def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAUL
     data = bytes_of(tensor)
     size = net.size
     if size > 1 and data:
-        BROADCAST[choice.of("broadcast", len(data), size)](net, data, root)
+        BROADCAST[_chosen(net, "broadcast", len(data), choice)](net, data, root)
 
 
 def all_gather(
@@ -76,7 +76,7 @@ def all_gather(
     if net.size == 1:
         copy_bytes(parts[0], own)
     elif total := sum(map(len, parts)):
-        ALL_GATHER[choice.of("all_gather", total, net.size)](net, parts, own)
+        ALL_GATHER[_chosen(net, "all_gather", total, choice)](net, parts, own)
 
 
 def gather(
@@ -95,7 +95,7 @@ def gather(
         if net.size == 1:
             copy_bytes(parts[0], own)
     if net.size > 1 and own:
-        GATHER[choice.of("gather", len(own), net.size)](net, parts, own, root)
+        GATHER[_chosen(net, "gather", len(own), choice)](net, parts, own, root)
 
 
 def scatter(
@@ -114,7 +114,7 @@ def scatter(
         if net.size == 1:
             copy_bytes(own, parts[0])
     if net.size > 1 and own:
-        SCATTER[choice.of("scatter", len(own), net.size)](net, own, parts, root)
+        SCATTER[_chosen(net, "scatter", len(own), choice)](net, own, parts, root)
 
 
 def reduce_scatter(
@@ -136,7 +136,7 @@ def reduce_scatter(
     if net.size == 1:
         copy_bytes(own, parts[0])
     elif total := sum(map(len, parts)):
-        algorithm = REDUCE_SCATTER[choice.of("reduce_scatter", total, net.size)]
+        algorithm = REDUCE_SCATTER[_chosen(net, "reduce_scatter", total, choice)]
         algorithm(net, own, parts, reduction)
 
 
@@ -155,12 +155,16 @@ def all_to_all(
     if net.size == 1:
         copy_bytes(into[0], parts[0])
     else:
-        ALL_TO_ALL[choice.of("all_to_all", 0, net.size)](net, into, parts)
+        ALL_TO_ALL[_chosen(net, "all_to_all", 0, choice)](net, into, parts)
 
 
 def barrier(net: Transport) -> None:
     """Returns when all ranks have called it."""
     bruck.barrier(net)
+
+
+def _chosen(net: Transport, op: str, size_bytes: int, choice: Choice) -> str:
+    return choice.of(op, size_bytes, net.size, net.board is not None)
 
 
 def _views(

@@ -25,7 +25,7 @@ from .pieces import (
 )
 
 
-def _peers(net: Transport) -> list[int]:
+def peers_of(net: Transport) -> list[int]:
     """All others, beginning with the next: so that not everyone sends to rank 0 first."""
     rank, size = net.rank, net.size
     return [*range(rank + 1, size), *range(rank)]
@@ -37,7 +37,7 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
     Steps: 1. Sent: (n-1) N. Scratch: (n-1) N; a message that needs more than 4 MiB of scratch goes
     in blocks, a step each.
     """
-    peers = _peers(net)
+    peers = peers_of(net)
     share = share_of_scratch(len(peers))
     scratch = take_scratch(len(peers) * min(share, len(data)))
     for begin, end in blocks(len(data), share):
@@ -59,7 +59,7 @@ def all_reduce_in_two_steps(net: Transport, data: memoryview, reduction: Reducti
     Steps: 2. Sent: 2 N (n-1)/n. Scratch: N (n-1)/n; a message that needs more than 4 MiB of
     scratch goes in blocks, two steps each.
     """
-    rank, size, peers = net.rank, net.size, _peers(net)
+    rank, size, peers = net.rank, net.size, peers_of(net)
     share = share_of_scratch(len(peers))
     longest = edges(min(len(data), share * size), size, reduction.item_bytes)[1]
     scratch = take_scratch(len(peers) * longest)
@@ -93,7 +93,7 @@ def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) ->
     Steps: 1. Sent: N, by the root nothing. Scratch: none for 2 ranks; else (n-1) N on the root, in
     blocks of a step each where that is more than 4 MiB. Does not change the data of the others.
     """
-    peers = _peers(net)
+    peers = peers_of(net)
     if len(peers) == 1:
         if net.rank == root:
             net.exchange(NO_SENDS, [Receive(peers[0], data, reduction.folding(data))])
@@ -126,7 +126,7 @@ def reduce_scatter(
     N: all parts together. Steps: 1. Sent: N less the own part. Scratch: none for 2 ranks; else n-1
     times the own part, in blocks of a step each where that is more than 4 MiB.
     """
-    rank, size, peers = net.rank, net.size, _peers(net)
+    rank, size, peers = net.rank, net.size, peers_of(net)
     own = inputs[rank]
     if size == 2:
         (peer,) = peers
@@ -157,14 +157,14 @@ def reduce_scatter(
 def broadcast(net: Transport, data: memoryview, root: int) -> None:
     """The root sends to everyone. Steps: 1. Sent: (n-1) N by the root."""
     if net.rank == root:
-        net.exchange([Send(peer, data) for peer in _peers(net)], NO_RECEIVES)
+        net.exchange([Send(peer, data) for peer in peers_of(net)], NO_RECEIVES)
     else:
         net.exchange(NO_SENDS, [Receive(root, data)])
 
 
 def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) -> None:
     """Everyone sends what it has to everyone. m: the own part. Steps: 1. Sent: (n-1) m."""
-    peers = _peers(net)
+    peers = peers_of(net)
     net.exchange(
         [Send(peer, data) for peer in peers] if data else NO_SENDS,
         [Receive(peer, outputs[peer]) for peer in peers if outputs[peer]],
@@ -180,7 +180,7 @@ def gather(
         net.exchange([Send(root, data)] if data else NO_SENDS, NO_RECEIVES)
         return
     assert outputs is not None
-    peers = _peers(net)
+    peers = peers_of(net)
     net.exchange(NO_SENDS, [Receive(peer, outputs[peer]) for peer in peers if outputs[peer]])
     copy_bytes(outputs[root], data)
 
@@ -193,7 +193,7 @@ def scatter(
         net.exchange(NO_SENDS, [Receive(root, output)] if output else NO_RECEIVES)
         return
     assert inputs is not None
-    peers = _peers(net)
+    peers = peers_of(net)
     net.exchange([Send(peer, inputs[peer]) for peer in peers if inputs[peer]], NO_RECEIVES)
     copy_bytes(output, inputs[root])
 
@@ -203,7 +203,7 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
 
     Empty parts travel too: splits that do not match are found where they do not, not by a timeout.
     """
-    peers = _peers(net)
+    peers = peers_of(net)
     net.exchange(
         [Send(peer, inputs[peer]) for peer in peers],
         [Receive(peer, outputs[peer]) for peer in peers],

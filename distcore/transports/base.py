@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .board import Board
+
 SEGMENT_BYTES = 256 * 1024
 """A message longer than this arrives in pieces of this size (the last may be shorter). It is a
 multiple of every element's size, and small enough for a piece to be reduced out of the cache."""
@@ -41,6 +43,8 @@ class Transport(ABC):
 
     rank: int
     size: int
+    board: Board | None = None
+    """The memory that all ranks of the group see, where they do."""
 
     @abstractmethod
     def exchange(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:

@@ -82,6 +82,11 @@ class Incoming:
         self._begun = False
 
     @property
+    def has_more(self) -> bool:
+        """Whether something was read that is not looked at yet."""
+        return self._end != self._start
+
+    @property
     def received_bytes(self) -> int:
         """How much of the expected message is here."""
         return self._got

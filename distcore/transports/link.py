@@ -5,12 +5,21 @@ The two halves do what can be done now and say whether they are through. Waiting
 
 from __future__ import annotations
 
+import select
 import socket
+import time
+from collections.abc import Iterable
 
-from .frames import Ended
+from .frames import BadFrame, Ended, GaveUp
 from .incoming import Incoming
 from .outgoing import Outgoing
 from .shared_memory import Inbox, Outbox
+
+_IN_FLIGHT_BYTES = 512 * 1024
+"""What lies between two ranks of one host in the kernel. By itself that grows to megabytes, which
+have left the processor's cache when the receiver copies them: it takes twice the time."""
+
+_LAST_WORDS_S = 0.1
 
 
 class Link:
@@ -27,9 +36,13 @@ class Link:
         checked: bool = False,
     ) -> None:
         connection.setblocking(False)
+        if _within_host(connection):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT_BYTES)
         self._connection = connection
         self._memory = memory or ()
         self.descriptor = connection.fileno()
+        self.watched = select.POLLIN
+        """What the mesh polls for."""
         self.peer = peer
         self.global_rank = global_rank
         outbox, inbox = memory if memory is not None else (None, None)
@@ -64,3 +77,38 @@ class Link:
         for memory in self._memory:
             memory.close()
         self._memory = ()
+
+
+def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
+    """A peer that went may have done so because of another. Raises what it or others know of that;
+    they may need a moment."""
+    _skim(lost)
+    until = time.monotonic() + _LAST_WORDS_S
+    others = {link.descriptor: link for link in links if link.ended is None}
+    for link in others.values():
+        _skim(link)  # some of it may have been read already
+    while others and (left_s := until - time.monotonic()) > 0:
+        for descriptor in select.select(others, [], [], left_s)[0]:
+            if not _skim(others[descriptor]):
+                del others[descriptor]
+
+
+def _skim(link: Link) -> bool:
+    """Look for control frames; False when there can be no more."""
+    try:
+        link.incoming.skim()
+    except (Ended, BadFrame):
+        return False
+    except GaveUp:
+        pass
+    return True
+
+
+def _within_host(connection: socket.socket) -> bool:
+    """Whether both ends of a TCP connection have one address."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        return bool(connection.getpeername()[0] == connection.getsockname()[0])
+    except OSError:
+        return False  # it has ended already, as the first read will say

@@ -29,7 +29,7 @@ from .frames import (
     fingerprint,
     wire_text,
 )
-from .link import Link
+from .link import Link, hear_last_words
 from .survey import Survey
 
 Connect = Callable[[int, float], socket.socket]
@@ -41,6 +41,7 @@ _IDLE_LOSS_S = 0.5
 waits after that long, it has not."""
 _PASS_ON_S = 1.0
 _SPIN_S = 30e-6
+_SHARE_S = 10.0
 _SLICE_MS = 60_000
 _IN, _OUT = select.POLLIN, select.POLLOUT
 _now = time.monotonic
@@ -83,28 +84,48 @@ class Mesh(Transport):
         self._lost_since: dict[int, float] = {}
         try:
             # The lower rank dials: those that are dialled here first, for they never wait for us.
+            near: dict[int, socket.socket] = {}
             for peer in sorted(set(range(self.size)) - {rank}, reverse=True):
-                self._add(peer, connect(peer, deadline), checked, share_memory)
+                connection = connect(peer, deadline)
+                if share_memory and connection.family == socket.AF_UNIX:
+                    near[peer] = connection
+                self._add(peer, connection, checked, peer in near)
+            self._share_board(near, wanted=self.size > 2 and not checked)
         except BaseException:
             self.close()
             raise
 
     def _add(self, peer: int, connection: socket.socket, checked: bool, share_memory: bool) -> None:
         memory = None
-        if share_memory and connection.family == socket.AF_UNIX:
-            connection.settimeout(10.0)
+        if share_memory:
+            connection.settimeout(_SHARE_S)
             try:
                 memory = shared_memory.share(connection)
             except OSError as error:
                 connection.close()
-                raise PeerLost(
-                    f"rank {self.ranks[peer]} was lost while group {self.name!r} was made: {error}",
-                    self.ranks[peer],
-                ) from None
+                raise self._lost_while_made(peer, error) from None
         link = Link(connection, peer, self.ranks[peer], self.ranks[self.rank], memory, checked)
         self._links[peer] = link
         self._by_descriptor[link.descriptor] = link
         self._poll.register(link.descriptor, _IN)
+
+    def _share_board(self, near: dict[int, socket.socket], wanted: bool) -> None:
+        for connection in near.values():
+            connection.settimeout(_SHARE_S)
+        try:
+            self.board = shared_memory.share_board(
+                near, self.rank, wanted and len(near) == self.size - 1
+            )
+        except shared_memory.Gone as gone:
+            raise self._lost_while_made(gone.peer, gone) from None
+        for connection in near.values():
+            connection.setblocking(False)
+
+    def _lost_while_made(self, peer: int, error: Exception) -> PeerLost:
+        return PeerLost(
+            f"rank {self.ranks[peer]} was lost while group {self.name!r} was made: {error}",
+            self.ranks[peer],
+        )
 
     def __repr__(self) -> str:
         state = "failed" if self.failed else "idle" if self._call is None else f"in {self._call}"
@@ -152,7 +173,8 @@ class Mesh(Transport):
                 if not link.send(send.data, call, step):
                     sending.add(link)
             for link in tuple(receiving):
-                if link.pull():
+                # Where nobody has had the processor since, nothing has come that is not read yet.
+                if (self._spins or link.incoming.has_more) and link.pull():
                     receiving.discard(link)
             if receiving and self._spins:
                 self._spin(receiving)
@@ -194,6 +216,7 @@ class Mesh(Transport):
             for link in {*involved, *unread}:
                 if link.descriptor in self._by_descriptor:
                     poll.register(link.descriptor, _IN)
+                    link.watched = _IN
 
     def _advance(
         self, link: Link, sending: set[Link], receiving: set[Link], unread: set[Link]
@@ -206,7 +229,8 @@ class Mesh(Transport):
             in_line = link.pull()
             if in_line and link in receiving:
                 receiving.discard(link)
-                in_line = link.pull()  # behind the message there may be slots given back
+                # Behind the message there may be slots given back.
+                in_line = link in sending and link.pull()
             if in_line:
                 unread.add(link)
             if link in sending and link.push():
@@ -218,7 +242,9 @@ class Mesh(Transport):
             self._raise_for(link, error)
         reads = 0 if link in unread else _IN
         writes = _OUT if link in sending and link.wants_to_write else 0
-        self._poll.modify(link.descriptor, reads | writes)
+        if link.watched != reads | writes:
+            link.watched = reads | writes
+            self._poll.modify(link.descriptor, reads | writes)
 
     def _lost(self, link: Link, ended: Ended) -> None:
         """A peer has gone from which nothing is needed just now."""
@@ -273,17 +299,8 @@ class Mesh(Transport):
         if isinstance(error, BadFrame):
             raise CorruptFrame(f"on the connection from rank {rank}, {where}: {error}", rank)
         progress = link.progress
-        self._read_last_words(link)
+        hear_last_words(link, self._links.values())
         raise PeerLost(f"rank {rank} was lost {where}: it {error}; {progress}", rank) from None
-
-    def _read_last_words(self, lost: Link) -> None:
-        """A peer that went may have done so because of another: whoever knows has told us."""
-        for link in (lost, *self._links.values()):
-            if link.ended is None or link is lost:
-                try:
-                    link.incoming.skim()
-                except (Ended, BadFrame, GaveUp):
-                    pass
 
     def _refuse(self, failed: GroupFailed) -> NoReturn:
         raise GroupFailed(
@@ -353,6 +370,9 @@ class Mesh(Transport):
             link.close()
         self._links.clear()
         self._by_descriptor.clear()
+        if self.board is not None:
+            self.board.close()
+            self.board = None
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1

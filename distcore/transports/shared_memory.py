@@ -13,8 +13,11 @@ import os
 import socket
 import sys
 from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from .base import SEGMENT_BYTES
+from .board import BOARD_BYTES, Board, unmap
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -42,7 +45,7 @@ class Outbox:
 
     def close(self) -> None:
         self._view.release()
-        _unmap(self._memory)
+        unmap(self._memory)
 
 
 class Inbox:
@@ -59,7 +62,7 @@ class Inbox:
 
     def close(self) -> None:
         self._view.release()
-        _unmap(self._memory)
+        unmap(self._memory)
 
 
 def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
@@ -68,10 +71,8 @@ def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
     Both sides call it, as the first thing on the connection. Raises OSError when the peer is gone.
     """
     try:
-        descriptor = os.memfd_create("distcore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, RING_BYTES)
-        _seal(descriptor)
-        mine = mmap.mmap(descriptor, RING_BYTES)
+        descriptor = _make(RING_BYTES)
+        mine = _map(descriptor, RING_BYTES)
     except (OSError, AttributeError) as error:
         _say_once(error)
         connection.sendall(_HAVE_NOT)
@@ -82,7 +83,7 @@ def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
     answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
     if not answer:
         raise ConnectionResetError("the peer left before it shared its memory")
-    theirs = _map(received[0]) if answer == _HAVE and received else None
+    theirs = _map_received(received[0], RING_BYTES) if answer == _HAVE and received else None
     # Each tells the other whether it could map what it got: only both together use it.
     usable = mine is not None and theirs is not None
     connection.sendall(_HAVE if usable else _HAVE_NOT)
@@ -95,30 +96,107 @@ def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
     return Outbox(mine), Inbox(theirs)
 
 
-def _map(descriptor: int) -> mmap.mmap | None:
-    """Map what the peer sent; nothing that could still shrink, which would kill its readers."""
+class Gone(Exception):
+    """A peer (its rank in the group) left before there was a board."""
+
+    def __init__(self, peer: int, error: OSError) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+
+
+def share_board(connections: Mapping[int, socket.socket], rank: int, wanted: bool) -> Board | None:
+    """Make a board with the ranks at the other ends of these blocking Unix sockets; None, on all of
+    them, when one does not want one or cannot have it.
+
+    All ranks call it, when nothing else is on the way. Raises Gone.
+    """
+    mine = _make_board() if wanted else None
+    memories: dict[int, mmap.mmap | None] = {}
+    try:
+        for peer, connection in connections.items():
+            with _naming(peer):
+                if mine is None:
+                    connection.sendall(_HAVE_NOT)
+                else:
+                    socket.send_fds(connection, [_HAVE], [mine[0]])
+        for peer, connection in connections.items():
+            with _naming(peer):
+                memories[peer] = _receive_board(connection)
+    finally:
+        if mine is not None:
+            os.close(mine[0])
+            memories[rank] = mine[1]
+    complete = mine is not None and None not in memories.values()
+    for peer, connection in connections.items():
+        with _naming(peer):
+            connection.sendall(_HAVE if complete else _HAVE_NOT)
+    for peer, connection in connections.items():
+        with _naming(peer):
+            complete &= connection.recv(1) == _HAVE
+    maps = [memory for _rank, memory in sorted(memories.items()) if memory is not None]
+    if complete:
+        return Board(maps)
+    for memory in maps:
+        memory.close()
+    return None
+
+
+@contextmanager
+def _naming(peer: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Gone(peer, error) from None
+
+
+def _make_board() -> tuple[int, mmap.mmap] | None:
+    try:
+        descriptor = _make(BOARD_BYTES)
+    except (OSError, AttributeError) as error:
+        _say_once(error)
+        return None
+    return descriptor, _map(descriptor, BOARD_BYTES)
+
+
+def _receive_board(connection: socket.socket) -> mmap.mmap | None:
+    answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
+    if not answer:
+        raise ConnectionResetError("the peer left before it shared its memory")
+    return _map_received(received[0], BOARD_BYTES) if received else None
+
+
+def _make(size_bytes: int) -> int:
+    """The descriptor of new memory of this size. Raises OSError or AttributeError where there is
+    none to be had."""
+    descriptor = os.memfd_create("distcore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size_bytes)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+    memory = mmap.mmap(descriptor, size_bytes)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer faults; where the system allows it
+    except OSError:
+        pass  # a kernel without huge pages
+    return memory
+
+
+def _map_received(descriptor: int, size_bytes: int) -> mmap.mmap | None:
+    """Map what a peer sent, and close it; nothing that could still shrink, which would kill its
+    readers."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptor).st_size != RING_BYTES:
+        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptor).st_size != size_bytes:
             return None
-        return mmap.mmap(descriptor, RING_BYTES)
+        return _map(descriptor, size_bytes)
     except OSError as error:
         _say_once(error)
         return None
     finally:
         os.close(descriptor)
-
-
-def _seal(descriptor: int) -> None:
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-
-
-def _unmap(memory: mmap.mmap) -> None:
-    try:
-        memory.close()
-    except BufferError:
-        pass  # the traceback of an error holds a piece of it: it goes with that
 
 
 _said = False

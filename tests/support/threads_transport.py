@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import queue
 import random
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from distcore.transports.base import SEGMENT_BYTES, Receive, Send, Transport
+from distcore.transports.board import BOARD_BYTES, Board
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -21,8 +23,14 @@ class ThreadTransport(Transport):
     to send or receive twice to or from a peer in a step, and to expect another step or length.
     """
 
-    def __init__(self, rank: int, size: int, lines: list[list[queue.Queue[tuple[int, bytes]]]]):
-        self.rank, self.size = rank, size
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        lines: list[list[queue.Queue[tuple[int, bytes]]]],
+        board: Board | None = None,
+    ):
+        self.rank, self.size, self.board = rank, size, board
         self._lines = lines  # [from][to]
         self._random = random.Random(rank)
         self.steps = 0
@@ -69,12 +77,13 @@ def run_ranks(size: int, body: Callable[[ThreadTransport], T]) -> list[T]:
     lines: list[list[queue.Queue[tuple[int, bytes]]]] = [
         [queue.Queue() for _ in range(size)] for _ in range(size)
     ]
+    memories = [mmap.mmap(-1, BOARD_BYTES) for _ in range(size)]
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = body(ThreadTransport(rank, size, lines))
+            results[rank] = body(ThreadTransport(rank, size, lines, Board(memories)))
         except BaseException as error:
             errors.append(error)
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from distcore import algorithms
 from distcore.algorithms import (
+    board,
     bruck,
     chain,
     choice,
@@ -209,6 +210,7 @@ def test_more_than_the_scratch_goes_in_blocks(
     for module in (pieces, recursive, tree):
         monkeypatch.setattr(module, "SCRATCH_BYTES", 512)
     monkeypatch.setattr(chain, "BLOCK_BYTES", 192)
+    monkeypatch.setattr(board, "PAGE_BYTES", 512)
     taken: list[int] = []
 
     def take(length_bytes: int) -> memoryview:
@@ -328,6 +330,12 @@ Costs = dict[tuple[str, str], tuple[Cost, Cost]]
 # WHOLE / n where there is one per rank.
 COSTS: Costs = {
     ("all_reduce", "direct"): (lambda n: 1, lambda n: (n - 1) * WHOLE),
+    ("all_reduce", "hub"): (lambda n: 2, lambda n: (n - 1) * WHOLE),
+    ("all_reduce", "board"): (lambda n: 4, lambda n: 2 * (n - 1)),
+    ("broadcast", "board"): (lambda n: 2, lambda n: n - 1),
+    ("all_gather", "board"): (lambda n: 2, lambda n: n - 1),
+    ("reduce_scatter", "board"): (lambda n: 2, lambda n: n - 1),
+    ("all_to_all", "board"): (lambda n: 2, lambda n: n - 1),
     ("all_reduce", "two_step"): (lambda n: 2, lambda n: 2 * WHOLE * (n - 1) / n),
     ("all_reduce", "doubling"): (
         lambda n: log2(power(n)) + 2 * (n != power(n)),
@@ -358,8 +366,8 @@ COSTS: Costs = {
     ("reduce_scatter", "direct"): (lambda n: 1, lambda n: WHOLE * (n - 1) / n),
     ("reduce_scatter", "ring"): (lambda n: n - 1, lambda n: WHOLE * (n - 1) / n),
     ("reduce_scatter", "halving"): (
-        lambda n: log2(n) if n == power(n) else 1,  # else the table's: direct
-        lambda n: WHOLE * (n - 1) / n,
+        lambda n: log2(n) if n == power(n) else 1 if n == 3 else 2,  # else the table's: direct, ...
+        lambda n: WHOLE * (n - 1) / n if n == power(n) or n == 3 else n - 1,  # ... or board
     ),
     ("all_to_all", "direct"): (lambda n: 1, lambda n: WHOLE * (n - 1) / n),
     ("all_to_all", "pairwise"): (lambda n: n - 1, lambda n: WHOLE * (n - 1) / n),

@@ -11,10 +11,12 @@ def test_every_op_and_size_has_a_row_that_is_known() -> None:
     for op, names in choice.KNOWN.items():
         for ranks in (2, 3, 4, 5, 7, 8, 12, 16, 17, 64, 1000):
             for size_bytes in (0, 1, 4096, 1 << 16, 1 << 20, 1 << 26, 1 << 40):
-                name = choice.DEFAULT.of(op, size_bytes, ranks)
-                assert name in names
-                if (op, name) in choice.POWERS_OF_TWO_ONLY:
-                    assert not ranks & (ranks - 1)
+                for on_one_host in (False, True):
+                    name = choice.DEFAULT.of(op, size_bytes, ranks, on_one_host)
+                    assert name in names
+                    assert on_one_host or name != choice.NEEDS_BOARD
+                    if (op, name) in choice.POWERS_OF_TWO_ONLY:
+                        assert not ranks & (ranks - 1)
     assert {(row.op, row.algorithm) for row in choice.TABLE} <= {
         (op, name) for op, names in choice.KNOWN.items() for name in names
     }
@@ -27,6 +29,9 @@ def test_a_wish_goes_before_the_table() -> None:
     assert wish.of("broadcast", 1 << 30, 8) == "tree"
     assert wish.of("gather", 4, 2) == choice.DEFAULT.of("gather", 4, 2)
     assert choice_from("broadcast:tree,ring") == wish, "the entry for an op counts, wherever it is"
+    board = choice_from("board")
+    assert board.of("all_reduce", 4, 2, board=True) == "board"
+    assert board.of("all_reduce", 4, 2) == choice.DEFAULT.of("all_reduce", 4, 2), "it has none"
     assert choice_from("") == choice_from(" , ") == choice.DEFAULT
 
 
@@ -34,7 +39,7 @@ def test_a_wish_goes_before_the_table() -> None:
     ("setting", "words"),
     [
         ("rings", ["'rings' is no algorithm", "ring, tree"]),
-        ("all_reduce:tree", ["all_reduce has no algorithm 'tree'", "halving, ring, two_step"]),
+        ("all_reduce:tree", ["all_reduce has no algorithm 'tree'", "halving, hub, ring, two_step"]),
         ("allreduce:ring", ["'allreduce' is no op", "all_reduce, reduce, broadcast"]),
     ],
 )

@@ -1,0 +1,204 @@
+"""Over the memory that all ranks of a host see: each byte is copied in once, and read in place.
+
+A message is cut into blocks of a page. In each step a rank writes one block into its page, works on
+blocks of the steps before, and meets all others: what was written before a meeting is there for all
+behind it. A page comes back after two more meetings, when nobody reads it any more. Steps and bytes
+below are for n ranks, a message of N bytes in B blocks and parts of m bytes; a meeting is two
+exchanges of one byte. Source: the shared-memory collectives of Open MPI's coll/sm component, and
+Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory collectives"
+(2008).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from ..buffers import copy_bytes
+from ..reduction import SERIAL_ELEMENTS, Reduction
+from ..transports.base import Receive, Send, Transport
+from ..transports.board import PAGE_BYTES, Board
+from . import direct
+from .pieces import NO_RECEIVES, NO_SENDS, edges
+
+_TOKEN = memoryview(b"\0")
+
+
+def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
+    """Each rank combines one chunk of every block in the order of ranks, out of all pages; the
+    results are read from there.
+
+    Meetings: B + 1. Copied: 2 N (n-1)/n + N/n. Each chunk is computed by one rank, so the result
+    has the same bits everywhere.
+    """
+    board, rank, size = _board(net), net.rank, net.size
+    begun: list[tuple[memoryview, list[memoryview], tuple[int, ...]]] = []
+    count = -(-len(data) // PAGE_BYTES)
+    for step in range(count + 2):
+        if step < count:
+            block = data[step * PAGE_BYTES : (step + 1) * PAGE_BYTES]
+            pages, edge = board.turn(), edges(len(block), size, reduction.item_bytes)
+            begun.append((block, pages, edge))
+            for low, high in ((0, edge[rank]), (edge[rank + 1], edge[-1])):
+                copy_bytes(pages[rank][low:high], block[low:high])
+        if 1 <= step <= count:
+            block, pages, edge = begun[step - 1]
+            low, high = edge[rank], edge[rank + 1]
+            parts = [page[low:high] for page in pages]
+            own = parts[rank]
+            parts[rank] = block[low:high]
+            _combine(parts, own, own, reduction, size)
+            copy_bytes(block[low:high], own)
+        if step >= 2:
+            block, pages, edge = begun[step - 2]
+            for peer in direct.peers_of(net):
+                low, high = edge[peer], edge[peer + 1]
+                copy_bytes(block[low:high], pages[peer][low:high])
+        if step <= count:
+            meet(net)
+
+
+def reduce_scatter(
+    net: Transport, output: memoryview, inputs: Sequence[memoryview], reduction: Reduction
+) -> None:
+    """Each rank combines its own part in the order of ranks, out of all pages.
+
+    Meetings: B, for blocks of n cells in a page. Copied: all parts but the own one.
+    """
+    board, rank, size = _board(net), net.rank, net.size
+    cell = PAGE_BYTES // size // 64 * 64
+    before: tuple[list[memoryview], int] | None = None
+    for begin in range(0, max(map(len, inputs)) + cell, cell):
+        here = None
+        if begin < max(map(len, inputs)):
+            pages = board.turn()
+            here = (pages, begin)
+            for peer in direct.peers_of(net):
+                part = inputs[peer][begin : begin + cell]
+                copy_bytes(pages[rank][peer * cell : peer * cell + len(part)], part)
+        if before is not None:
+            pages, start = before
+            own = inputs[rank][start : start + cell]
+            parts = [page[rank * cell : rank * cell + len(own)] for page in pages]
+            spare, parts[rank] = parts[rank], own
+            _combine(parts, spare, output[start : start + len(own)], reduction, size)
+        if here is not None:
+            meet(net)
+        before = here
+
+
+def broadcast(net: Transport, data: memoryview, root: int) -> None:
+    """The root writes, the others read. Meetings: B. Copied: N."""
+    board = _board(net)
+    before: tuple[list[memoryview], int] | None = None
+    for begin in range(0, len(data) + PAGE_BYTES, PAGE_BYTES):
+        here = None
+        if begin < len(data):
+            here = (board.turn(), begin)
+            if net.rank == root:
+                block = data[begin : begin + PAGE_BYTES]
+                copy_bytes(here[0][root][: len(block)], block)
+        if before is not None and net.rank != root:
+            pages, start = before
+            block = data[start : start + PAGE_BYTES]
+            copy_bytes(block, pages[root][: len(block)])
+        if here is not None:
+            meet(net)
+        before = here
+
+
+def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) -> None:
+    """Everyone writes its part, and reads those of the others. Meetings: B. Copied: all parts."""
+    board, rank = _board(net), net.rank
+    longest = max(map(len, outputs))
+    before: tuple[list[memoryview], int] | None = None
+    for begin in range(0, longest + PAGE_BYTES, PAGE_BYTES):
+        here = None
+        if begin < longest:
+            here = (board.turn(), begin)
+            block = data[begin : begin + PAGE_BYTES]
+            copy_bytes(here[0][rank][: len(block)], block)
+        if before is not None:
+            pages, start = before
+            for peer in direct.peers_of(net):
+                block = outputs[peer][start : start + PAGE_BYTES]
+                copy_bytes(block, pages[peer][: len(block)])
+        if here is not None:
+            meet(net)
+        before = here
+    copy_bytes(outputs[rank], data)
+
+
+def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[memoryview]) -> None:
+    """Everyone writes all parts, each into a cell of its page, and reads its own of every page.
+
+    Meetings: B, for blocks of n cells. Copied: all parts but the own ones, in and out. Only the
+    pairs know their sizes: they are written behind, so that everyone knows how many blocks there
+    are. Sizes that do not agree are left to the direct exchange, which says whose they are.
+    """
+    board, rank, size = _board(net), net.rank, net.size
+    sizes = struct.Struct(f"<{2 * size}q")
+    cell = PAGE_BYTES // size // 64 * 64
+    pages = board.turn()
+    sizes.pack_into(pages[rank], PAGE_BYTES, *map(len, inputs), *map(len, outputs))
+    peers = direct.peers_of(net)
+    longest, begin = 1, 0
+    while True:
+        for peer in peers:
+            part = inputs[peer][begin : begin + cell]
+            start = peer * cell
+            copy_bytes(pages[rank][start : start + len(part)], part)
+        meet(net)
+        if begin == 0:
+            told = [sizes.unpack_from(page, PAGE_BYTES) for page in pages]
+            if any(told[a][b] != told[b][size + a] for a in range(size) for b in range(size)):
+                direct.all_to_all(net, outputs, inputs)
+                return
+            longest = max(max(row) for row in told)
+        start = rank * cell
+        for peer in peers:
+            part = outputs[peer][begin : begin + cell]
+            copy_bytes(part, pages[peer][start : start + len(part)])
+        begin += cell
+        if begin >= longest:
+            break
+        pages = board.turn()
+    copy_bytes(outputs[rank], inputs[rank])
+
+
+def meet(net: Transport) -> None:
+    """Nobody leaves before all have come. Steps: 2. Sent: a byte by each, n-1 by rank 0."""
+    if net.rank:
+        net.exchange([Send(0, _TOKEN)], NO_RECEIVES)
+        net.exchange(NO_SENDS, [Receive(0, memoryview(bytearray(1)))])
+    else:
+        others = range(1, net.size)
+        net.exchange(NO_SENDS, [Receive(peer, memoryview(bytearray(1))) for peer in others])
+        net.exchange([Send(peer, _TOKEN) for peer in others], NO_RECEIVES)
+
+
+def _board(net: Transport) -> Board:
+    assert net.board is not None, "the ranks of this group do not see the same memory"
+    return net.board
+
+
+def _combine(
+    parts: Sequence[memoryview],
+    spare: memoryview,
+    out: memoryview,
+    reduction: Reduction,
+    size: int,
+) -> None:
+    """out = parts[0] op parts[1] op ..., piece by piece: a piece stays in the cache until all ranks
+    are in it. `spare` is overwritten; only `out` may be one of the parts, or the spare."""
+    step = SERIAL_ELEMENTS * reduction.item_bytes
+    last = len(parts) - 1
+    for start in range(0, len(out), step):
+        end = start + step
+        result, between = parts[0][start:end], spare[start:end]
+        for place in range(1, last):
+            reduction.merge(result, parts[place][start:end], between)
+            result = between
+        target = out[start:end]
+        reduction.merge(result, parts[last][start:end], target)
+        reduction.finish_bytes(target, size)
