@@ -79,6 +79,15 @@ class Link:
         self._memory = ()
 
 
+def ready(descriptors: Iterable[int], events: int, timeout_s: float) -> list[int]:
+    """Those on which one of the events, or an end, happens in time. Any number of any size, which
+    `select.select` does not take."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, events)
+    return [descriptor for descriptor, _event in poll.poll(timeout_s * 1000)]
+
+
 def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
     """A peer that went may have done so because of another. Raises what it or others know of that;
     they may need a moment."""
@@ -88,7 +97,7 @@ def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
     for link in others.values():
         _skim(link)  # some of it may have been read already
     while others and (left_s := until - time.monotonic()) > 0:
-        for descriptor in select.select(others, [], [], left_s)[0]:
+        for descriptor in ready(others, select.POLLIN, left_s):
             if not _skim(others[descriptor]):
                 del others[descriptor]
 

@@ -29,7 +29,7 @@ from .frames import (
     fingerprint,
     wire_text,
 )
-from .link import Link, hear_last_words
+from .link import Link, hear_last_words, ready
 from .survey import Survey
 
 Connect = Callable[[int, float], socket.socket]
@@ -340,7 +340,7 @@ class Mesh(Transport):
             seconds = until - _now()
             if seconds <= 0:
                 return
-            _readable, writable, _ = select.select([], [x.descriptor for x in left], [], seconds)
+            writable = ready((link.descriptor for link in left), _OUT, seconds)
             for link in left:
                 if link.descriptor in writable:
                     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import threading
 import time
 
@@ -291,3 +293,26 @@ def test_descriptors_are_given_back() -> None:
     for _ in range(3):
         on_meshes(3, "shm", body)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_descriptors_above_1024() -> None:
+    """Which a process with hundreds of groups has, and `select.select` refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"this process may only have {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+
+    def body(mesh: Mesh) -> None:
+        mesh.begin("barrier()", soon())
+        if mesh.rank == 1:
+            raise RuntimeError("out of luck")
+        mesh.exchange([], [Receive(1, memoryview(bytearray(8)))])
+
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1030):
+            held.callback(os.close, os.dup(0))
+        first, _second, third = on_meshes(3, "shm", body)
+    for error in (first, third):
+        assert isinstance(error, errors.GroupFailed), error
+        assert "out of luck" in str(error)
