@@ -1,12 +1,12 @@
 """Over the memory that all ranks of a host see: each byte is copied in once, and read in place.
 
-A message is cut into blocks of a page. In each step a rank writes one block into its page, works on
-blocks of the steps before, and meets all others: what was written before a meeting is there for all
-behind it. A page comes back after two more meetings, when nobody reads it any more. Steps and bytes
-below are for n ranks, a message of N bytes in B blocks and parts of m bytes; a meeting is two
-exchanges of one byte. Source: the shared-memory collectives of Open MPI's coll/sm component, and
-Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory collectives"
-(2008).
+A message is cut into blocks that a page has room for. In each step a rank writes one block into its
+page, works on blocks of the steps before, and meets all others: what was written before a meeting
+is there for all behind it. A page comes back after two more meetings, when nobody reads it any
+more. Steps and bytes below are for n ranks, a message of N bytes in B blocks and parts of m bytes;
+a meeting is two exchanges of one byte. Source: the shared-memory collectives of Open MPI's coll/sm
+component, and Graham and Shipman, "MPI support for multi-core architectures: optimized shared
+memory collectives" (2008).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ..buffers import copy_bytes
 from ..reduction import SERIAL_ELEMENTS, Reduction
 from ..transports.base import Receive, Send, Transport
-from ..transports.board import PAGE_BYTES, Board
+from ..transports.board import BLOCK_BYTES, PAGE_BYTES, Board
 from . import direct
 from .pieces import NO_RECEIVES, NO_SENDS, edges
 
@@ -33,10 +33,10 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
     """
     board, rank, size = _board(net), net.rank, net.size
     begun: list[tuple[memoryview, list[memoryview], tuple[int, ...]]] = []
-    count = -(-len(data) // PAGE_BYTES)
+    count = -(-len(data) // BLOCK_BYTES)
     for step in range(count + 2):
         if step < count:
-            block = data[step * PAGE_BYTES : (step + 1) * PAGE_BYTES]
+            block = data[step * BLOCK_BYTES : (step + 1) * BLOCK_BYTES]
             pages, edge = board.turn(), edges(len(block), size, reduction.item_bytes)
             begun.append((block, pages, edge))
             for low, high in ((0, edge[rank]), (edge[rank + 1], edge[-1])):
@@ -66,7 +66,7 @@ def reduce_scatter(
     Meetings: B, for blocks of n cells in a page. Copied: all parts but the own one.
     """
     board, rank, size = _board(net), net.rank, net.size
-    cell = PAGE_BYTES // size // 64 * 64
+    cell = BLOCK_BYTES // size // 64 * 64
     before: tuple[list[memoryview], int] | None = None
     for begin in range(0, max(map(len, inputs)) + cell, cell):
         here = None
@@ -91,16 +91,16 @@ def broadcast(net: Transport, data: memoryview, root: int) -> None:
     """The root writes, the others read. Meetings: B. Copied: N."""
     board = _board(net)
     before: tuple[list[memoryview], int] | None = None
-    for begin in range(0, len(data) + PAGE_BYTES, PAGE_BYTES):
+    for begin in range(0, len(data) + BLOCK_BYTES, BLOCK_BYTES):
         here = None
         if begin < len(data):
             here = (board.turn(), begin)
             if net.rank == root:
-                block = data[begin : begin + PAGE_BYTES]
+                block = data[begin : begin + BLOCK_BYTES]
                 copy_bytes(here[0][root][: len(block)], block)
         if before is not None and net.rank != root:
             pages, start = before
-            block = data[start : start + PAGE_BYTES]
+            block = data[start : start + BLOCK_BYTES]
             copy_bytes(block, pages[root][: len(block)])
         if here is not None:
             meet(net)
@@ -112,16 +112,16 @@ def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) 
     board, rank = _board(net), net.rank
     longest = max(map(len, outputs))
     before: tuple[list[memoryview], int] | None = None
-    for begin in range(0, longest + PAGE_BYTES, PAGE_BYTES):
+    for begin in range(0, longest + BLOCK_BYTES, BLOCK_BYTES):
         here = None
         if begin < longest:
             here = (board.turn(), begin)
-            block = data[begin : begin + PAGE_BYTES]
+            block = data[begin : begin + BLOCK_BYTES]
             copy_bytes(here[0][rank][: len(block)], block)
         if before is not None:
             pages, start = before
             for peer in direct.peers_of(net):
-                block = outputs[peer][start : start + PAGE_BYTES]
+                block = outputs[peer][start : start + BLOCK_BYTES]
                 copy_bytes(block, pages[peer][: len(block)])
         if here is not None:
             meet(net)
@@ -132,9 +132,10 @@ def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) 
 def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[memoryview]) -> None:
     """Everyone writes all parts, each into a cell of its page, and reads its own of every page.
 
-    Meetings: B, for blocks of n cells. Copied: all parts but the own ones, in and out. Only the
-    pairs know their sizes: they are written behind, so that everyone knows how many blocks there
-    are. Sizes that do not agree are left to the direct exchange, which says whose they are.
+    Meetings: B, for blocks of n cells that fill a page: nothing is read twice, so it need not stay
+    in a cache. Copied: all parts but the own ones, in and out. Only the pairs know their sizes:
+    they are written behind, so that everyone knows how many blocks there are. Sizes that do not
+    agree are left to the direct exchange, which says whose they are.
     """
     board, rank, size = _board(net), net.rank, net.size
     sizes = struct.Struct(f"<{2 * size}q")

@@ -11,8 +11,10 @@ import mmap
 from collections.abc import Sequence
 
 PAGES = 3
-PAGE_BYTES = 1024 * 1024
-"""Small enough for the pages of 8 ranks to stay in the processor's last cache."""
+PAGE_BYTES = 4 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""How much of a page is filled with what several ranks read: small enough for the blocks of 8 ranks
+to stay in the processor's last cache."""
 HEAD_BYTES = 64 * 1024
 """Of each page, behind these: for what ranks say of their data."""
 BOARD_BYTES = PAGES * (PAGE_BYTES + HEAD_BYTES)

@@ -211,6 +211,7 @@ def test_more_than_the_scratch_goes_in_blocks(
         monkeypatch.setattr(module, "SCRATCH_BYTES", 512)
     monkeypatch.setattr(chain, "BLOCK_BYTES", 192)
     monkeypatch.setattr(board, "PAGE_BYTES", 512)
+    monkeypatch.setattr(board, "BLOCK_BYTES", 512)
     taken: list[int] = []
 
     def take(length_bytes: int) -> memoryview:
