@@ -114,7 +114,7 @@ def _judge(
         gone = which == CHAIN and (lost or not divergence.exact)
         return _overwritten(world, view, kin, divergence) if gone else None
     absent = world.absent(view, seq)
-    coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, rank)]
+    coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, view, rank)]
     result = vote(answers, len(coming))
     order = [key for key, _ in result.parties]
     odd = next((key for key, ranks in result.parties if result.culprits[0] in ranks), order[-1])
@@ -132,9 +132,17 @@ def _judge(
     return Candidate(finding, ready_ns=finding.observable_ns + hold)
 
 
-def _stuck(world: World, rank: int) -> bool:
-    """It waits in the layer and nothing in it moved: it will not come and change the vote."""
-    return bool(world.pending(rank)) and world.ranks[rank].free_threads == 0 and world.stable(rank)
+def _stuck(world: World, view: GroupView, rank: int) -> bool:
+    """It waits in the layer and nothing in it moved: it will not come and change the vote.
+
+    Not so where it waits in an earlier call of the group, which others have left behind: that may
+    be complete, and the rank has not had the processor since.
+    """
+    pending = world.pending(rank)
+    for one in pending:
+        if one.call is not None and one.call.group == view.key and one.call.signature.peer is None:
+            return False
+    return bool(pending) and world.ranks[rank].free_threads == 0 and world.stable(rank)
 
 
 def _finding(

@@ -206,10 +206,18 @@ class Mesh(Transport):
             for link in involved:  # a slot given back may lie in the buffer already
                 self._advance(link, sending, receiving, unread)
             while sending or receiving:
+                others = []
                 for descriptor, _events in poll.poll(self._timeout_ms()):
                     if descriptor == self._wake:
                         raise Aborted(f"{self._abort}; it was in {self._call}")
                     link = self._by_descriptor[descriptor]
+                    if link in receiving or link in sending:
+                        self._advance(link, sending, receiving, unread)
+                    else:
+                        others.append(link)
+                if not (sending or receiving):
+                    break  # a failure that the others tell of is not one of this step
+                for link in others:
                     self._advance(link, sending, receiving, unread)
                 self._check_clock(sending, receiving)
         finally:

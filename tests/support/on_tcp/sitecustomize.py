@@ -16,6 +16,8 @@ if os.environ.get("ON_TCP_EVERYWHERE"):
                 kwargs["backend"] = "tcp"
             return create(*args, **kwargs)
 
+        # The program must look as it does without this: to the debugger it is a part of torch.
+        redirected.__code__ = redirected.__code__.replace(co_filename=c10d.__file__)
         for name in ("init_process_group", "new_group"):
             wrapped = wrapt.FunctionWrapper(getattr(c10d, name), redirected)
             setattr(c10d, name, wrapped)

@@ -73,6 +73,21 @@ def test_it_waits_a_moment_for_votes_that_could_turn_it() -> None:
     assert found.culprits == (0,)
 
 
+def test_ranks_in_an_earlier_call_of_the_group_may_still_come_and_vote() -> None:
+    """That call is over for others: these have only not had the processor since."""
+    run = Run(4)
+    run[0, 1].calls(all_reduce(8))
+    run[2, 3].calls(all_reduce(8), waits=True)
+    run[0].calls(broadcast(8), waits=True)
+    run[1].calls(all_reduce(8), waits=True)
+    assert run.errors(settled=False) == []
+    for rank in (2, 3):
+        run[rank].goes_on()
+        run[rank].calls(all_reduce(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert found.culprits == (0,)
+
+
 def test_without_further_votes_all_who_called_are_culprits() -> None:
     run = Run(4)
     run[0].calls(broadcast(8), waits=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import threading
 import time
 
@@ -13,6 +14,7 @@ import pytest
 from distcore import errors
 from distcore.transports.base import SEGMENT_BYTES, Receive, Send
 from distcore.transports.frames import DATA, FIRST, HEADER, MAGIC, control
+from distcore.transports.link import ready
 from distcore.transports.mesh import Mesh
 from tests.support.meshes import Wires, on_meshes, together
 
@@ -173,6 +175,31 @@ def test_a_failed_rank_tells_the_others_why() -> None:
     assert isinstance(told, errors.GroupFailed)
     assert told.culprit == 10
     assert "rank 10 left barrier() #0: KeyboardInterrupt" in str(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_news_of_a_failure_do_not_cut_off_a_step_whose_data_is_there(kind: str) -> None:
+    """The call was complete before, for all: the failure is one of a later step."""
+    data = bytes(range(8))
+
+    def body(mesh: Mesh) -> None:
+        mesh.begin("two_steps()", soon())
+        if mesh.rank == 0:
+            mesh.exchange([Send(2, memoryview(data))], [])
+        elif mesh.rank == 1:
+            raise RuntimeError("out of luck")
+        else:
+            for peer in (0, 1):
+                assert ready([mesh._links[peer].descriptor], select.POLLIN, 30)
+            into = bytearray(8)
+            mesh.exchange([], [Receive(0, memoryview(into))])
+            assert into == data
+            mesh.exchange([], [Receive(0, memoryview(into))])
+
+    first, _second, third = on_meshes(3, kind, body)
+    assert first is None
+    assert isinstance(third, errors.GroupFailed), third
+    assert "out of luck" in str(third)
 
 
 def test_the_deadline() -> None:
