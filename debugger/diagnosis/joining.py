@@ -1,8 +1,9 @@
 """Does the world come together? Ranks that wait in init_process_group, and who keeps them waiting.
 
 Rules:
-1. Two live processes that claim one rank of one job: at once. Where one took part and is gone, and
-   the other waits in vain: once it has waited for the hang timeout.
+1. Two live processes that claim one rank of one job, or two that both took part in it and were
+   there at a time: at once. Where one took part and is gone, and the other waits in vain: once it
+   has waited for the hang timeout.
 2. A rank that finished without ever joining, while others wait: at once.
 3. An init that failed because its port was taken: at once, the rank that wanted it.
 4. Ranks that wait at different addresses, or with different world sizes: those outside the
@@ -18,7 +19,7 @@ import re
 from collections.abc import Set
 
 from ..record.layout import Activity, Phase
-from ..record.snapshot import Note, Wait
+from ..record.snapshot import Note, Rank, Wait
 from .evidence import chosen, stand, standing
 from .findings import Finding
 from .limits import Candidate
@@ -64,19 +65,25 @@ def _rivals(world: World) -> list[Candidate]:
         if rank is None or (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
             continue
         both = rank.process.alive and rival.process.alive
-        waited_ns = 0
-        if not (both and max(rank.phase, rival.phase) < Phase.EXITING):
+        waits = False
+        observable_ns = max(rank.started_ns, rival.started_ns)
+        if both and max(rank.phase, rival.phase) < Phase.EXITING:
+            pass
+        elif (until_ns := _together_until(world, rank, rival)) is not None:
+            observable_ns = until_ns
+        else:
             wait = world.activity(rank.rank, Activity.INIT)
             if wait is None or not rival.groups or world.waited_ns(wait) < world.limits.hang_ns:
                 continue
-            waited_ns = world.limits.hang_ns
+            waits = True
+            observable_ns += world.limits.hang_ns
         pids = sorted((rank.pid, rival.pid))
         others = tuple(sorted(set(world.ranks) - {rank.rank}))
         message = (
             f"two processes say that they are rank {rank.rank} of {world.size}: "
             f"pid {pids[0]} and pid {pids[1]}"
         )
-        if not both:
+        if waits:
             message += f"; pid {rival.pid} took part, pid {rank.pid} waits in vain"
         if rank.host != rival.host:
             hosts = (printable(rank.host, 80), printable(rival.host, 80))
@@ -87,12 +94,22 @@ def _rivals(world: World) -> list[Candidate]:
             culprits=(rank.rank,),
             victims=others,
             ranks=stand(world, chosen((rank.rank,), others)),
-            observable_ns=max(rank.started_ns, rival.started_ns) + waited_ns or world.now_ns,
+            observable_ns=observable_ns or world.now_ns,
             cause="duplicate",
             data={"pids": pids},
         )
         found.append(Candidate(finding))
     return found
+
+
+def _together_until(world: World, one: Rank, other: Rank) -> int | None:
+    """When the first of two that took part ended, if they were there together for longer than one
+    that ends and one that follows it may be."""
+    ends = [rank.process.ended_ns for rank in (one, other) if rank.process.ended_ns is not None]
+    if not (one.groups and other.groups and ends):
+        return None
+    began_ns = max(one.started_ns, other.started_ns)
+    return min(ends) if min(ends) - began_ns > world.limits.settle_ns else None
 
 
 def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:

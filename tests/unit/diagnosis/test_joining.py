@@ -74,6 +74,23 @@ def test_a_twin_that_comes_when_the_others_have_finished() -> None:
     assert "pid 77 took part" in found.message
 
 
+def test_twins_that_took_part_and_are_gone() -> None:
+    """Nobody waits for anybody: one of them raised what the confusion made, or nothing did."""
+    run = Run(2)
+    run.each(all_reduce(8))
+    rival = Run(2).ranks[1]
+    rival.pid = 77
+    run.rivals.append(rival)
+    run.passes(3)
+    for rank in (run.ranks[0], run.ranks[1], rival):
+        rival.run.now_ns = run.now_ns
+        rank.exits(0)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "duplicate")
+    assert "pid 77 and pid 1001" in found.message
+    assert "in vain" not in found.message
+
+
 def test_a_rank_that_comes_when_the_others_have_finished() -> None:
     run = after_the_end()
     assert run.errors() == []
@@ -127,6 +144,16 @@ class TestTwins:
         old.pid = 77
         old.job = "another"
         run.rivals.append(old)
+        assert not run.diagnose().findings
+
+    def test_a_generation_that_begins_while_the_one_before_ends(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        for old in Run(2).ranks.values():
+            old.exits(0)
+            old.pid += 500
+            run.rivals.append(old)
+        run.passes(3)
         assert not run.diagnose().findings
 
     def test_a_second_world_that_one_rank_joins_first(self) -> None:
