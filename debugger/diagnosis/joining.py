@@ -64,18 +64,14 @@ def _rivals(world: World) -> list[Candidate]:
         rank = world.ranks.get(rival.rank)
         if rank is None or (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
             continue
-        both = rank.process.alive and rival.process.alive
-        waits = False
+        alive = rank.process.alive and rival.process.alive
+        both = alive and max(rank.phase, rival.phase) < Phase.EXITING
         observable_ns = max(rank.started_ns, rival.started_ns)
-        if both and max(rank.phase, rival.phase) < Phase.EXITING:
-            pass
-        elif (until_ns := _together_until(world, rank, rival)) is not None:
-            observable_ns = until_ns
-        else:
+        waits = not (both or _took_part_together(world, rank, rival))
+        if waits:
             wait = world.activity(rank.rank, Activity.INIT)
             if wait is None or not rival.groups or world.waited_ns(wait) < world.limits.hang_ns:
                 continue
-            waits = True
             observable_ns += world.limits.hang_ns
         pids = sorted((rank.pid, rival.pid))
         others = tuple(sorted(set(world.ranks) - {rank.rank}))
@@ -102,14 +98,13 @@ def _rivals(world: World) -> list[Candidate]:
     return found
 
 
-def _together_until(world: World, one: Rank, other: Rank) -> int | None:
-    """When the first of two that took part ended, if they were there together for longer than one
-    that ends and one that follows it may be."""
-    ends = [rank.process.ended_ns for rank in (one, other) if rank.process.ended_ns is not None]
-    if not (one.groups and other.groups and ends):
-        return None
+def _took_part_together(world: World, one: Rank, other: Rank) -> bool:
+    """Both were in the group, and there at a time for longer than one that ends and one that
+    follows it may be."""
+    ends = [rank.process.ended_ns or world.now_ns for rank in (one, other)]
     began_ns = max(one.started_ns, other.started_ns)
-    return min(ends) if min(ends) - began_ns > world.limits.settle_ns else None
+    took_part = bool(one.groups and other.groups)
+    return took_part and min(ends) - began_ns > world.limits.settle_ns
 
 
 def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
