@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import DistdebugError
 from . import bench_arguments, bench_comm, bench_ddp, bench_program, bench_resources
 from .base import Command
+from .comm_figures import size_text
 
 SCHEMA = "distdebug.bench/1"
 FAKE_CALL_BAR_US = 5.0
@@ -73,17 +74,11 @@ class BenchCommand(Command):
         return KINDS[args.what].run(args)
 
 
-def _configure_overhead(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
-    )
-
-
 def _overhead(args: argparse.Namespace) -> int:
     bench_arguments.check_files(args.json)
     measured = measure()
     print("\n".join(table(measured)))
-    bench_program.write(args.json, json.dumps(measured, indent=2) + "\n")
+    bench_program.write(args.json, bench_program.as_json(measured))
     return 0
 
 
@@ -155,7 +150,7 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
     yield f"{'':44}{'stock':>10}{'record':>10}{'INFO':>10}{'median round':^20}{'fastest round':^20}"
     for row in measured["calls"]:
         where = f"{row['backend']} x{row['world_size']}"
-        yield _row(f"{where:9}{row['op']:27}{_size(row['size_bytes']):>8}", row)
+        yield _row(f"{where:9}{row['op']:27}{size_text(row['size_bytes']):>8}", row)
     step = measured["ddp_step"]
     yield _row("gloo x2  DDP training step", step)
     fake = [row for row in measured["calls"] if row["backend"] == "fake"]
@@ -188,15 +183,9 @@ def _row(name: str, costs: dict[str, Any]) -> str:
     return f"{name:44}{medians}{added}"
 
 
-def _size(size_bytes: int) -> str:
-    if size_bytes >= 1 << 20:
-        return f"{size_bytes >> 20} MiB"
-    return f"{size_bytes >> 10} KiB" if size_bytes >= 1 << 10 else f"{size_bytes} B"
-
-
 KINDS = {
     "overhead": Kind(
-        "measure what watching costs", _OVERHEAD_EPILOG, _configure_overhead, _overhead
+        "measure what watching costs", _OVERHEAD_EPILOG, bench_arguments.add_json, _overhead
     ),
     "comm": Kind(
         "measure how fast backends communicate",

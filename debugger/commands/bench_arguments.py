@@ -3,6 +3,7 @@ sentence that says what to write instead."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,47 @@ MOST_BYTES = 1 << 34
 DAY_S = 86_400
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+def add_backends(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
+    """The flag that `read_backends` reads."""
+    parser.add_argument(
+        "--backends",
+        default="tcp,gloo",
+        metavar="NAMES",
+        help=f"of {', '.join(known)}; tcp/auto, tcp/tcp, tcp/shm: tcp with that "
+        "DISTCORE_TRANSPORT (default: tcp,gloo); they are compared with gloo, or with the last",
+    )
+
+
+def add_ranks(parser: argparse.ArgumentParser, default: str) -> None:
+    """The flag that `read_ranks` reads."""
+    parser.add_argument(
+        "-n",
+        dest="ranks",
+        default=default,
+        metavar="RANKS",
+        help=f"numbers of ranks (default: {default})",
+    )
+
+
+def add_budget(parser: argparse.ArgumentParser, default_s: float) -> None:
+    """The flag that says how long the measuring may take."""
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=default_s,
+        metavar="SECONDS",
+        help="how long all of it may take; a smaller one makes fewer rounds, at least one "
+        f"(default: {default_s:.0f})",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The flag that all kinds have."""
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
+    )
 
 
 def read_sizes(text: str, factor: int) -> list[int]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +31,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench comm`."""
-    parser.add_argument(
-        "--backends",
-        default="tcp,gloo",
-        metavar="NAMES",
-        help="of tcp, gloo, mpi, openmpi; tcp/auto, tcp/tcp, tcp/shm: tcp with that "
-        "DISTCORE_TRANSPORT (default: tcp,gloo); they are compared with gloo, or with the last",
-    )
+    read.add_backends(parser, read.BACKENDS)
     parser.add_argument(
         "--ops",
         default=",".join(read.OPS),
@@ -54,24 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="bytes, such as 4,64K,1M; 4:64M is 4, 4*FACTOR, ... up to 64M (default: 4:64M)",
     )
     parser.add_argument("--factor", type=int, default=16, help="see --sizes (default: 16)")
-    parser.add_argument(
-        "-n",
-        dest="ranks",
-        default="2,4,8",
-        metavar="RANKS",
-        help="numbers of ranks (default: 2,4,8)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help="how long all of it may take; a smaller one makes fewer rounds, at least one "
-        f"(default: {BUDGET_S:.0f})",
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
-    )
+    read.add_ranks(parser, "2,4,8")
+    read.add_budget(parser, BUDGET_S)
+    read.add_json(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw time over size into FILE, as SVG"
     )
@@ -81,28 +57,14 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print each row of the table as it comes, then write the files."""
     request = _request(args)
     read.check_files(args.json, args.plot)
-    lines = bench_program.start("communication", request)
-    began = next(lines)
-    backends: list[str] = began["backends"]
-    bench_program.print_skipped(began)
-    print("\n".join(comm_figures.heading(backends)), flush=True)
-    rows, failure = bench_program.collect(
-        lines, partial(comm_figures.summarise, backends=backends), comm_figures.line
-    )
-    measured = {
-        "schema": SCHEMA,
-        **bench_program.described(began),
-        "budget_s": args.budget,
-        "baseline": comm_figures.baseline(backends),
-        "rows": rows,
-        "error": None if failure is None else str(failure),
-    }
-    title = f"time of one call, torch {began['torch']} on {os.cpu_count()} cores"
-    bench_program.write(args.json, json.dumps(measured, indent=2) + "\n")
-    bench_program.write(args.plot, comm_plot.plot(rows, backends, title))
-    if failure is not None:
-        raise failure
+    files = [(args.json, bench_program.as_json), (args.plot, _plot)]
+    bench_program.compare("communication", request, SCHEMA, comm_figures, files)
     return 0
+
+
+def _plot(measured: dict[str, Any]) -> str:
+    title = f"time of one call, torch {measured['torch']} on {measured['cores']} cores"
+    return comm_plot.plot(measured["rows"], measured["backends"], title)
 
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import DistdebugError, UsageError
+from .comm_figures import baseline
 
 
 def start(program: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -51,38 +52,73 @@ def start(program: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             process.stdout.close()
 
 
-def print_skipped(began: dict[str, Any]) -> None:
-    """Say of each backend that is left out why; `began` is the first line of `start`."""
+class Figures(Protocol):
+    """How the rows of one kind become figures, and those a table: a module has these three."""
+
+    def summarise(self, row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
+        """The figures of one row."""
+
+    def heading(self, backends: Sequence[str]) -> Iterator[str]:
+        """The lines above the table's rows."""
+
+    def line(self, row: dict[str, Any]) -> str:
+        """One of the table's rows, from `summarise`."""
+
+
+def begin(program: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """`start` the program and say which backends are left out, and why: where and with what is
+    measured, as the JSON files of all kinds begin, and the rows as they come."""
+    lines = start(program, request)
+    began = next(lines)
     for skipped in began["skipped"]:
         print(f"{skipped['backend']} is left out: {skipped['why']}")
-
-
-def collect(
-    lines: Iterator[dict[str, Any]],
-    summarise: Callable[[dict[str, Any]], dict[str, Any]],
-    line: Callable[[dict[str, Any]], str],
-) -> tuple[list[dict[str, Any]], DistdebugError | None]:
-    """Summarise the rows that remain of `lines`, printing each as it comes, and what ended them
-    early: what was measured before is to be written nevertheless."""
-    rows = []
-    try:
-        for row in lines:
-            rows.append(summarise(row))
-            print(line(rows[-1]), flush=True)
-    except DistdebugError as error:
-        return rows, error
-    return rows, None
-
-
-def described(began: dict[str, Any]) -> dict[str, Any]:
-    """Where and with what was measured, as the JSON files of all kinds begin."""
     return {
         "python": platform.python_version(),
         "torch": began["torch"],
         "cores": os.cpu_count(),
         "backends": began["backends"],
         "skipped": began["skipped"],
+    }, lines
+
+
+def compare(
+    program: str,
+    request: dict[str, Any],
+    schema: str,
+    figures: Figures,
+    files: Sequence[tuple[Path | None, Callable[[dict[str, Any]], str]]],
+) -> None:
+    """Measure the backends in turns within request["budget_s"], print each row of the table as it
+    comes, and write the `files` that the user asked for: each with what makes its text of all the
+    figures. Raises DistdebugError when the measuring ended early, after what it had is written."""
+    described, lines = begin(program, request)
+    backends: list[str] = described["backends"]
+    print("\n".join(figures.heading(backends)), flush=True)
+    rows: list[dict[str, Any]] = []
+    failure = None
+    try:
+        for row in lines:
+            rows.append(figures.summarise(row, backends))
+            print(figures.line(rows[-1]), flush=True)
+    except DistdebugError as error:
+        failure = error
+    measured = {
+        "schema": schema,
+        **described,
+        "budget_s": request["budget_s"],
+        "baseline": baseline(backends),
+        "rows": rows,
+        "error": None if failure is None else str(failure),
     }
+    for file, text in files:
+        write(file, text(measured))
+    if failure is not None:
+        raise failure
+
+
+def as_json(measured: dict[str, Any]) -> str:
+    """The text of a JSON file."""
+    return json.dumps(measured, indent=2) + "\n"
 
 
 def write(file: Path | None, text: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -52,15 +50,8 @@ LINES = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench resources`."""
-    parser.add_argument(
-        "--backends",
-        default="tcp,gloo",
-        metavar="NAMES",
-        help="as for `bench comm`, without openmpi (default: tcp,gloo)",
-    )
-    parser.add_argument(
-        "-n", dest="ranks", default="8", metavar="RANKS", help="number of ranks (default: 8)"
-    )
+    read.add_backends(parser, read.TORCH_BACKENDS)
+    read.add_ranks(parser, "8")
     parser.add_argument(
         "--largest",
         default="64M",
@@ -77,24 +68,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--groups", type=int, default=64, help="how many sub-groups are made (default: 64)"
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
-    )
+    read.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and write the file."""
     request = _request(args)
     read.check_files(args.json)
-    lines = bench_program.start("resources", request)
-    began = next(lines)
-    bench_program.print_skipped(began)
+    described, lines = bench_program.begin("resources", request)
     rows = list(lines)
     told = {key: request[key] for key in ("ranks", "largest_bytes", "wait_s", "groups")}
     print("\n".join(table(rows, told)))
     measured = {
         "schema": SCHEMA,
-        **bench_program.described(began),
+        **described,
         **told,
         "bars": {
             f"{one.part}.{one.figure}": one.bar * one.divisor
@@ -103,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         },
         "rows": rows,
     }
-    bench_program.write(args.json, json.dumps(measured, indent=2) + "\n")
+    bench_program.write(args.json, bench_program.as_json(measured))
     return 0
 
 

@@ -30,12 +30,17 @@ def baseline(backends: Sequence[str]) -> str:
     return BASELINE if BASELINE in backends else backends[-1]
 
 
+def speedup(base: Sequence[float], taken: Sequence[float]) -> float:
+    """The median of the rounds' baseline time over time: how many times as fast."""
+    return statistics.median(theirs / ours for theirs, ours in zip(base, taken, strict=True))
+
+
 def summarise(row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
     """The figures of one row from what the ranks measured.
 
     `row`: op, ranks, size_bytes (0 for barrier) and backends: for each name `executions` (in a
     round), `rounds_us` and `cpu_us` (for one execution; one number per round). Time is the median
-    round, `speedup` the median of the rounds' baseline time over time.
+    round.
     """
     base = row["backends"][baseline(backends)]["rounds_us"]
     figures = {}
@@ -44,12 +49,11 @@ def summarise(row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
         time_us = statistics.median(taken["rounds_us"])
         algbw = row["size_bytes"] / time_us / 1000 if row["size_bytes"] else None
         factor = bus_factor(row["op"], row["ranks"])
-        pairs = zip(base, taken["rounds_us"], strict=True)
         figures[name] = {
             "time_us": time_us,
             "algbw_gb_s": algbw,
             "busbw_gb_s": None if algbw is None else algbw * factor,
-            "speedup": statistics.median(theirs / ours for theirs, ours in pairs),
+            "speedup": speedup(base, taken["rounds_us"]),
             "cpu_us": statistics.median(taken["cpu_us"]),
             "executions": taken["executions"],
             "rounds_us": taken["rounds_us"],

@@ -71,16 +71,9 @@ def all_reduce_by_halving(net: Transport, data: memoryview, reduction: Reduction
             net.exchange(NO_SENDS, NO_RECEIVES)
     else:
         edge = edges(len(data), powers, reduction.item_bytes)
-        first, distance = 0, powers
-        while distance > 1:
-            distance //= 2
-            first, kept, given = _halves(rank, first, distance, edge, data)
-            peer = rank ^ distance
-            net.exchange(
-                [Send(peer, given)] if given else NO_SENDS,
-                [Receive(peer, kept, reduction.folding(kept))] if kept else NO_RECEIVES,
-            )
-        reduction.finish_bytes(data[edge[rank] : edge[rank + 1]], size)
+        own = _halve(net, powers, edge, data, reduction)
+        reduction.finish_bytes(own, size)
+        distance = 1
         while distance < powers:
             first = rank & -distance
             other = first ^ distance
@@ -103,33 +96,36 @@ def reduce_scatter_by_halving(
     For powers of two only. N: all parts together. Steps: log2 n. Sent: N (n-1)/n for equal parts.
     Scratch: N, however large, since the inputs must not change: meant for small messages.
     """
-    rank, size = net.rank, net.size
+    size = net.size
     scratch = take_scratch(sum(map(len, inputs)))
     edge = [0]
     for part in inputs:
         edge.append(edge[-1] + len(part))
         scratch[edge[-2] : edge[-1]] = part
-    first, distance = 0, size
+    copy_bytes(output, _halve(net, size, edge, scratch, reduction))
+    give_back(scratch)
+    reduction.finish_bytes(output, size)
+
+
+def _halve(
+    net: Transport, powers: int, edge: Sequence[int], data: memoryview, reduction: Reduction
+) -> memoryview:
+    """Halve the `powers` chunks between the edges with one peer after the other, in log2 steps,
+    until the own one is left, which all have been folded into."""
+    rank, first, distance = net.rank, 0, powers
     while distance > 1:
         distance //= 2
-        first, kept, given = _halves(rank, first, distance, edge, scratch)
+        kept = data[edge[first] : edge[first + distance]]
+        given = data[edge[first + distance] : edge[first + 2 * distance]]
+        if rank & distance:
+            first += distance
+            kept, given = given, kept
         peer = rank ^ distance
         net.exchange(
             [Send(peer, given)] if given else NO_SENDS,
             [Receive(peer, kept, reduction.folding(kept))] if kept else NO_RECEIVES,
         )
-    copy_bytes(output, scratch[edge[rank] : edge[rank + 1]])
-    give_back(scratch)
-    reduction.finish_bytes(output, size)
-
-
-def _halves(
-    rank: int, first: int, distance: int, edge: Sequence[int], data: memoryview
-) -> tuple[int, memoryview, memoryview]:
-    """Of the 2 * distance chunks from `first`: the first one kept, those kept, those given away."""
-    low = data[edge[first] : edge[first + distance]]
-    high = data[edge[first + distance] : edge[first + 2 * distance]]
-    return (first + distance, high, low) if rank & distance else (first, low, high)
+    return data[edge[rank] : edge[rank + 1]]
 
 
 def _fold_in(net: Transport, data: memoryview, powers: int, reduction: Reduction) -> None:

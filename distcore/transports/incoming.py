@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..errors import CallMismatch, GroupFailed
 from .base import SEGMENT_BYTES, Consume, Receive
@@ -325,8 +326,8 @@ class Incoming:
         return True
 
     def skim(self) -> None:
-        """Take the control frames that are there, and throw away the data in front of them: the
-        group has failed. Raises as `pull`; after GaveUp there may be more."""
+        """Take the control frames that are there, and throw away the data between them: the group
+        has failed. Raises as `pull`, but for GaveUp, which is kept in `gave_up`."""
         self._receive = None
         while True:
             there = self._end - self._start
@@ -350,4 +351,5 @@ class Incoming:
             self._left = 0 if flags & IN_MEMORY else length
         else:
             self._start = body + length
-            self._control(kind, slot, bytes(self._buffer[body : self._start]))
+            with suppress(GaveUp):
+                self._control(kind, slot, bytes(self._buffer[body : self._start]))

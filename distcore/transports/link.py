@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from .frames import BadFrame, Ended, GaveUp
+from .frames import BadFrame, Ended
 from .incoming import Incoming
 from .outgoing import Outgoing
 from .shared_memory import Inbox, Outbox
@@ -108,8 +108,6 @@ def _skim(link: Link) -> bool:
         link.incoming.skim()
     except (Ended, BadFrame):
         return False
-    except GaveUp:
-        pass
     return True
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .frames import BadFrame, Ended, GaveUp, waits
-from .link import Link
+from .frames import BadFrame, Ended, waits
+from .link import Link, ready
 
 LIMIT_S = 0.5
 """How long answers are waited for. Ranks whose timeouts run out further apart may be blamed in
@@ -91,16 +91,12 @@ class Survey:
 
     def _listen(self, until: float) -> None:
         links = {link.descriptor: link for link in self._links.values() if link.ended is None}
-        poll = select.poll()
-        for link in links.values():
-            poll.register(link.descriptor, select.POLLIN)
-        self._hear(links.values(), poll)
-        while self._open():
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return
-            ready = poll.poll(left_s * 1000)
-            self._hear((links[descriptor] for descriptor, _event in ready), poll)
+        for link in tuple(links.values()):  # some of it may have been read already
+            self._hear(link)
+        while self._open() and (left_s := until - time.monotonic()) > 0:
+            heard = links.keys() - {self._links[peer].descriptor for peer in self.lost}
+            for descriptor in ready(heard, select.POLLIN, left_s):
+                self._hear(links[descriptor])
 
     def _open(self) -> bool:
         silent = self.found.silent
@@ -108,22 +104,12 @@ class Survey:
             return self._asked  # a circle: the one who asked says what it makes of it
         return not self.lost.keys() & set(silent)
 
-    def _hear(self, links: Iterable[Link], poll: select.poll) -> None:
-        for link in links:
-            try:
-                self._hear_one(link)
-                link.push()  # the question, behind a frame that was not through
-            except (Ended, BadFrame) as error:
-                poll.unregister(link.descriptor)
-                self.lost[link.peer] = error
-
-    def _hear_one(self, link: Link) -> None:
-        while True:
-            try:
-                link.incoming.skim()
-                break
-            except GaveUp:
-                continue
+    def _hear(self, link: Link) -> None:
+        try:
+            link.incoming.skim()
+            link.push()  # the question, behind a frame that was not through
+        except (Ended, BadFrame) as error:
+            self.lost[link.peer] = error
         if link.incoming.gave_up is not None:
             known = tuple(rank for rank in link.incoming.gave_up.awaited if rank in self._links)
             self.found.answers[link.peer] = known

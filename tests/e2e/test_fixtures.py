@@ -95,7 +95,7 @@ def check_finding(done: runs.Run, expected: dict[str, Any], script: Path) -> Non
         assert found["cause"] == expected["cause"], done.explain()
     if found["proven"]:
         # A safety net: typically 0.2 s, but the machine may be busy with another test.
-        assert found["detected_after_s"] < 30, done.explain()
+        assert found["detected_after_s"] < 10, done.explain()
     if expected["line"] is not None:
         where = {
             "culprit": found["culprits"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from debugger.commands import bench_ddp
+from debugger.commands import ddp_figures
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 
@@ -35,10 +35,10 @@ def test_table() -> None:
     row = {"model": "computing", "ranks": 4, "gradient_bytes": 1 << 20}
     backends = ["tcp", "gloo"]
     ways["gloo"] = _taken(8e3, 9e3, 5e3)
-    summary = bench_ddp.summarise({**row, "ways": ways}, backends)
+    summary = ddp_figures.summarise({**row, "ways": ways}, backends)
     assert summary["rounds"] == 3
     assert summary["ways"]["tcp"]["speedup"] == 2.0
-    lines = [*bench_ddp.heading(backends), bench_ddp.line(summary)]
+    lines = [*ddp_figures.heading(backends), ddp_figures.line(summary)]
     assert [" ".join(line.split()) for line in lines] == [
         "(ms for one step) alone tcp gloo",
         "model ranks gradients rounds time cpu time cpu vs gloo time cpu",
