@@ -63,6 +63,11 @@ class Session:
         """What made the group unusable."""
         return self._failure
 
+    @property
+    def token(self) -> str:
+        """Different for groups of the same name that were made one after the other in a store."""
+        return self._rendezvous.digest.hex()[:16]  # type: ignore[no-any-return]
+
     def run(self, text: str, timeout_s: float, body: Body) -> None:
         """Run one call: the caller has the turn. Raises what `distcore.errors` describes."""
         if self._failure is not None:
