@@ -20,6 +20,7 @@ from ..diagnosis.limits import Limits
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
+from ..record.wording import finding_line
 from ..reports import document, junit, text
 from ..supervisor.ending import end_tree
 from ..supervisor.evidence import Evidence, gather
@@ -182,7 +183,7 @@ class Session:
 
     def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; wait until they have ended."""
-        summary = {"kind": finding.kind, "text": f"[distdebug] {finding.kind}: {finding.message}"}
+        summary = {"kind": finding.kind, "text": finding_line(finding.kind, finding.message)}
         if not self._directory.write_json(self._directory.verdict.name, summary):
             return
         deadline = time.monotonic() + RAISE_GRACE_S

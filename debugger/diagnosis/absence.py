@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from ..record.layout import Activity, CallState, GroupState
 from ..record.signature import ANY_SOURCE
 from ..record.snapshot import Call, Wait
+from ..record.wording import call_text, numbered, ranks_text, verb
 from .channels import Channels
 from .endings import is_communication_error
 from .evidence import chosen, stand
-from .findings import Finding
+from .findings import Finding, group_evidence
 from .joining import last_exception
 from .limits import Candidate
 from .needs import Need, Needs
 from .wait_graph import not_created, tag_mismatch
-from .wording import call_text, group_evidence, numbered, ranks_text, verb
 from .world import GroupView, Pending, World
 
 UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})

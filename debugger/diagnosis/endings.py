@@ -11,11 +11,11 @@ import signal as signals
 
 from ..record.layout import Phase
 from ..record.snapshot import Note, Rank
+from ..record.wording import at_site, printable, ranks_text, spans, verb
 from .evidence import chosen, ending_text, stand, standing
 from .findings import Finding
 from .joining import last_exception
 from .limits import Candidate
-from .wording import at_site, printable, ranks_text, spans, verb
 from .world import World, exit_status
 
 COMMUNICATION = re.compile(

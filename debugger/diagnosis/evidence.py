@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ..record.layout import Activity, CallState, Phase
 from ..record.snapshot import Call, CallSite, GroupKey
+from ..record.wording import call_text, printable, signal_name
 from .findings import RankEvidence
-from .wording import call_text, printable, signal_name
 from .world import STOPPED, World, exit_status
 
 RUNS = "runs user code"

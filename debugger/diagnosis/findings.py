@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..record.snapshot import CallSite
+from ..record.snapshot import CallSite, Group
+from ..record.wording import printable
 
 EXIT_CODES: dict[str, int] = {
     "op_mismatch": 91,
@@ -70,6 +71,13 @@ class GroupEvidence:
     name: str
     desc: str
     ranks: tuple[int, ...]
+
+
+def group_evidence(group: Group) -> GroupEvidence:
+    """The evidence for this group."""
+    return GroupEvidence(
+        name=printable(group.key[0], 120), desc=printable(group.desc, 120), ranks=group.ranks
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..record.majority import vote
 from ..record.snapshot import Creation
+from ..record.wording import printable, ranks_text, spans, verb
 from .evidence import chosen, standing
 from .findings import Finding, GroupEvidence, RankEvidence
 from .limits import Candidate
-from .majority import vote
-from .wording import printable, ranks_text, spans, verb
 from .world import World
 
 Sequences = dict[int, Sequence[Creation]]

@@ -6,10 +6,10 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from ..record.majority import Vote
 from ..record.signature import agreement_key
 from ..record.snapshot import Call
-from .majority import Vote
-from .wording import call_text, ranks_text
+from ..record.wording import call_text, ranks_text
 from .world import GroupView, World
 
 BEFORE, AFTER = 3, 6

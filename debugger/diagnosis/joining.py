@@ -19,13 +19,13 @@ import re
 from collections.abc import Set
 
 from ..record.layout import Activity, Phase
+from ..record.majority import vote
 from ..record.snapshot import Note, Rank, Wait
+from ..record.wording import at_site, printable, ranks_text, seconds, verb
 from .evidence import chosen, stand, standing
 from .findings import Finding
 from .limits import Candidate
-from .majority import vote
 from .needs import Needs
-from .wording import at_site, printable, ranks_text, seconds, verb
 from .world import World
 
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
@@ -136,13 +136,14 @@ def _stale_store(
     world: World, failed: dict[int, Note], waiting: dict[int, Wait]
 ) -> list[Candidate]:
     users = {rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, "stale_store"))}
-    times = [failed[rank].time_ns for rank in users if rank in failed]
+    # Whoever comes first finds the old file; who fails first is another matter.
+    times = [note.time_ns for note in failed.values()]
     times += [
-        waiting[rank].since_ns + world.limits.hang_ns
-        for rank in users
-        if rank in waiting and world.waited_ns(waiting[rank]) >= world.limits.hang_ns
+        wait.since_ns + world.limits.hang_ns
+        for wait in waiting.values()
+        if world.waited_ns(wait) >= world.limits.hang_ns
     ]
-    if not times:
+    if not (users and times):
         return []
     note = users[min(users)]
     path = note.data.get("path")

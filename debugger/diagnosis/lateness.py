@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ..record.layout import Activity
+from ..record.wording import at_site, printable, ranks_text, seconds, verb
 from .absence import failed_calls
 from .endings import is_communication_error
 from .evidence import chosen, stand, standing
-from .findings import Finding
+from .findings import Finding, group_evidence
 from .joining import TIMED_OUT, last_exception
 from .limits import SECOND_NS, Candidate
 from .needs import Needs
 from .wait_graph import doing
-from .wording import at_site, group_evidence, printable, ranks_text, seconds, verb
 from .world import STOPPED, Pending, World
 
 CAUSES = {

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..record.dispute import dispute_text, opponents
+from ..record.majority import Vote, vote
 from ..record.signature import agreement_key, disagreement, exact_key
 from ..record.snapshot import Call, Group
+from ..record.wording import call_text, numbered, ranks_text, verb
 from .divergence import Divergence, first_divergence
 from .evidence import at_call, chosen
-from .findings import Finding
+from .findings import Finding, group_evidence
 from .histories import compare_histories
 from .limits import Candidate
-from .majority import Vote, vote
-from .wording import call_text, group_evidence, numbered, ranks_text, verb
 from .world import GroupView, World
 
 CHAIN, EXACT = 0, 1
@@ -116,12 +117,7 @@ def _judge(
     absent = world.absent(view, seq)
     coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, view, rank)]
     result = vote(answers, len(coming))
-    order = [key for key, _ in result.parties]
-    odd = next((key for key, ranks in result.parties if result.culprits[0] in ranks), order[-1])
-    if odd == order[0]:
-        odd = order[1]
-    majority = order[0]
-    usual, unusual = speakers[majority], speakers[odd]
+    usual, unusual = (speakers[key] for key in opponents(result))
     kind = disagreement(usual.signature, unusual.signature)
     if kind is None:
         if which == CHAIN and agreement_key(usual.signature) == agreement_key(unusual.signature):
@@ -156,15 +152,11 @@ def _finding(
     warning: bool,
 ) -> Finding:
     seq = divergence.seq
-    parts = [
-        f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {call_text(speakers[key])}"
-        for key, ranks in (result.parties if result.majority is None else _odd_first(result))
-    ]
-    text = "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else "")
+    calls = {key: call_text(call) for key, call in speakers.items()}
     group = view.any
     before = "" if divergence.exact else "at or before "
     where = f"collective {before}{numbered(group, seq)} ({len(view.ranks)} ranks)"
-    message = f"ranks disagree at {where}: {text}"
+    message = dispute_text(result, calls, where)
     details: list[str] = []
     if kind == "op_mismatch":
         story = compare_histories(world, view, result, seq)
@@ -189,12 +181,6 @@ def _finding(
         observable_ns=_observable(world, view, result, seq),
         data={"exact_seq": divergence.exact},
     )
-
-
-def _odd_first(
-    result: Vote[tuple[object, ...]],
-) -> tuple[tuple[tuple[object, ...], tuple[int, ...]], ...]:
-    return (*result.parties[1:], result.parties[0])
 
 
 def _agreed(divergence: Divergence) -> str:

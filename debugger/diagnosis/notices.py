@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from ..record.layout import Activity
-from .evidence import chosen, stand, standing
-from .findings import Finding
-from .lateness import cause_of, latest
-from .limits import SECOND_NS
-from .needs import Needs
-from .wording import (
+from ..record.wording import (
     at_site,
     call_text,
     numbered,
@@ -18,6 +13,11 @@ from .wording import (
     site_text,
     verb,
 )
+from .evidence import chosen, stand, standing
+from .findings import Finding
+from .lateness import cause_of, latest
+from .limits import SECOND_NS
+from .needs import Needs
 from .world import World
 
 

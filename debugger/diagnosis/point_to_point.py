@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from ..record.signature import describe_tensors
 from ..record.snapshot import Call, Channel
+from ..record.wording import call_text, printable
 from .channels import ChannelKey, Channels
 from .divergence import first_divergence
-from .findings import Finding, RankEvidence
+from .findings import Finding, RankEvidence, group_evidence
 from .limits import Candidate
-from .wording import call_text, group_evidence, printable
 from .world import World
 
 

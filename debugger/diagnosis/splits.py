@@ -7,12 +7,13 @@ exactly if every pair agreed in every call. So a healthy group costs one additio
 
 from __future__ import annotations
 
+from ..record.dispute import pair_ranks, pair_text, uneven_pairs
 from ..record.signature import MASK, RULES, Rule
 from ..record.snapshot import Call
+from ..record.wording import numbered
 from .evidence import at_call, chosen
-from .findings import Finding
+from .findings import Finding, group_evidence
 from .limits import Candidate
-from .wording import group_evidence, numbered
 from .world import GroupView, World
 
 MOST_DIRECT = 64
@@ -75,23 +76,20 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
         call = history.at(view.key, seq) if history else None
         if call and RULES.get(call.signature.op, Rule()).splits:
             calls[index] = call
-    pairs = _pairs(calls)
+    pairs = uneven_pairs({index: call.signature for index, call in calls.items()})
     if not pairs:
         return None
-    sender, receiver, sends, expects = pairs[0]
-    ranks = view.ranks
-    culprits = tuple(sorted({ranks[i] for pair in pairs for i in pair[:2]}))
+    first, ranks = pairs[0], view.ranks
+    culprits = pair_ranks(pairs, ranks)
     others = tuple(rank for rank in ranks if rank not in culprits)
     group = view.any
-    message = (
-        f"rank {ranks[sender]} sends {sends} elements to rank {ranks[receiver]}, which expects "
-        f"{expects}, in {calls[sender].signature.op} {numbered(group, seq)}"
-    )
+    message = pair_text(first, ranks, f"{calls[first.sender].signature.op} {numbered(group, seq)}")
     details = tuple(
-        f"rank {ranks[a]} -> rank {ranks[b]}: {have} sent, {want} expected"
-        for a, b, have, want in pairs[:16]
+        f"rank {ranks[pair.sender]} -> rank {ranks[pair.receiver]}: {pair.sends} sent, "
+        f"{pair.expects} expected"
+        for pair in pairs[:16]
     )
-    times = [calls[index].issued_ns for index in (sender, receiver)]
+    times = [calls[index].issued_ns for index in (first.sender, first.receiver)]
     finding = Finding(
         kind="split_mismatch",
         message=message,
@@ -104,17 +102,3 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
         observable_ns=max(times) or world.now_ns,
     )
     return Candidate(finding)
-
-
-def _pairs(calls: dict[int, Call]) -> list[tuple[int, int, int, int]]:
-    """(sender, receiver, elements sent, elements expected) where they differ; group ranks."""
-    found = []
-    for a, call in calls.items():
-        for b, sends in enumerate(call.signature.sends):
-            other = calls.get(b)
-            if other is None or a >= len(other.signature.receives):
-                continue
-            expects = other.signature.receives[a]
-            if sends != expects:
-                found.append((a, b, sends, expects))
-    return found

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..record.snapshot import Call, Note
+from ..record.wording import at_site, printable, ranks_text, verb
 from .endings import is_communication_error
 from .evidence import chosen, stand
-from .findings import Finding, RankEvidence
+from .findings import Finding, RankEvidence, group_evidence
 from .limits import SECOND_NS, Candidate
 from .needs import Needs
 from .wait_graph import doing
-from .wording import at_site, group_evidence, printable, ranks_text, verb
 from .world import GroupView, Pending, World
 
 ANOTHER_NS = 5 * SECOND_NS

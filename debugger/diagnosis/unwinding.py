@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..record.snapshot import Call, Note
+from ..record.wording import at_site, printable
 from .endings import is_communication_error
 from .findings import EXIT_CODES, Finding, RankEvidence
 from .limits import Candidate
-from .wording import at_site, printable
 from .world import World
 
 MISMATCH = 91

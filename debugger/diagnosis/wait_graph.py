@@ -20,20 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..record.layout import Activity
+from ..record.wording import at_site, call_text, numbered, ranks_text, verb
 from .channels import Channels
 from .cycles import find_cycle, reaching, stuck_ranks
 from .evidence import chosen, standing, wait_text
-from .findings import Finding, RankEvidence
+from .findings import Finding, RankEvidence, group_evidence
 from .limits import Candidate
 from .needs import Need, Needs
-from .wording import (
-    at_site,
-    call_text,
-    group_evidence,
-    numbered,
-    ranks_text,
-    verb,
-)
 from .world import STOPPED, Pending, World
 
 Waiting = Mapping[int, Sequence[Need]]

@@ -6,8 +6,7 @@ import os
 import signal as signals
 from collections.abc import Iterable, Sequence
 
-from ..record.snapshot import Call, CallSite, Group
-from .findings import GroupEvidence
+from .snapshot import Call, CallSite, Group
 
 MOST_TEXT = 400
 MOST_RANGES = 12
@@ -67,21 +66,24 @@ def call_text(call: Call | None) -> str:
     return printable(str(call.signature)) if call else "a call that is no longer on record"
 
 
-def group_name(group: Group) -> str:
-    """What a user would call the group."""
-    named = group.desc not in ("", UNDEFINED)
-    return printable(group.desc if named else group.key[0], 80)
-
-
-def group_evidence(group: Group) -> GroupEvidence:
-    return GroupEvidence(
-        name=printable(group.key[0], 120), desc=printable(group.desc, 120), ranks=group.ranks
-    )
+def group_name(name: str, desc: str) -> str:
+    """What a user would call the group that torch calls `name`."""
+    return printable(desc if desc not in ("", UNDEFINED) else name, 80)
 
 
 def numbered(group: Group, seq: int) -> str:
     """`#17 of group "default_pg"`."""
-    return f'#{seq} of group "{group_name(group)}"'
+    return place(group.key[0], group.desc, seq)
+
+
+def place(name: str, desc: str, seq: int) -> str:
+    """The same for a group of that name and description."""
+    return f'#{seq} of group "{group_name(name, desc)}"'
+
+
+def finding_line(kind: str, message: str) -> str:
+    """What a rank raises for a finding."""
+    return f"[distdebug] {kind}: {message}"
 
 
 def seconds(duration_ns: int) -> str:

@@ -1,0 +1,109 @@
+"""Who is right when ranks make different calls, and how that is said.
+
+The ranks themselves say it at DETAIL, before anything is sent, and the report says it of any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .majority import Vote, vote
+from .signature import Signature, disagreement, exact_key
+from .wording import printable, ranks_text, verb
+
+K = TypeVar("K", bound=Hashable)
+MOST_PARTIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """`kind` is a finding's kind; `culprits` and `victims` are global ranks."""
+
+    kind: str
+    message: str
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One rank's split and what the other expects, in elements; ranks of the group."""
+
+    sender: int
+    receiver: int
+    sends: int
+    expects: int
+
+
+def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) -> Dispute | None:
+    """What the ranks of a group disagree on, given the call of each; None where they agree.
+
+    `ranks` are the global ranks by group rank; `place` is `#17 of group "default_pg"`.
+    """
+    answers: dict[tuple[object, ...], list[int]] = {}
+    calls: dict[tuple[object, ...], Signature] = {}
+    for rank, signature in zip(ranks, signatures, strict=True):
+        key = exact_key(signature)
+        answers.setdefault(key, []).append(rank)
+        calls.setdefault(key, signature)
+    if len(answers) < 2:
+        pairs = uneven_pairs(dict(enumerate(signatures)))
+        if not pairs:
+            return None
+        culprits = pair_ranks(pairs, ranks)
+        victims = tuple(rank for rank in ranks if rank not in culprits)
+        message = pair_text(pairs[0], ranks, f"{signatures[0].op} {place}")
+        return Dispute("split_mismatch", message, culprits, victims)
+    result = vote(answers, 0)
+    usual, odd = opponents(result)
+    kind = disagreement(calls[usual], calls[odd])
+    texts = {key: printable(str(call)) for key, call in calls.items()}
+    message = dispute_text(result, texts, f"collective {place} ({len(ranks)} ranks)")
+    return Dispute(kind or "shape_mismatch", message, result.culprits, result.others)
+
+
+def opponents(result: Vote[K]) -> tuple[K, K]:
+    """The answer of most, and that of the first culprit (without a majority: the next one)."""
+    keys = [key for key, _ in result.parties]
+    odd = next((key for key, ranks in result.parties if result.culprits[0] in ranks), keys[-1])
+    return keys[0], keys[1] if odd == keys[0] else odd
+
+
+def dispute_text(result: Vote[K], calls: Mapping[K, str], where: str) -> str:
+    """The finding's sentence: those outside the majority first."""
+    first, *rest = result.parties
+    parties = result.parties if result.majority is None else (*rest, first)
+    parts = [
+        f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {calls[key]}" for key, ranks in parties
+    ]
+    text = "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
+    return f"ranks disagree at {where}: {text}"
+
+
+def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:
+    """Where two ranks' splits of an all-to-all do not fit; `calls` by group rank, some or all."""
+    found = []
+    for sender, call in calls.items():
+        for receiver, sends in enumerate(call.sends):
+            other = calls.get(receiver)
+            if other is None or sender >= len(other.receives):
+                continue
+            expects = other.receives[sender]
+            if sends != expects:
+                found.append(Pair(sender, receiver, sends, expects))
+    return found
+
+
+def pair_ranks(pairs: Sequence[Pair], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The global ranks of all pairs."""
+    return tuple(sorted({ranks[end] for pair in pairs for end in (pair.sender, pair.receiver)}))
+
+
+def pair_text(pair: Pair, ranks: Sequence[int], where: str) -> str:
+    """The finding's sentence; `where` is `all_to_all_single #3 of group "default_pg"`."""
+    return (
+        f"rank {ranks[pair.sender]} sends {pair.sends} elements to rank {ranks[pair.receiver]}, "
+        f"which expects {pair.expects}, in {where}"
+    )

@@ -1,0 +1,78 @@
+"""What ranks disagree on, from their calls alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.record.dispute import Dispute, settle
+from debugger.record.signature import Signature
+
+RANKS = (10, 20, 30, 40)
+PLACE = '#17 of group "default_pg"'
+
+
+def all_reduce(*shape: int, op: str = "sum", dtype: str = "float32") -> Signature:
+    return Signature("all_reduce", ((dtype, shape),), reduce_op=op)
+
+
+def all_to_all(sends: list[int], receives: list[int]) -> Signature:
+    return Signature(
+        "all_to_all_single",
+        (("float32", (sum(sends),)),),
+        sends=tuple(sends),
+        receives=tuple(receives),
+    )
+
+
+def judged(*calls: Signature) -> Dispute | None:
+    return settle(calls, RANKS[: len(calls)], PLACE)
+
+
+def test_no_dispute() -> None:
+    assert judged(*[all_reduce(4)] * 4) is None
+    assert judged(all_to_all([1, 2], [1, 3]), all_to_all([3, 4], [2, 4])) is None
+
+
+ODD = {
+    "op_mismatch": Signature("broadcast", (("float32", (4,)),), root=10),
+    "reduce_op_mismatch": all_reduce(4, op="max"),
+    "dtype_mismatch": all_reduce(4, dtype="int32"),
+    "shape_mismatch": all_reduce(2, 2),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_one_against_the_others(kind: str) -> None:
+    found = judged(all_reduce(4), all_reduce(4), ODD[kind], all_reduce(4))
+    assert found is not None
+    assert (found.kind, found.culprits, found.victims) == (kind, (30,), (10, 20, 40))
+    assert found.message == (
+        f"ranks disagree at collective {PLACE} (4 ranks): rank 30 calls {ODD[kind]}; "
+        "ranks 10,20,40 call all_reduce(sum, float32[4])"
+    )
+
+
+def test_without_a_majority_all_are_culprits() -> None:
+    found = judged(all_reduce(4), all_reduce(5), all_reduce(5), all_reduce(4))
+    assert found is not None
+    assert (found.kind, found.culprits, found.victims) == ("shape_mismatch", RANKS, ())
+    assert "ranks 10,40 call all_reduce(sum, float32[4]); ranks 20,30 call" in found.message
+
+
+def test_many_parties_are_cut_short() -> None:
+    ranks = range(9)
+    found = settle([all_reduce(rank + 1) for rank in ranks], ranks, PLACE)
+    assert found is not None
+    assert found.culprits == tuple(ranks)
+    assert found.message.endswith("; ...")
+    assert found.message.count("calls all_reduce") == 4
+
+
+def test_splits_are_a_matter_of_pairs() -> None:
+    even = all_to_all([1, 1, 1], [1, 1, 1])
+    found = judged(all_to_all([1, 2, 0], [1, 1, 1]), even, all_to_all([1, 1, 1], [0, 1, 1]))
+    assert found is not None
+    assert (found.kind, found.culprits, found.victims) == ("split_mismatch", (10, 20), (30,))
+    assert found.message == (
+        f"rank 10 sends 2 elements to rank 20, which expects 1, in all_to_all_single {PLACE}"
+    )
