@@ -83,7 +83,7 @@ class Needs:
         view = self.world.view(pending.rank, call.group)
         if view is None:
             return None
-        certain = pending.rule.certain
+        certain = "all" if call.agrees else pending.rule.certain
         root = call.signature.root
         if certain == "all" or (certain == "to_root" and pending.rank == root):
             key = (id(view), call.seq)

@@ -24,6 +24,7 @@ from .notices import late_notices, recorded
 from .point_to_point import message_mismatches
 from .splits import split_mismatches
 from .threads import lost_threads, mentioned
+from .told import settled, told
 from .unwinding import explained
 from .wait_graph import deadlocks
 from .world import World
@@ -61,9 +62,10 @@ def diagnose(
         *endings(world),
         *lost_threads(world, needs),
         *missing_ranks(world, needs),
+        *told(world),
         *(Candidate(finding) for finding in recorded(world)),
     ]
-    causes = [explained(world, candidate) for candidate in candidates]
+    causes = [explained(world, candidate) for candidate in settled(world, candidates)]
     found = tuple(mentioned(world, finding) for finding in _ready(world, fold(causes)))
     return Diagnosis(found, late_notices(world, needs))
 

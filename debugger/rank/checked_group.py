@@ -10,11 +10,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from torch.distributed import ProcessGroup
 
-from ..record.layout import ASYNC_FLAG
+from ..record.layout import AGREES_FLAG, ASYNC_FLAG
+from ..record.signature import POINT_TO_POINT
+from . import agreement
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
 from .tracked_work import track
@@ -30,8 +33,6 @@ FORWARDED = (
     "_has_hooks",
     "_register_on_completion_hook",
     "_set_sequence_number_for_group",
-    "_start_coalescing",
-    "_end_coalescing",
     "_wait_for_pending_works",
     "get_group_store",
     "merge_remote_group",
@@ -84,6 +85,20 @@ class CheckedGroup(ProcessGroup):
             if _exc_info()[0] is not None:
                 _in_flight(self._recorder.writer.calls, True)
             self._recorder.group_destroyed(self._record)
+        if self._record.keeper is not None:
+            self._record.keeper.close()
+
+    def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
+        self._gathers(True)
+        return self._inner._start_coalescing(*args, **kwargs)
+
+    def _end_coalescing(self, *args: Any, **kwargs: Any) -> Any:
+        self._gathers(False)
+        return self._inner._end_coalescing(*args, **kwargs)
+
+    def _gathers(self, on: bool) -> None:
+        if self._record.keeper is not None:
+            self._record.keeper.coalesces = on
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's; the new group is observed too."""
@@ -93,6 +108,8 @@ class CheckedGroup(ProcessGroup):
         """From now on every communication calls `refuse`, which raises: this is a forked child."""
         self._recorder = None
         self._refuse = refuse
+        if self._record.keeper is not None:
+            self._record.keeper.retract()
 
     def _unobserved(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refuse is not None:
@@ -124,6 +141,7 @@ def set_in_flight(look: Callable[[int, bool], None]) -> None:
 def _communication(name: str, method: Method) -> Callable[..., Any]:
     """The method `name` of CheckedGroup."""
     op, take_facts, options_at = method.op, method.facts, method.options_at
+    checked = op not in POINT_TO_POINT and op not in agreement.NEVER
 
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
@@ -142,7 +160,11 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 options = kwargs.get("opts")
             is_async = getattr(options, "asyncOp", True)
             writer = recorder.writer
-            number, thread = writer.begin(group.slot, known, site, ASYNC_FLAG if is_async else 0)
+            flags = ASYNC_FLAG if is_async else 0
+            guard = group.guard if checked else None
+            if guard is not None:
+                flags |= AGREES_FLAG
+            number, thread = writer.begin(group.slot, known, site, flags)
             if _exc_info()[0] is not None:
                 _in_flight(number, False)
         except Exception as error:
@@ -151,7 +173,11 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         counted = group.slot if known.channel is None else None
         try:
             forward = getattr(self._inner, name)
-            work = forward(*args, **kwargs) if kwargs else forward(*args)
+            if guard is not None:
+                entry = partial(forward, *args, **kwargs)
+                work = guard.enter(known, group.slot.issued - 1, options, is_async, entry)
+            else:
+                work = forward(*args, **kwargs) if kwargs else forward(*args)
             if is_async and work is not None:
                 tracked = track(work, recorder, counted, number, known)
                 writer.hand_over(number, thread)

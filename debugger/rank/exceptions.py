@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..record.layout import Phase
-from . import call_site, checked_group, waiting
+from . import agreement, call_site, checked_group, deferred, waiting
 from .recorder import Recorder
 from .verdict import FindingRaised, stand_down, verdict_was_raised
 
@@ -29,7 +29,7 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
-_ISSUED_IN = checked_group.__file__
+_ISSUED_IN = frozenset({checked_group.__file__, agreement.__file__, deferred.__file__})
 _WAITED_IN = waiting.__file__
 _recorded: set[int] = set()
 _exit_sites: set[int] = set()
@@ -241,9 +241,11 @@ def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseExcept
 
 
 def _revealed(error: BaseException) -> BaseException:
-    """The verdict, where a lost connection came out of torch's C++ code because of it; or the
-    error itself."""
-    if not isinstance(error, RuntimeError) or not _is_lost(error):
+    """The verdict, where a lost connection came out of torch's C++ code because of it, or a copy
+    of itself; or the error itself."""
+    if not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
+        return error
+    if not (_is_lost(error) or FindingRaised.__name__ in str(error)):
         return error
     better = waiting.instead(error)
     return error if better is error else better.with_traceback(error.__traceback__)
@@ -291,7 +293,7 @@ def nature(error: BaseException) -> dict[str, bool]:
     wrong_argument = inside and isinstance(error, (ValueError, TypeError, IndexError))
     if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
         wrong_argument = True  # torch asserts that a backend's name is known
-    if innermost == _ISSUED_IN and isinstance(error, RuntimeError) and not lost:
+    if innermost in _ISSUED_IN and isinstance(error, RuntimeError) and not lost:
         wrong_argument = True  # the backend refused the call at once
     communication = (
         isinstance(error, (RuntimeError, ConnectionError, TimeoutError))

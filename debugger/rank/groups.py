@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import connections, forks, torch_private
+from . import agreement, connections, forks, torch_private
 from .checked_group import CheckedGroup
 from .recorder import Recorder, report_own_fault
 
@@ -60,7 +60,8 @@ def _wrapped(
         return created  # this rank is no member, or the group existed already
     try:
         desc = str(given.get("group_desc") or "undefined")
-        outer = _checked(recorder, inner, ranks, name, desc, given.get("timeout"), backend)
+        timeout = given.get("timeout")
+        outer = _checked(recorder, inner, ranks, name, desc, timeout, backend, store)
         if outer is None:
             recorder.gone_blind(f"recording of group {name!r}, for want of room,")
             return created
@@ -80,15 +81,17 @@ def _checked(
     desc: str,
     timeout: timedelta | None,
     backend: str,
+    store: Any,
 ) -> CheckedGroup | None:
     config = torch_private.backend_name(inner) or backend
+    seconds = timeout.total_seconds() if timeout is not None else None
     record = recorder.new_group(
         name,
         desc,
         ranks,
         inner.rank(),
         config,
-        timeout.total_seconds() if timeout is not None else None,
+        seconds,
     )
     if record is None:
         return None
@@ -101,11 +104,19 @@ def _checked(
             return None
         members = [record.ranks[index] for index in (args[0] if args else kwargs["ranks"])]
         child = _checked(
-            recorder, split, members, split.group_name, split.group_desc, None, backend
+            recorder,
+            split,
+            members,
+            split.group_name,
+            split.group_desc,
+            None,
+            backend,
+            split.get_group_store(),
         )
         return split if child is None else child
 
     outer.attach(inner, recorder, record, wrap_split)
+    agreement.guard(recorder, record, store, seconds)
     recorder.group_ready(record)
     forks.watch_group(outer)
     return outer

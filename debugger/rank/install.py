@@ -20,7 +20,7 @@ import torch
 
 from ..record.layout import Activity
 from ..record.writer import FlightWriter
-from . import exceptions, forks, groups, initialisation, levels, torch_private, unwinding
+from . import agreement, exceptions, forks, groups, initialisation, levels, torch_private, unwinding
 from .heartbeat import Heartbeat
 from .recorder import Recorder, report_own_fault
 from .settling import settle
@@ -65,6 +65,7 @@ def _install(directory: Path) -> Recorder:
     groups.observe(recorder)
     exceptions.observe(recorder)
     unwinding.observe(recorder)
+    agreement.observe()
     levels.observe()
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))

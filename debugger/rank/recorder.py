@@ -12,10 +12,10 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from ..record import layout
 from ..record.layout import Activity, Definition, GroupState
@@ -41,6 +41,26 @@ class Known(CallDescription):
     """A distinct call as this layer treats it: with how to wait for it."""
 
     wait: WaitFunction
+    text: str
+    """The signature, as JSON."""
+
+
+class Keeper(Protocol):
+    """What is asked before a call of a group enters the backend."""
+
+    coalesces: bool
+    """Whether the backend gathers the calls that are made now."""
+
+    def enter(
+        self, known: Known, seq: int, options: Any, is_async: bool, forward: Callable[[], Any]
+    ) -> Any:
+        """`forward()`, at once or later."""
+
+    def retract(self) -> None:
+        """This is a forked child."""
+
+    def close(self) -> None:
+        """The group ends on this rank."""
 
 
 class GroupRecord:
@@ -49,6 +69,7 @@ class GroupRecord:
     def __init__(
         self,
         name: str,
+        desc: str,
         incarnation: int,
         ranks: Sequence[int],
         group_rank: int,
@@ -56,6 +77,7 @@ class GroupRecord:
         backend: str,
     ) -> None:
         self.name = name
+        self.desc = desc
         self.incarnation = incarnation
         self.ranks = tuple(ranks)
         self.group_rank = group_rank
@@ -64,6 +86,10 @@ class GroupRecord:
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
+        self.guard: Keeper | None = None
+        """Who is asked before each collective, at DETAIL."""
+        self.keeper: Keeper | None = None
+        """The same at every level."""
 
 
 class Recorder:
@@ -157,7 +183,7 @@ class Recorder:
         )
         if slot is None:
             return None
-        record = GroupRecord(name, incarnation, ranks, group_rank, slot, backend)
+        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend)
         if desc == "default_pg":
             self.world = record
             self._creations = 0
@@ -222,6 +248,7 @@ class Recorder:
             channel=channel,
             volatile=volatile,
             wait=wait,
+            text=text,
         )
         group.known[op][facts] = known
         group.distinct_calls += 1
@@ -284,6 +311,10 @@ def report_own_fault(what: str, error: BaseException) -> None:
     """One line on stderr: a part of the layer is switched off, the program goes on."""
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
-    text = f"distdebug: {what} is switched off in process {os.getpid()}: {error!r}\n"
+    say(f"{what} is switched off in process {os.getpid()}: {error!r}")
+
+
+def say(text: str) -> None:
+    """One line on stderr, from the layer to the user."""
     with contextlib.suppress(OSError, ValueError):
-        os.write(2, text.encode("utf-8", "backslashreplace"))
+        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))

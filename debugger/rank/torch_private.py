@@ -227,8 +227,35 @@ def on_data_end(note: Callable[[int], None]) -> None:
     patch(dataloader._BaseDataLoaderIter, "__next__", make)
 
 
-def answer_debug_level(level: str) -> None:
-    """Make the public `get_debug_level()` answer this; torch's own code goes on asking its own."""
-    answer = getattr(dist.DebugLevel, level, None)
-    if answer is not None:
-        dist.get_debug_level = lambda: answer
+def take_debug_level(current: Callable[[], str], choose: Callable[[str], None], asked: str) -> str:
+    """Make the public functions of the debug level answer `current()` and call `choose(name)`.
+    torch's own code goes on asking its own level, which stays below DETAIL; that level's name now.
+
+    `asked` is what set_debug_level_from_env takes where the variable is not set: distdebug may have
+    taken it away.
+    """
+    levels = dist.DebugLevel
+    own_set, own_get, own_from_env = (
+        dist.set_debug_level,
+        dist.get_debug_level,
+        dist.set_debug_level_from_env,
+    )
+
+    def set_debug_level(level: Any) -> None:
+        own_set(levels.INFO if level == levels.DETAIL else level)
+        choose(level.name)
+
+    def set_debug_level_from_env() -> None:
+        if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+            own_from_env()
+            set_debug_level(own_get())
+        else:
+            set_debug_level(getattr(levels, asked))
+
+    found = own_get()
+    if found == levels.DETAIL:
+        own_set(levels.INFO)  # the program has set the variable before it imported torch
+    patch(dist, "get_debug_level", lambda _own: lambda: getattr(levels, current()))
+    patch(dist, "set_debug_level", lambda _own: set_debug_level)
+    patch(dist, "set_debug_level_from_env", lambda _own: set_debug_level_from_env)
+    return str(found.name)

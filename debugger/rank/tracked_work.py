@@ -78,9 +78,12 @@ class TrackedWork(Work):
         """`wait` for what is complete: there is nothing to wait for, and nothing to record."""
         try:
             result = self._work.wait() if timeout is NO_TIMEOUT else self._work.wait(timeout)
-        except BaseException:
+        except BaseException as error:
             self._close(failed=True)
-            raise
+            better = instead(error)
+            if better is error:
+                raise
+            raise better from None
         self._close()
         return bool(result)
 

@@ -26,16 +26,21 @@ SIGNAL = signal.SIGRTMAX - 3
 _FREED_WITHIN_S = 0.3
 
 
+_OWN_FINDING_S = 1.0
+"""How long a rank that found something itself waits for the supervisor to say it."""
+
 _told: tuple[str, str] | None = None
 _silent = False
 
 
 class FindingRaised(DistError):
-    """The run's verdict. `kind` is a finding kind, the text is the finding."""
+    """The run's verdict. `kind` is a finding kind, the text is the finding. `own`: this rank has
+    found it itself, and the supervisor may say it, too."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, own: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
+        self.own = own
 
 
 FindingRaised.__module__ = "distdebug"  # what a traceback calls it; the file has another name here
@@ -86,14 +91,26 @@ class VerdictWatch:
 
     def instead(self, error: BaseException) -> BaseException:
         """The verdict, where a call failed because others were told of it first; else the error."""
-        if isinstance(error, FindingRaised) or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return error
+        if isinstance(error, FindingRaised):
+            if not error.own:
+                return error
+            self._await_report()
         self.look()
         if self._error is None:
             return error
         if threading.current_thread() is threading.main_thread():
             self._told_main = True
         return self._raised()
+
+    def _await_report(self) -> None:
+        """The report's words are those of all ranks, in this host's run at least."""
+        if not self._path.with_name("run.json").exists():
+            return  # there is no supervisor
+        until = time.monotonic() + _OWN_FINDING_S
+        while not self._path.exists() and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _raised(self) -> FindingRaised:
         kind, text = self._error or ("", "")

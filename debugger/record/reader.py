@@ -261,6 +261,7 @@ class FlightReader:
             thread=row[2],
             state=CallState(state) if state in _CALL_STATES else CallState.ISSUED,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
+            agrees=bool(row[5] & layout.AGREES_FLAG),
             chain=row[11],
             exact=row[12],
             balance=row[13],

@@ -34,7 +34,8 @@ class Call:
     """One collective or point-to-point call of one rank.
 
     `seq` counts collectives from 0 per group; for send and recv it counts per channel.
-    `chain`, `exact` and `balance` are the group's (or channel's) after this call.
+    `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
+    enters the backend only when all ranks of the group have made it.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Call:
     thread: int
     state: CallState
     is_async: bool = False
+    agrees: bool = False
     chain: int = 0
     exact: int = 0
     balance: int = 0

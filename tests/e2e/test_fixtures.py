@@ -30,8 +30,18 @@ SHORT_ON_TCP = {
     "p2p_size",
     "uneven_splits",
 }
+SHORT_AT_DETAIL = {
+    "batched_exchange",
+    "ddp_transformer",
+    "deadlock_two_groups",
+    "died_sigkill",
+    "op_after_500_steps",
+    "uneven_splits",
+}
 UNLIKE_ON_TCP = {"join_stale_file_store": "distcore tells old data from new: the run succeeds"}
 """Programs whose verdict is another one on tcp, and why."""
+UNLIKE_AT_DETAIL = {"reshaped_view": "another shape of as many elements is an error there"}
+"""The same at DETAIL."""
 
 
 def load(name: str) -> dict[str, Any]:
@@ -58,6 +68,13 @@ def parameters_on_tcp() -> list[Any]:
     return [pytest.param(name, marks=marks[name]) for name in EXPECTED if name not in UNLIKE_ON_TCP]
 
 
+def parameters_at_detail() -> list[Any]:
+    marks = {name: [] if name in SHORT_AT_DETAIL else [pytest.mark.long] for name in EXPECTED}
+    return [
+        pytest.param(name, marks=marks[name]) for name in EXPECTED if name not in UNLIKE_AT_DETAIL
+    ]
+
+
 @pytest.mark.parametrize("name", parameters())
 def test_verdict(name: str, tmp_path: Path) -> None:
     check_verdict(name, tmp_path, {})
@@ -67,6 +84,19 @@ def test_verdict(name: str, tmp_path: Path) -> None:
 def test_verdict_on_tcp(name: str, tmp_path: Path) -> None:
     """The same with distcore below the layer, where the program says gloo."""
     check_verdict(name, tmp_path, {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"})
+
+
+@pytest.mark.parametrize("name", parameters_at_detail())
+def test_verdict_at_detail(name: str, tmp_path: Path) -> None:
+    """The same where ranks agree before each call."""
+    check_verdict(name, tmp_path, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def test_another_shape_at_detail(tmp_path: Path) -> None:
+    script = FIXTURES / "scripts" / load("reshaped_view")["script"]
+    done = runs.run("run", ["--debug-level", "DETAIL", "-n", "3", str(script)], tmp_path)
+    assert (done.report["outcome"], done.exit_code) == ("shape_mismatch", 91), done.explain()
+    assert done.errors[0]["culprits"] == [1], done.explain()
 
 
 def check_verdict(name: str, tmp_path: Path, extra: dict[str, str]) -> None:

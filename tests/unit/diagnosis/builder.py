@@ -166,6 +166,7 @@ class RankBuilder:
         thread: int = 1,
         line: int = 88,
         is_async: bool = False,
+        agrees: bool = False,
     ) -> Call:
         """Issue a call; it completes unless it `waits`, `fails` or is asynchronous."""
         run, key = self.run, (group, incarnation)
@@ -191,6 +192,7 @@ class RankBuilder:
             thread=thread,
             state=state,
             is_async=is_async,
+            agrees=agrees,
             chain=chain,
             exact=exact,
             balance=balance,

@@ -1,0 +1,62 @@
+"""Findings that ranks have made themselves, with all they know, and put on record.
+
+The ranks of one group that agree before each call (debug level DETAIL) have seen everybody's call,
+also those of other hosts, whose records are not here.
+"""
+
+from __future__ import annotations
+
+from ..record.snapshot import GroupKey, Note
+from .evidence import at_call, chosen
+from .findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
+from .limits import Candidate
+from .world import World
+
+
+def told(world: World) -> list[Candidate]:
+    """One finding for each that ranks have told, however many did."""
+    notes: dict[tuple[object, ...], tuple[int, Note]] = {}
+    for number, rank in sorted(world.ranks.items()):
+        for note in rank.notes:
+            if note.kind == "finding" and note.data.get("finding") in EXIT_CODES:
+                key = (note.data["finding"], str(note.data["group"]), note.data["seq"])
+                first = notes.get(key)
+                if first is None or note.time_ns < first[1].time_ns:
+                    notes[key] = (number, note)
+    return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
+
+
+def settled(world: World, candidates: list[Candidate]) -> list[Candidate]:
+    """Without what is only suspicious where the ranks themselves have called it wrong."""
+    wrong = {
+        (note.data["group"][0], note.data["seq"])
+        for rank in world.ranks.values()
+        for note in rank.notes
+        if note.kind == "finding"
+    }
+    return [
+        one
+        for one in candidates
+        if one.finding.severity == "error"
+        or one.finding.group is None
+        or (one.finding.group.name, one.finding.seq) not in wrong
+    ]
+
+
+def _finding(world: World, teller: int, note: Note) -> Finding:
+    data = note.data
+    name, incarnation = data["group"]
+    culprits, victims = tuple(data["culprits"]), tuple(data["victims"])
+    key: GroupKey = (str(name), int(incarnation))
+    view = world.view(teller, key)
+    members = tuple(sorted({*culprits, *victims}))
+    return Finding(
+        kind=data["finding"],
+        message=note.message,
+        culprits=culprits,
+        victims=victims,
+        group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
+        seq=int(data["seq"]),
+        ranks=at_call(world, chosen(culprits, victims), key, int(data["seq"])),
+        observable_ns=note.time_ns,
+    )

@@ -1,0 +1,189 @@
+"""At DETAIL: a collective enters the backend once all ranks of its group make the same one.
+
+They compare 64 bits of it on a network of their own (`distcore.side_channel`), whatever the
+backend is. Where they differ, nothing is sent, each rank gets everybody's call, and all raise one
+and the same error at their own lines. A rank that does not come is awaited as the backend would
+await it, and found by the supervisor in the same way: the call is on record already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
+from distcore.side_channel import SideChannel
+
+from ..record.dispute import Dispute, settle
+from ..record.signature import Signature
+from ..record.wording import finding_line, place
+from . import connections, levels, waiting
+from .deferred import Deferral
+from .recorder import GroupRecord, Known, Recorder, say
+from .verdict import FindingRaised
+
+Forward = Callable[[], Any]
+
+NEVER = frozenset({"monitored_barrier"})
+"""Ops that are for ranks that do not come: to wait for these first would be wrong."""
+UNREACHABLE = frozenset({"fake", "threaded"})
+"""Backends whose ranks are no processes of their own."""
+DEFAULT_S = 1800.0
+_JOIN_S = 60.0
+"""How long ranks are awaited that did not choose DETAIL, or not yet."""
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def observe() -> None:
+    """From now on the level switches the guards of all groups."""
+    levels.on_detail(_switch_all)
+
+
+def _switch_all(on: bool) -> None:
+    for guard in list(_guards):
+        guard.switch(on)
+
+
+def guard(recorder: Recorder, record: GroupRecord, store: Any, timeout_s: float | None) -> None:
+    """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
+    if len(record.ranks) < 2 or UNREACHABLE.intersection(record.backend.split(":")):
+        return
+    made = Guard(recorder, record, store, timeout_s or DEFAULT_S)
+    record.keeper = made
+    _guards.add(made)
+    if levels.is_detail():
+        made.switch(True)
+        made.open(made.timeout_s)
+
+
+class Guard:
+    """Of one group, on one rank. `enter` takes the place of the backend's method."""
+
+    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any, timeout_s: float):
+        self._recorder = recorder
+        self._record = record
+        self._store = store
+        self.timeout_s = timeout_s
+        self._channel: SideChannel | None = None
+        self._ended = False
+        self.coalesces = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "open" if self._channel else "not open yet"
+        return f"<Guard of group {self._record.name!r}: {state}>"
+
+    def switch(self, on: bool) -> None:
+        """Whether the group's calls come here."""
+        self._record.guard = self if on and not self._ended else None
+
+    def open(self, timeout_s: float) -> SideChannel | None:
+        """The network; all ranks of the group call this. None, having said why, without it."""
+        record = self._record
+        if self._channel is None and not self._ended:
+            try:
+                with connections.remembered():
+                    self._channel = SideChannel(
+                        self._store, record.name, record.ranks, record.group_rank, timeout_s
+                    )
+            except RendezvousError as error:
+                self._give_up(f"its ranks have not all chosen DETAIL: {error}")
+        return self._channel
+
+    def enter(self, known: Known, seq: int, options: Any, is_async: bool, forward: Forward) -> Any:
+        """`forward()`, once all ranks make this call, of which `known` tells, as the group's
+        collective number `seq`. Raises the finding where they do not."""
+        channel = self.open(min(self.timeout_s, _JOIN_S))
+        if channel is None:
+            return forward()
+        limit_s = _limit_s(options, self.timeout_s)
+        if is_async and not self.coalesces:
+            deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s), forward)
+            return deferral.start(channel.turn)
+        turn = channel.turn
+        turn.enter()
+        try:
+            self._agree(channel, known, seq, limit_s)
+            return forward()
+        finally:
+            turn.leave()
+
+    def _agree(self, channel: SideChannel, known: Known, seq: int, limit_s: float) -> None:
+        """Return when all ranks make this call, or when nobody can tell any more: then the backend
+        will say so in its own way."""
+        if self._ended:
+            return
+        try:
+            if channel.agree(known.exact, known.contribution, limit_s):
+                return
+            calls = channel.gather(known.text.encode(), limit_s)
+        except DeadlineExceeded as error:
+            call = Signature.from_json(known.text)
+            who = "ranks" if error.culprit is None else f"rank {error.culprit}"
+            raise DeadlineExceeded(  # the first words are those of torch's own DETAIL
+                f"{who} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms, which debug "
+                f"level DETAIL puts before {call} {self._place(seq)}: {error}",
+                error.culprit,
+            ) from None
+        except GroupFailed as error:
+            better = waiting.instead(error)
+            if better is not error:
+                raise better from None
+            self._give_up(str(error), quiet=True)
+            return
+        self._raise(calls, seq)
+
+    def _raise(self, calls: list[bytes], seq: int) -> None:
+        signatures = [Signature.from_json(text.decode()) for text in calls]
+        record = self._record
+        dispute = settle(signatures, record.ranks, self._place(seq))
+        if dispute is None:
+            return  # the hashes differ, and nothing that they are made of does
+        self._put_on_record(dispute, seq)
+        raise FindingRaised(dispute.kind, finding_line(dispute.kind, dispute.message), own=True)
+
+    def _put_on_record(self, dispute: Dispute, seq: int) -> None:
+        record = self._record
+        with contextlib.suppress(Exception):
+            self._recorder.note(
+                "finding",
+                dispute.message,
+                self._recorder.site(sys._getframe(1)),
+                finding=dispute.kind,
+                culprits=list(dispute.culprits),
+                victims=list(dispute.victims),
+                group=[record.name, record.incarnation],
+                seq=seq,
+            )
+
+    def _place(self, seq: int) -> str:
+        return place(self._record.name, self._record.desc, seq)
+
+    def _give_up(self, reason: str, quiet: bool = False) -> None:
+        self._ended = True
+        self._record.guard = None
+        if not quiet:
+            say(f"group {self._record.name!r} goes on without agreement before its calls: {reason}")
+
+    def retract(self) -> None:
+        """In a forked child: the network is its parent's."""
+        self._ended = True
+        self._record.guard = None
+
+    def close(self) -> None:
+        """The group ends on this rank."""
+        self._ended = True
+        self._record.guard = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def _limit_s(options: Any, usual_s: float) -> float:
+    """The time limit of a call with these options of torch's."""
+    given = getattr(options, "timeout", None)
+    seconds = given.total_seconds() if given is not None else 0.0
+    return seconds if seconds > 0 else usual_s

@@ -1,0 +1,143 @@
+"""At DETAIL, with no supervisor: rank 1 of 3 makes another call than the others, in many ways.
+
+Prints, for each rank and way, what was raised (or `fine`), where, and what the tensor held after.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+odd = rank == 1
+pair = dist.new_group([0, 1], group_desc="the pair")
+shaken = dist.new_group([0, 1, 2])
+t = torch.empty(4)
+
+
+def kind():
+    dist.broadcast(t, 0) if odd else dist.all_reduce(t)
+
+
+def reduce_op():
+    dist.all_reduce(t, op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
+
+
+def root():
+    dist.broadcast(t, src=1 if odd else 0)
+
+
+def dtype_of_equal_bytes():
+    dist.all_reduce(t.view(torch.int32) if odd else t)
+
+
+def count():
+    dist.all_reduce(t[:3] if odd else t)
+
+
+def shape():
+    dist.all_reduce(t.view(2, 2) if odd else t)
+
+
+def splits():
+    into = torch.empty(3 if odd else 4)
+    sends = [0, 2, 2] if rank == 0 else [2, 1, 1]
+    receives = {0: [0, 2, 2], 1: [1, 1, 1], 2: [2, 1, 1]}[rank]
+    dist.all_to_all_single(into, t, receives, sends)
+
+
+def asynchronous():
+    work = dist.all_reduce(t[:3] if odd else t, async_op=True)
+    work.wait()
+
+
+def coalesced():
+    with dist._coalescing_manager():
+        dist.all_reduce(t)
+        dist.all_reduce(t[:3] if odd else t)
+
+
+def objects():
+    dist.broadcast_object_list([None], src=1 if odd else 0)
+
+
+def of_a_pair():
+    """The world waits elsewhere."""
+    if rank == 2:
+        dist.barrier()
+        return
+    try:
+        dist.all_reduce(t[:3] if odd else t, group=pair)
+    finally:
+        dist.barrier()
+
+
+def in_a_thread():
+    failed = []
+
+    def call():
+        try:
+            dist.all_reduce(t[:3] if odd else t, group=shaken)
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    dist.all_reduce(torch.ones(2))  # on another group, at the same time
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def a_message_before_the_others_come():
+    """Legal, since the call returns at once: rank 1 comes to it after the message."""
+    if rank == 0:
+        work = dist.all_reduce(t, async_op=True)
+        dist.send(torch.ones(2), 1)
+        work.wait()
+    elif odd:
+        dist.recv(torch.empty(2), 0)
+        dist.all_reduce(t)
+    else:
+        dist.all_reduce(t, async_op=True).get_future().wait()
+
+
+def all_alike():
+    dist.all_reduce(t)
+    dist.all_reduce(t[:2], group=shaken)
+
+
+WAYS = [
+    kind, reduce_op, root, dtype_of_equal_bytes, count, shape, splits, asynchronous, coalesced,
+    objects, of_a_pair, in_a_thread, a_message_before_the_others_come, all_alike,
+]  # fmt: skip
+for way in WAYS:
+    t.fill_(rank)
+    line = None
+    try:
+        way()
+        said = "fine"
+    except RuntimeError as error:
+        said = f"{type(error).__name__}: {error}"
+        rows = traceback.extract_tb(error.__traceback__)
+        line = [row.line for row in rows if row.filename == __file__][-1]
+    result = {"way": way.__name__, "rank": rank, "said": said, "line": line, "t": t.tolist()}
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+dist.set_debug_level_from_env()
+dist.all_reduce(t.view(2, 2) if odd else t)  # gloo computes
+before = dist.get_debug_level()
+dist.set_debug_level(dist.DebugLevel.DETAIL)
+assert (before, dist.get_debug_level()) == (dist.DebugLevel.INFO, dist.DebugLevel.DETAIL)
+late = dist.new_group([0, 1, 2])
+for group in (None, late):
+    with pytest.raises(RuntimeError, match="shape_mismatch"):
+        dist.all_reduce(t.view(2, 2) if odd else t, group=group)
+dist.destroy_process_group()
