@@ -1,4 +1,5 @@
-"""Two groups with the same ranks in one process: torch's own, and one with the layer around it."""
+"""Groups with the same ranks in one process: torch's own, one with the layer around it, and one
+with what torch itself puts around its groups at DETAIL."""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ from .measuring import STOCK, Way
 
 RECORD = "record"
 INFO = "info"
+DETAIL = "detail"
+TORCH_DETAIL = "torch_detail"
+Call = Callable[[Any], object]
+"""What is measured, given a group."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +30,25 @@ class Groups:
 
     stock: Any
     layered: Any
+    torch_detail: Any
     beat: Callable[[], None]
 
-    def ways(self, call: Callable[[Any], object]) -> dict[str, Way]:
+    def ways(self, call: Call) -> dict[str, Way]:
         """`call(group)` as stock torch does it, as the layer does at OFF, and at INFO."""
         off, info = partial(_set_level, "OFF"), partial(_set_level, "INFO")
         return {
             STOCK: Way(partial(call, self.stock), off),
             RECORD: Way(partial(call, self.layered), off),
             INFO: Way(partial(call, self.layered), info),
+        }
+
+    def detail_ways(self, call: Call) -> dict[str, Way]:
+        """`call(group)` as stock torch does it, as the layer does at DETAIL, and as torch does."""
+        off, detail = partial(_set_level, "OFF"), partial(_set_level, "DETAIL")
+        return {
+            STOCK: Way(partial(call, self.stock), off),
+            DETAIL: Way(partial(call, self.layered), detail),
+            TORCH_DETAIL: Way(partial(call, self.torch_detail), off),
         }
 
 
@@ -50,9 +65,14 @@ def make(directory: Path, backend: str, rank: int, size: int) -> Groups:
     else:
         method = f"file://{directory / 'rendezvous'}"
         dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)
-    stock = dist.new_group(list(range(size)))
+    ranks = list(range(size))
+    _set_level("OFF")
+    stock = dist.new_group(ranks)
+    _set_level("DETAIL")
+    torch_detail = dist.new_group(ranks)
+    _set_level("OFF")
     recorder = install(str(directory))
     if recorder is None:
         raise RuntimeError("the layer could not be installed")
-    layered = dist.new_group(list(range(size)))
-    return Groups(stock, layered, Heartbeat(recorder, lambda: None).beat)
+    layered = dist.new_group(ranks)
+    return Groups(stock, layered, torch_detail, Heartbeat(recorder, lambda: None).beat)

@@ -1,6 +1,7 @@
-"""One of the ranks that measure all_reduce of several sizes, and a DDP training step, on gloo.
+"""One of the ranks that measure, on gloo: all_reduce of several sizes without DETAIL and with it,
+and a DDP training step.
 
-python -m debugger.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|step
+python -m debugger.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|detail|step
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import groups
-from .measuring import compare
+from .measuring import Way, compare
 
 SIZES: dict[int, tuple[int, int]] = {4: (60, 50), 64 * 1024: (60, 20), 16 * 1024 * 1024: (12, 1)}
 """Per size in bytes: rounds, and executions in each."""
+DETAIL_SIZES: dict[int, tuple[int, int]] = {4: (40, 20), 1024 * 1024: (40, 5)}
 STEP_ROUNDS = 60
 STEPS_PER_ROUND = 2
 BATCH = 64
@@ -33,12 +36,13 @@ def _all_reduce(tensor: torch.Tensor, group: Any) -> None:
     dist.all_reduce(tensor, group=group)
 
 
-def _calls(both: groups.Groups) -> dict[str, Any]:
+def _calls(
+    ways: Callable[[groups.Call], dict[str, Way]], sizes: Mapping[int, tuple[int, int]]
+) -> dict[str, Any]:
     costs = {}
-    for size_bytes, (rounds, times) in SIZES.items():
+    for size_bytes, (rounds, times) in sizes.items():
         tensor = torch.zeros(size_bytes // 4)
-        ways = both.ways(partial(_all_reduce, tensor))
-        costs[str(size_bytes)] = compare(ways, rounds, times)
+        costs[str(size_bytes)] = compare(ways(partial(_all_reduce, tensor)), rounds, times)
     return costs
 
 
@@ -79,7 +83,12 @@ def main() -> None:
     """Measure together with the other ranks; rank 0 prints."""
     directory, rank, size, what = sys.argv[1:]
     both = groups.make(Path(directory), "gloo", int(rank), int(size))
-    costs = _step(both) if what == "step" else _calls(both)
+    if what == "step":
+        costs = _step(both)
+    elif what == "detail":
+        costs = _calls(both.detail_ways, DETAIL_SIZES)
+    else:
+        costs = _calls(both.ways, SIZES)
     if int(rank) == 0:
         sys.stdout.write(json.dumps(costs) + "\n")
     dist.barrier()

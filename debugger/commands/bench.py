@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ FAKE_CALL_BAR_US = 5.0
 STEP_BAR_PERCENT = 3.0
 LIMIT_S = 300.0
 BEATS_PER_S = 10
+DETAIL_SHARE_BAR = 0.2
+DETAIL_LARGE_BAR_PERCENT = 10.0
 _WORLDS = (2, 4)
+_DETAIL_WORLDS = (2, 4, 8)
 _OVERHEAD_EPILOG = """\
 The cost per call on the fake backend and on gloo (2 and 4 ranks; 4 B, 64 KiB, 16 MiB), and of a
-small DDP training step. Takes about a minute. stock is torch without the layer, record the layer at
-level OFF.
+small DDP training step; and of what comes before each call at DETAIL, against what torch itself
+does there. Takes about two minutes. stock is torch without the layer, record the layer at OFF.
 
 examples:
   distdebug bench overhead
@@ -94,14 +97,25 @@ def measure() -> dict[str, Any]:
         for size_bytes, costs in _start("ranks", world_size, ["calls"]).items():
             where = {"backend": "gloo", "world_size": world_size, "op": "all_reduce"}
             calls.append({**where, "size_bytes": int(size_bytes), "entries": 1, **costs})
+    detail = [
+        {"world_size": world_size, "size_bytes": int(size_bytes), **costs}
+        for world_size in _DETAIL_WORLDS
+        for size_bytes, costs in _start("ranks", world_size, ["detail"]).items()
+    ]
     step = _start("ranks", 2, ["step"])
     percent = {"median": _percent(step, "added_us"), "fastest": _percent(step, "best_added_us")}
     return {
         "schema": SCHEMA,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "bars": {"fake_call_us": FAKE_CALL_BAR_US, "ddp_step_percent": STEP_BAR_PERCENT},
+        "bars": {
+            "fake_call_us": FAKE_CALL_BAR_US,
+            "ddp_step_percent": STEP_BAR_PERCENT,
+            "detail_share_of_torch": DETAIL_SHARE_BAR,
+            "detail_large_percent": DETAIL_LARGE_BAR_PERCENT,
+        },
         "calls": calls,
+        "detail": detail,
         "ddp_step": {"backend": "gloo", "world_size": 2, "info_percent": percent, **step},
     }
 
@@ -153,6 +167,7 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
         yield _row(f"{where:9}{row['op']:27}{size_text(row['size_bytes']):>8}", row)
     step = measured["ddp_step"]
     yield _row("gloo x2  DDP training step", step)
+    yield from _detail_table(measured["detail"])
     fake = [row for row in measured["calls"] if row["backend"] == "fake"]
     yield ""
     for name, key in (("median", "added_us"), ("fastest", "best_added_us")):
@@ -161,6 +176,27 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
             f"{name + ' round:':16}a call (or a wait) on the fake backend costs at most "
             f"{dearest:.1f} µs more (bar: {FAKE_CALL_BAR_US:g} µs), the training step "
             f"{_percent(step, key):+.1f} % (bar: {STEP_BAR_PERCENT:g} %)"
+        )
+
+
+def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield ""
+    yield (
+        f"{'all_reduce, µs (median)':26}{'stock':>10}{'DETAIL':>10}{'torch DETAIL':>14}"
+        f"{'added':>10}{'of torch':>10}{'of stock':>10}"
+    )
+    for row in rows:
+        stock, ours, torch = row["stock"], row["detail"], row["torch_detail"]
+        added = ours["added_us"]
+        bar = ""
+        if row["size_bytes"] < 1024:
+            bar = f"   bar: {DETAIL_SHARE_BAR:.0%} of torch's"
+        elif row["size_bytes"] == 1 << 20:
+            bar = f"   bar: {DETAIL_LARGE_BAR_PERCENT:g} % of stock"
+        yield (
+            f"gloo x{row['world_size']}{size_text(row['size_bytes']):>19}{stock['median_us']:11.1f}"
+            f"{ours['median_us']:10.1f}{torch['median_us']:14.1f}{added:+10.1f}"
+            f"{added / torch['added_us']:10.1%}{added / stock['median_us']:10.1%}{bar}"
         )
 
 

@@ -62,10 +62,19 @@ def _costs(stock: float, added: float) -> dict[str, dict[str, float]]:
     }
 
 
+def _detail(stock: float, ours: float, torchs: float) -> dict[str, dict[str, float]]:
+    added = {"stock": 0.0, "detail": ours, "torch_detail": torchs}
+    return {
+        name: {"median_us": stock + more, "added_us": more, "best_us": stock, "best_added_us": more}
+        for name, more in added.items()
+    }
+
+
 def test_table() -> None:
     where = {"backend": "fake", "world_size": 2, "op": "send", "size_bytes": 64, "entries": 2}
     measured: dict[str, Any] = {
         "calls": [{**where, **_costs(2.5, 8.0)}],
+        "detail": [{"world_size": 4, "size_bytes": 4, **_detail(700.0, 350.0, 7000.0)}],
         "ddp_step": {**_costs(10_000.0, 100.0), "heartbeat_us": 200.0},
     }
     lines = list(bench.table(measured))
@@ -82,6 +91,9 @@ def test_table() -> None:
         "+8.0",
         "+8.0",
         "+8.0",
+    ]
+    assert "gloo x4 4 B 700.0 1050.0 7700.0 +350.0 5.0% 50.0% bar: 20% of torch's" in [
+        " ".join(line.split()) for line in lines
     ]
     assert lines[-2] == (
         "median round:   a call (or a wait) on the fake backend costs at most 4.0 µs more "
