@@ -1,14 +1,17 @@
 """monitored_barrier: which ranks did not come, through the store, so that the group survives it.
 
 Every rank leaves a key when it arrives. The group's first rank waits for all of them and answers
-with one key: empty when all came, else who did not; a rank that comes too late finds that answer.
-No collective is needed, and none is broken off: this barrier is for ranks that hang in one.
+with one key: whether all came, or who did not. When the first rank does not come, the others give
+that answer. Only the first answer counts, so that all ranks pass or all fail, also those that come
+too late. No collective is needed, and none is broken off: this barrier is for ranks that hang in
+one.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed import DistBackendError
@@ -21,7 +24,16 @@ the very end of that rank's time."""
 
 
 class BarrierFailed(DistBackendError, TimeoutError):
-    """A rank did not reach the barrier in time. The group can still be used."""
+    """A rank did not reach the barrier in time. The group can still be used. `missing`: the global
+    ranks that did not come."""
+
+    def __init__(self, message: str, missing: Sequence[int]) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+def _nothing_more(_missing: Sequence[int]) -> str:
+    return ""
 
 
 def monitored_barrier(
@@ -31,47 +43,45 @@ def monitored_barrier(
     number: int,
     timeout_s: float,
     wait_all_ranks: bool,
+    explain: Callable[[Sequence[int]], str] = _nothing_more,
 ) -> None:
     """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
-    many-th of the group. Raises BarrierFailed, which names the first missing rank, or all."""
+    many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends
+    with `explain(missing)`, asked of one rank."""
     prefix = f"monitored_barrier/{number}"
     arrivals = [f"{prefix}/{index}" for index in range(1, len(ranks))]
     answer = f"{prefix}/answer"
     deadline = time.monotonic() + timeout_s
-    if rank != 0:
+    if rank == 0:
+        late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
+    else:
         store.set(arrivals[rank - 1], "")
-        verdict = _answer(store, answer, deadline + _ANSWER_S)
-        if verdict:
-            raise BarrierFailed(
+        came = _wait(store, [answer], deadline + _ANSWER_S)
+        late = [] if came else [ranks[0]]
+    named = late if wait_all_ranks else late[:1]
+    text = ""
+    if named:
+        limit = f"{timeout_s * 1000:.0f} ms"
+        who = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, named))}"
+        text = (
+            f"Rank {ranks[rank]} timed out in monitoredBarrier after {limit}: "
+            f"{who} failed to pass monitoredBarrier in {limit}{explain(named)}"
+        )
+    said = json.dumps({"missing": named, "text": text, "by": ranks[rank]})
+    given = json.loads(store.compare_set(answer, "", said).decode())
+    if given["missing"]:
+        text = given["text"]
+        if given["by"] != ranks[rank]:
+            text = (
                 f"Rank {ranks[rank]} successfully reached monitoredBarrier, but received errors "
-                f"while waiting for send/recv from rank {ranks[0]}: {verdict}"
+                f"while waiting for send/recv from rank {given['by']}: {text}"
             )
-        return
-    missing = _missing(store, arrivals, deadline)
-    message = ""
-    if missing:
-        late = [ranks[1 + arrivals.index(key)] for key in missing]
-        message = _message(ranks[0], late, timeout_s, wait_all_ranks)
-    store.set(answer, message)
-    if not missing:
+        raise BarrierFailed(text, given["missing"])
+    if rank == 0:
         for key in arrivals:
             _delete(store, key)
         if number:  # all have read the answer before: they are here
             _delete(store, f"monitored_barrier/{number - 1}/answer")
-    if message:
-        raise BarrierFailed(message)
-
-
-def _message(first: int, late: Sequence[int], timeout_s: float, wait_all_ranks: bool) -> str:
-    limit = f"{timeout_s * 1000:.0f} ms"
-    if wait_all_ranks:
-        who = f"Ranks {', '.join(map(str, late))}"
-    else:
-        who = f"Rank {late[0]}"
-    return (
-        f"Rank {first} timed out in monitoredBarrier after {limit}: "
-        f"{who} failed to pass monitoredBarrier in {limit}"
-    )
 
 
 def _missing(store: Any, keys: Sequence[str], deadline: float) -> list[str]:
@@ -79,12 +89,6 @@ def _missing(store: Any, keys: Sequence[str], deadline: float) -> list[str]:
     if _wait(store, keys, deadline):
         return []
     return [key for key in keys if not store.check([key])]
-
-
-def _answer(store: Any, key: str, deadline: float) -> str:
-    if not _wait(store, [key], deadline):
-        return "it gave no answer: it did not reach the barrier either"
-    return str(store.get(key).decode())
 
 
 def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
