@@ -26,7 +26,8 @@ Call = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups, and a beat of the layer's heartbeat, which runs whichever group is in use."""
+    """The groups (torch has no DETAIL on the fake backend: None), and a beat of the layer's
+    heartbeat, which runs whichever group is in use."""
 
     stock: Any
     layered: Any
@@ -68,9 +69,11 @@ def make(directory: Path, backend: str, rank: int, size: int) -> Groups:
     ranks = list(range(size))
     _set_level("OFF")
     stock = dist.new_group(ranks)
-    _set_level("DETAIL")
-    torch_detail = dist.new_group(ranks)
-    _set_level("OFF")
+    torch_detail = None
+    if backend != "fake":
+        _set_level("DETAIL")
+        torch_detail = dist.new_group(ranks)
+        _set_level("OFF")
     recorder = install(str(directory))
     if recorder is None:
         raise RuntimeError("the layer could not be installed")
