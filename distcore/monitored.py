@@ -25,11 +25,14 @@ the very end of that rank's time."""
 
 class BarrierFailed(DistBackendError, TimeoutError):
     """A rank did not reach the barrier in time. The group can still be used. `missing`: the global
-    ranks that did not come."""
+    ranks that did not come; `reason`: the part of the message that is the same on all ranks."""
 
-    def __init__(self, message: str, missing: Sequence[int]) -> None:
+    def __init__(self, message: str, missing: Sequence[int], reason: str) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+        self.reason = reason
+        self.finding: object = None
+        """What an observer makes of it."""
 
 
 def _nothing_more(_missing: Sequence[int]) -> str:
@@ -70,13 +73,13 @@ def monitored_barrier(
     said = json.dumps({"missing": named, "text": text, "by": ranks[rank]})
     given = json.loads(store.compare_set(answer, "", said).decode())
     if given["missing"]:
-        text = given["text"]
+        reason = text = given["text"]
         if given["by"] != ranks[rank]:
             text = (
                 f"Rank {ranks[rank]} successfully reached monitoredBarrier, but received errors "
                 f"while waiting for send/recv from rank {given['by']}: {text}"
             )
-        raise BarrierFailed(text, given["missing"])
+        raise BarrierFailed(text, given["missing"], reason)
     if rank == 0:
         for key in arrivals:
             _delete(store, key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..record.snapshot import GroupKey, Note
 from .evidence import at_call, chosen
 from .findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
+from .lateness import cause_of
 from .limits import Candidate
 from .world import World
 
@@ -50,13 +51,15 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
     key: GroupKey = (str(name), int(incarnation))
     view = world.view(teller, key)
     members = tuple(sorted({*culprits, *victims}))
+    kind = str(data["finding"])
     return Finding(
-        kind=data["finding"],
+        kind=kind,
         message=note.message,
         culprits=culprits,
         victims=victims,
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=int(data["seq"]),
         ranks=at_call(world, chosen(culprits, victims), key, int(data["seq"])),
+        cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

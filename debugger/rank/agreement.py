@@ -17,11 +17,12 @@ from typing import Any
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.side_channel import SideChannel
 
-from ..record.dispute import Dispute, settle
+from ..record.dispute import settle
 from ..record.signature import Signature
 from ..record.wording import finding_line, place
 from . import connections, levels, waiting
 from .deferred import Deferral
+from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder, say
 from .verdict import FindingRaised
 
@@ -48,26 +49,30 @@ def _switch_all(on: bool) -> None:
         guard.switch(on)
 
 
-def guard(recorder: Recorder, record: GroupRecord, store: Any, timeout_s: float | None) -> None:
+def reaches(record: GroupRecord) -> bool:
+    """Whether the group's ranks are processes that a network leads to."""
+    return not UNREACHABLE.intersection(record.backend.split(":"))
+
+
+def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
     """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
-    if len(record.ranks) < 2 or UNREACHABLE.intersection(record.backend.split(":")):
+    if len(record.ranks) < 2 or not reaches(record):
         return
-    made = Guard(recorder, record, store, timeout_s or DEFAULT_S)
+    made = Guard(recorder, record, store)
     record.keeper = made
     _guards.add(made)
     if levels.is_detail():
         made.switch(True)
-        made.open(made.timeout_s)
+        made.open(record.timeout_s or DEFAULT_S)
 
 
 class Guard:
     """Of one group, on one rank. `enter` takes the place of the backend's method."""
 
-    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any, timeout_s: float):
+    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any) -> None:
         self._recorder = recorder
         self._record = record
         self._store = store
-        self.timeout_s = timeout_s
         self._channel: SideChannel | None = None
         self._ended = False
         self.coalesces = False
@@ -96,10 +101,11 @@ class Guard:
     def enter(self, known: Known, seq: int, options: Any, is_async: bool, forward: Forward) -> Any:
         """`forward()`, once all ranks make this call, of which `known` tells, as the group's
         collective number `seq`. Raises the finding where they do not."""
-        channel = self.open(min(self.timeout_s, _JOIN_S))
+        usual_s = self._record.timeout_s or DEFAULT_S
+        channel = self.open(min(usual_s, _JOIN_S))
         if channel is None:
             return forward()
-        limit_s = _limit_s(options, self.timeout_s)
+        limit_s = _limit_s(options, usual_s)
         if is_async and not self.coalesces:
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s), forward)
             return deferral.start(channel.turn)
@@ -142,22 +148,10 @@ class Guard:
         dispute = settle(signatures, record.ranks, self._place(seq))
         if dispute is None:
             return  # the hashes differ, and nothing that they are made of does
-        self._put_on_record(dispute, seq)
-        raise FindingRaised(dispute.kind, finding_line(dispute.kind, dispute.message), own=True)
-
-    def _put_on_record(self, dispute: Dispute, seq: int) -> None:
-        record = self._record
+        finding = OwnFinding(record, seq, dispute.kind, dispute.message, dispute.culprits)
         with contextlib.suppress(Exception):
-            self._recorder.note(
-                "finding",
-                dispute.message,
-                self._recorder.site(sys._getframe(1)),
-                finding=dispute.kind,
-                culprits=list(dispute.culprits),
-                victims=list(dispute.victims),
-                group=[record.name, record.incarnation],
-                seq=seq,
-            )
+            finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
+        raise FindingRaised(dispute.kind, finding_line(dispute.kind, dispute.message), own=True)
 
     def _place(self, seq: int) -> str:
         return place(self._record.name, self._record.desc, seq)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
@@ -37,7 +38,6 @@ FORWARDED = (
     "get_group_store",
     "merge_remote_group",
     "name",
-    "set_timeout",
 )
 """Methods that are no communication of the program's: handed through as they are."""
 
@@ -50,6 +50,7 @@ class CheckedGroup(ProcessGroup):
     _record: GroupRecord
     _wrap_split: Callable[..., Any]
     _refuse: Callable[[str], NoReturn] | None
+    _monitored: Callable[..., None]
 
     def attach(
         self,
@@ -57,12 +58,14 @@ class CheckedGroup(ProcessGroup):
         recorder: Recorder,
         record: GroupRecord,
         wrap_split: Callable[..., Any],
+        monitored: Callable[..., None],
     ) -> None:
         """Begin to observe. Not in `__init__`, which is torch's own (rank, size)."""
         self._inner = inner
         self._recorder = recorder
         self._record = record
         self._wrap_split = wrap_split
+        self._monitored = monitored
         self._refuse = None
 
     def __repr__(self) -> str:
@@ -87,6 +90,11 @@ class CheckedGroup(ProcessGroup):
             self._recorder.group_destroyed(self._record)
         if self._record.keeper is not None:
             self._record.keeper.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For calls from now on that have no time limit of their own."""
+        self._record.timeout_s = timeout.total_seconds()
+        self._inner.set_timeout(timeout)
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         self._gathers(True)
@@ -142,6 +150,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     """The method `name` of CheckedGroup."""
     op, take_facts, options_at = method.op, method.facts, method.options_at
     checked = op not in POINT_TO_POINT and op not in agreement.NEVER
+    monitors = op == "monitored_barrier"
 
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
@@ -172,7 +181,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             return getattr(self._inner, name)(*args, **kwargs)
         counted = group.slot if known.channel is None else None
         try:
-            forward = getattr(self._inner, name)
+            forward = self._monitored if monitors else getattr(self._inner, name)
             if guard is not None:
                 entry = partial(forward, *args, **kwargs)
                 work = guard.enter(known, group.slot.issued - 1, options, is_async, entry)

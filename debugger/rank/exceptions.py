@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Phase
 from . import agreement, call_site, checked_group, deferred, waiting
+from .own_findings import OwnFinding
 from .recorder import Recorder
 from .verdict import FindingRaised, stand_down, verdict_was_raised
 
@@ -270,6 +271,11 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         kind = "interrupted"
     summary = traceback.extract_tb(error.__traceback__)
     site = users_site(recorder, error)
+    finding = getattr(error, "finding", None)
+    if isinstance(finding, OwnFinding):
+        finding.put_on_record(recorder, site)
+        recorder.note("finding_raised", finding.kind)
+        return
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     recorder.note(
         kind,

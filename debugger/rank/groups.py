@@ -10,6 +10,7 @@ from typing import Any
 from ..record.layout import Activity
 from . import agreement, connections, forks, torch_private
 from .checked_group import CheckedGroup
+from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
 
 _getframe = sys._getframe
@@ -115,8 +116,11 @@ def _checked(
         )
         return split if child is None else child
 
-    outer.attach(inner, recorder, record, wrap_split)
-    agreement.guard(recorder, record, store, seconds)
+    # Without ranks of their own there is nobody to wait for, and no store to do it through.
+    reached = agreement.reaches(record)
+    barrier = Monitor(recorder, record, store).barrier if reached else inner.monitored_barrier
+    outer.attach(inner, recorder, record, wrap_split, barrier)
+    agreement.guard(recorder, record, store)
     recorder.group_ready(record)
     forks.watch_group(outer)
     return outer

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import faulthandler
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +18,25 @@ from typing import Any
 import torch
 
 from ..record.layout import Activity
+from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
-from . import agreement, exceptions, forks, groups, initialisation, levels, torch_private, unwinding
+from . import (
+    agreement,
+    exceptions,
+    forks,
+    groups,
+    initialisation,
+    levels,
+    monitored,
+    torch_private,
+    unwinding,
+)
 from .heartbeat import Heartbeat
 from .recorder import Recorder, report_own_fault
 from .settling import settle
 from .verdict import VerdictWatch
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
-STACK_SIGNAL = signal.SIGRTMAX - 4
-"""The supervisor's last resort for stacks: faulthandler writes them to `stacks/<pid>.txt`."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -66,6 +74,7 @@ def _install(directory: Path) -> Recorder:
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
+    monitored.observe()
     levels.observe()
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
@@ -155,6 +164,6 @@ def _store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
 
 def _register_faulthandler(directory: Path) -> None:
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        path = directory / "stacks" / f"{os.getpid()}.txt"
+        path = dump_path(directory / "stacks", os.getpid())
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)

@@ -75,6 +75,7 @@ class GroupRecord:
         group_rank: int,
         slot: GroupSlot,
         backend: str,
+        timeout_s: float | None,
     ) -> None:
         self.name = name
         self.desc = desc
@@ -83,6 +84,7 @@ class GroupRecord:
         self.group_rank = group_rank
         self.slot = slot
         self.backend = backend
+        self.timeout_s = timeout_s
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
@@ -119,6 +121,11 @@ class Recorder:
         self._identity["job"] = job
         self.writer.identify(self._identity)
         self.writer.claim(rank, world_size, local_rank, restart_count)
+
+    @property
+    def job(self) -> str:
+        """What tells this process's world from others that its run may have."""
+        return str(self._identity.get("job", ""))
 
     # -- lines ---------------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class Recorder:
         )
         if slot is None:
             return None
-        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend)
+        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
         if desc == "default_pg":
             self.world = record
             self._creations = 0

@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed
@@ -154,6 +155,28 @@ def treat_as_plain_group(group_class: type) -> None:
         return c10d.ProcessGroup if found is group_class else found
 
     setattr(c10d, "type", type_of)  # noqa: B010 - a module global shadows the builtin there
+
+
+def open_monitored_barrier(group_class: type) -> None:
+    """Let `monitored_barrier` take groups of this class whatever their backend is."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def monitored_barrier(
+            group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+        ) -> Any:
+            found = c10d.GroupMember.WORLD if group is None else group
+            if not isinstance(found, group_class):
+                return original(group, timeout, wait_all_ranks)
+            if isinstance(timeout, int | float):  # torch takes seconds here as well
+                timeout = timedelta(seconds=timeout)
+            if timeout is not None:
+                c10d._check_valid_timeout(timeout)
+            barrier: Any = found
+            return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+        return monitored_barrier
+
+    patch(c10d, "monitored_barrier", make)
 
 
 def on_not_in_group(note: Callable[[str], None]) -> None:

@@ -9,11 +9,9 @@ program) and sees who holds the GIL. A signal makes `faulthandler` in the rank w
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,18 +21,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..record import stack_dump
 from ..record.sanitize import clean
 from .processes import read_stat
 
-STACK_SIGNAL = signal.SIGRTMAX - 4
-"""On this signal a rank writes its stack to `stacks/<pid>.txt`, if its layer has registered so."""
 WORKERS = 8
 _ATTEMPT_TIMEOUT_S = 5.0
 _SIGNAL_TIMEOUT_S = 1.0
-_SETTLED_S = 0.05
 _MAX_TEXT = 512
 _THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
-_FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +121,9 @@ def _capture_one(
     if read_stat(pid) is None:
         return []
     problems.append(f"py-spy cannot read process {pid}: {reason}")
-    if directory is not None and not stopped and _catches(pid, STACK_SIGNAL):
-        threads = _ask_by_signal(pid, directory / f"{pid}.txt", deadline)
+    if directory is not None and not stopped:
+        limit_s = min(deadline - time.monotonic(), _SIGNAL_TIMEOUT_S)
+        threads = parse_faulthandler(pid, stack_dump.ask(directory, pid, limit_s))
         if threads:
             return threads
     return _from_proc(pid)
@@ -182,39 +178,6 @@ def _py_spy_frame(frame: dict[str, Any]) -> Frame:
     )
 
 
-def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal; without one it would be killed by it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught.group(1), 16) >> (number - 1) & 1)
-
-
-def _ask_by_signal(pid: int, path: Path, deadline: float) -> list[ThreadStack]:
-    """Has `faulthandler` in the process write its stacks, and reads what was added."""
-
-    try:
-        before = path.stat().st_size
-        os.kill(pid, STACK_SIGNAL)
-    except OSError:
-        return []
-    deadline = min(deadline, time.monotonic() + _SIGNAL_TIMEOUT_S)
-    size, settled_s = before, 0.0
-    try:
-        while time.monotonic() < deadline and (size == before or settled_s < _SETTLED_S):
-            time.sleep(_SETTLED_S / 5)
-            now = path.stat().st_size
-            settled_s = settled_s + _SETTLED_S / 5 if now == size else 0.0
-            size = now
-        with path.open("rb") as file:
-            file.seek(before)
-            return parse_faulthandler(pid, file.read().decode("utf-8", "replace"))
-    except OSError:
-        return []
-
-
 def parse_faulthandler(pid: int, text: str) -> list[ThreadStack]:
     """The threads in a dump of `faulthandler`. It names no native ids, and few names."""
     threads: list[ThreadStack] = []
@@ -228,7 +191,7 @@ def parse_faulthandler(pid: int, text: str) -> list[ThreadStack]:
                 clean(file, _MAX_TEXT),
                 int(line) if line.isdigit() else 0,
             )
-            for file, line, function in _FRAME_LINE.findall(part)
+            for file, line, function in stack_dump.FRAME_LINE.findall(part)
         )
         main = bool(frames) and frames[-1].function.rpartition(".")[2] != "_bootstrap"
         threads.append(

@@ -1,0 +1,32 @@
+"""A finding that ranks make themselves: put on record, it is the report's as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .recorder import GroupRecord, Recorder
+
+
+class OwnFinding:
+    """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about. All
+    other ranks of the group are victims."""
+
+    def __init__(
+        self, group: GroupRecord, seq: int, kind: str, message: str, culprits: Sequence[int]
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self._data = {
+            "finding": kind,
+            "culprits": list(culprits),
+            "victims": [rank for rank in group.ranks if rank not in culprits],
+            "group": [group.name, group.incarnation],
+            "seq": seq,
+        }
+
+    def __repr__(self) -> str:
+        return f"<OwnFinding {self.kind}: {self.message}>"
+
+    def put_on_record(self, recorder: Recorder, site: int) -> None:
+        """The same finding may be on the record of several ranks."""
+        recorder.note("finding", self.message, site, **self._data)

@@ -1,0 +1,51 @@
+"""Asks `faulthandler` in a rank, by a signal, to write its stacks into the run directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+STACK_SIGNAL = signal.SIGRTMAX - 4
+"""On this signal a rank writes all its stacks to `stacks/<pid>.txt`, if its layer has registered
+so."""
+FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_SETTLED_S = 0.05
+
+
+def dump_path(stacks: Path, pid: int) -> Path:
+    """Where the process writes."""
+    return stacks / f"{pid}.txt"
+
+
+def ask(stacks: Path, pid: int, limit_s: float) -> str:
+    """What the process has written within that time; "" where it does not answer, or cannot.
+
+    Blocks for `limit_s` at most. A process without a handler is not asked: the signal would end it.
+    """
+    path = dump_path(stacks, pid)
+    try:
+        if not _catches(pid):
+            return ""
+        before = path.stat().st_size
+        os.kill(pid, STACK_SIGNAL)
+        deadline = time.monotonic() + limit_s
+        size, settled_s = before, 0.0
+        while time.monotonic() < deadline and (size == before or settled_s < _SETTLED_S):
+            time.sleep(_SETTLED_S / 5)
+            now = path.stat().st_size
+            settled_s = settled_s + _SETTLED_S / 5 if now == size else 0.0
+            size = now
+        with path.open("rb") as file:
+            file.seek(before)
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _catches(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)

@@ -1,0 +1,34 @@
+"""monitored_barrier tells all ranks who is missing, and what they do, on every backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "monitored.py"
+RANKS = 4
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_who_is_missing_and_where(backend: str, tmp_path: Path) -> None:
+    run = ranks.torchrun(tmp_path, RANKS, SCRIPT, backend)
+    assert run.run() == 0, run.explain()
+    one, two = (
+        next(n for n, text in enumerate(SCRIPT.read_text().splitlines(), 1) if text.endswith(end))
+        for end in ("# here 1", "# here 2")
+    )
+    reason = (
+        "Rank 0 timed out in monitoredBarrier after 2000 ms: "
+        "Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms; "
+        'rank 1 is in all_reduce(sum, float32[4]) #0 of group "pair" at '
+        f"monitored.py:{one} in <module>; "
+        f"rank 2 is in no call; it is at monitored.py:{two} in nap < monitored.py:"
+    )
+    for rank in range(RANKS):
+        first, failed, last = run.log(rank).splitlines()
+        assert (first, last) == ("passed", "passed"), run.explain()
+        assert reason in failed, run.explain()
+        assert failed.startswith("Rank 0" if rank == 0 else f"Rank {rank} successfully reached")
