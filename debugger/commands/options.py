@@ -12,6 +12,7 @@ from ..diagnosis.limits import Limits
 from ..errors import UsageError
 
 LEVELS = ("OFF", "INFO", "DETAIL")
+CHECKS = ("nan", "overflow")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=str.upper,
         help="as TORCH_DISTRIBUTED_DEBUG, which it overrides (default INFO)",
     )
+    group.add_argument(
+        "--check",
+        default="",
+        metavar="NAMES",
+        help=f"look at the data of each call: {', '.join(CHECKS)}, or all",
+    )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
@@ -59,10 +66,19 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
         "run_dir": args.run_dir,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
+        "checks": _checks(args.check),
         "on_finding": args.on_finding,
         "strict": args.strict,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
+
+
+def _checks(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in (*CHECKS, "all"):
+            raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
+    return CHECKS if "all" in names else tuple(dict.fromkeys(names))
 
 
 def _seconds(text: str) -> float:

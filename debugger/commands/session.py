@@ -54,6 +54,7 @@ class Options:
     run_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
+    checks: tuple[str, ...] = ()
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -258,6 +259,7 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
             environment["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
@@ -280,6 +282,7 @@ class Session:
                 "pid": os.getpid(),
                 "started_ns": time.time_ns(),
                 "level": self._options.level,
+                "checks": list(self._options.checks),
                 "hang_timeout_s": self._options.limits.hang_timeout_s,
             },
         )

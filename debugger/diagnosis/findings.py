@@ -50,6 +50,8 @@ TITLES: dict[str, str] = {
     "rank_exception": "EXCEPTION",
     "invalid_argument": "INVALID ARGUMENT",
     "not_in_group": "NOT IN GROUP",
+    "nan": "NAN",
+    "overflow": "OVERFLOW",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

@@ -7,7 +7,7 @@ also those of other hosts, whose records are not here.
 from __future__ import annotations
 
 from ..record.snapshot import GroupKey, Note
-from .evidence import at_call, chosen
+from .evidence import at_call, chosen, stand
 from .findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
 from .lateness import cause_of
 from .limits import Candidate
@@ -51,15 +51,16 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
     key: GroupKey = (str(name), int(incarnation))
     view = world.view(teller, key)
     members = tuple(sorted({*culprits, *victims}))
-    kind = str(data["finding"])
+    kind, seq = str(data["finding"]), data["seq"]
+    ranks = chosen(culprits, victims)
     return Finding(
         kind=kind,
         message=note.message,
         culprits=culprits,
         victims=victims,
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
-        seq=int(data["seq"]),
-        ranks=at_call(world, chosen(culprits, victims), key, int(data["seq"])),
+        seq=seq,
+        ranks=stand(world, ranks) if seq is None else at_call(world, ranks, key, int(seq)),
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

@@ -180,7 +180,11 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)
         counted = group.slot if known.channel is None else None
+        after = None
         try:
+            if group.inspect is not None:
+                given = (*args, *kwargs.values())
+                after = group.inspect(name, given, known, group.slot.issued - 1)
             forward = self._monitored if monitors else getattr(self._inner, name)
             if guard is not None:
                 entry = partial(forward, *args, **kwargs)
@@ -188,12 +192,14 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             else:
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
             if is_async and work is not None:
-                tracked = track(work, recorder, counted, number, known)
+                tracked = track(work, recorder, counted, number, known, after)
                 writer.hand_over(number, thread)
                 return tracked
             started_ns = _now()
             if work is not None:
                 known.wait(work, NO_TIMEOUT)
+            if after is not None:
+                after()
         except BaseException as error:
             writer.break_off(number, thread)
             better = instead(error)

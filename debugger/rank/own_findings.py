@@ -8,11 +8,16 @@ from .recorder import GroupRecord, Recorder
 
 
 class OwnFinding:
-    """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about. All
-    other ranks of the group are victims."""
+    """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
+    `seq`: it is about a message). All other ranks of the group are victims."""
 
     def __init__(
-        self, group: GroupRecord, seq: int, kind: str, message: str, culprits: Sequence[int]
+        self,
+        group: GroupRecord,
+        seq: int | None,
+        kind: str,
+        message: str,
+        culprits: Sequence[int],
     ) -> None:
         self.kind = kind
         self.message = message

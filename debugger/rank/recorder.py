@@ -90,6 +90,8 @@ class GroupRecord:
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
         self.guard: Keeper | None = None
         """Who is asked before each collective, at DETAIL."""
+        self.inspect: Callable[..., Callable[[], None] | None] | None = None
+        """What looks at the data of each call: see `data_checks`."""
         self.keeper: Keeper | None = None
         """The same at every level."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import ref
@@ -23,6 +24,7 @@ class TrackedWork(Work):
     """Stands for the backend's work of one recorded call."""
 
     __slots__ = (
+        "_after",
         "_group",
         "_known",
         "_number",
@@ -37,6 +39,7 @@ class TrackedWork(Work):
     _number: int
     _known: Known
     _open: bool
+    _after: Callable[[], None] | None
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
@@ -65,6 +68,7 @@ class TrackedWork(Work):
         thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
         try:
             result = self._known.wait(work, timeout)
+            self._look()
         except BaseException as error:
             self._close(failed=True, thread=thread)
             better = instead(error)
@@ -78,6 +82,7 @@ class TrackedWork(Work):
         """`wait` for what is complete: there is nothing to wait for, and nothing to record."""
         try:
             result = self._work.wait() if timeout is NO_TIMEOUT else self._work.wait(timeout)
+            self._look()
         except BaseException as error:
             self._close(failed=True)
             better = instead(error)
@@ -86,6 +91,12 @@ class TrackedWork(Work):
             raise better from None
         self._close()
         return bool(result)
+
+    def _look(self) -> None:
+        """At the result, once, if it is checked; raises the finding."""
+        after, self._after = self._after, None
+        if after is not None:
+            after()
 
     def is_completed(self) -> bool:
         done = bool(self._work.is_completed())
@@ -124,16 +135,28 @@ class TrackedWork(Work):
     def get_future_result(self) -> Any:
         return self._work.get_future_result()
 
+    def _looked_at(self, done: Any) -> Any:
+        value = done.value()
+        self._look()
+        return value
+
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
         future = self._work.get_future()
+        if self._after is not None:
+            future = future.then(self._looked_at)
         if self._open:
             outstanding.awaited[self._number] = self
         return future
 
 
 def track(
-    work: Any, recorder: Recorder, group: GroupSlot | None, number: int, known: Known
+    work: Any,
+    recorder: Recorder,
+    group: GroupSlot | None,
+    number: int,
+    known: Known,
+    after: Callable[[], None] | None = None,
 ) -> TrackedWork:
     """The handle for the backend's `work`. Sets the attributes from outside: a constructor in
     Python costs as much again as torch's own."""
@@ -144,5 +167,6 @@ def track(
     tracked._number = number
     tracked._known = known
     tracked._open = True
+    tracked._after = after
     outstanding.works[number] = ref(tracked)
     return tracked
