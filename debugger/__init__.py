@@ -1,5 +1,36 @@
-"""distdebug: run any torch.distributed program and be told which rank went wrong and why."""
+"""distdebug: run any torch.distributed program and be told which rank went wrong and why.
+
+`distdebug run` needs nothing of what is here. A program that is started in any other way may call
+`debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["__version__", "install", "monitored_barrier"]
+
 __version__ = "0.1.0"
+
+
+def install(level: str | None = None, run_dir: str | None = None) -> None:
+    """Watch every process group that this process makes from now on.
+
+    `level` is "OFF", "INFO" or "DETAIL", by default that of TORCH_DISTRIBUTED_DEBUG, or INFO. In
+    `run_dir`, which all ranks of a host should share, the flight records are kept; by default they
+    go with the processes. Below `distdebug run`, and when called again, only the level changes.
+    Raises `debugger.errors.UsageError` for another level, and after init_process_group.
+    """
+    from .rank.library import install as begin
+
+    begin(level, run_dir)
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """`torch.distributed.monitored_barrier`, which `install` opens to every backend."""
+    from .rank.library import barrier
+
+    barrier(group, timeout, wait_all_ranks)

@@ -64,6 +64,11 @@ def install(run_directory: str | None = None) -> Recorder | None:
     return _recorder
 
 
+def installed() -> bool:
+    """Whether this process is observed."""
+    return _recorder is not None
+
+
 def _install(directory: Path) -> Recorder:
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())

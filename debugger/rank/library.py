@@ -1,0 +1,64 @@
+"""The layer in a program that distdebug did not start: `debugger.install()`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ..errors import UsageError
+from . import install as layer
+from . import levels
+
+FOLDERS = ("ranks", "logs", "stacks")
+"""What the layer writes into in a run directory."""
+
+
+def install(level: str | None, run_dir: str | None) -> None:
+    """See `debugger.install`."""
+    name = level if level is None else level.upper()
+    if name is not None and name not in levels.LEVELS:
+        raise UsageError(f"level {level!r} is none of {', '.join(levels.LEVELS)}")
+    if layer.installed():
+        if name is not None:
+            levels.choose(name)
+        return
+    if dist.is_initialized():
+        raise UsageError(
+            "call debugger.install() before torch.distributed.init_process_group(): "
+            "a group that exists already cannot be watched"
+        )
+    directory = _directory(run_dir or os.environ.get(layer.RUN_DIRECTORY))
+    asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
+    if asked in levels.LEVELS:
+        os.environ[levels.LEVEL] = asked
+    layer.install(str(directory))
+
+
+def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
+    """See `debugger.monitored_barrier`."""
+    dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def _directory(asked: str | None) -> Path:
+    """The run directory, there; one that nobody asked for goes with the process."""
+    if asked is None:
+        path = Path(tempfile.mkdtemp(prefix="distdebug-"))
+        owner = os.getpid()
+
+        def remove() -> None:
+            if os.getpid() == owner:  # not in a forked child
+                shutil.rmtree(path, ignore_errors=True)
+
+        atexit.register(remove)  # before the layer registers its own end, so it runs after that
+    else:
+        path = Path(asked)
+    for name in FOLDERS:
+        (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

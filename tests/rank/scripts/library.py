@@ -1,0 +1,43 @@
+"""Started by torchrun itself: the program asks for the checks inside its ranks."""
+
+import os
+import sys
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import debugger
+from debugger.errors import UsageError
+
+
+def refused(call):
+    try:
+        call()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+assert "'LOUD' is none of" in refused(lambda: debugger.install(level="LOUD"))
+if sys.argv[1] == "late":
+    dist.init_process_group("gloo")
+    print(refused(debugger.install), flush=True)
+    dist.destroy_process_group()
+    raise SystemExit
+tempfile.tempdir = os.getcwd()
+debugger.install(level="detail")
+debugger.install()
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+debugger.monitored_barrier(timeout=timedelta(seconds=60))
+try:
+    dist.all_reduce(torch.ones(4 + rank))
+except RuntimeError as error:
+    print(error, flush=True)
+debugger.install(level="OFF")
+assert dist.get_debug_level() == dist.DebugLevel.OFF
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
