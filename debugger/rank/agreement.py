@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,7 @@ NEVER = frozenset({"monitored_barrier"})
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
 DEFAULT_S = 1800.0
-_JOIN_S = 60.0
+_JOIN_S = 30.0
 """How long ranks are awaited that did not choose DETAIL, or not yet."""
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -74,6 +75,7 @@ class Guard:
         self._record = record
         self._store = store
         self._channel: SideChannel | None = None
+        self._opening = threading.Lock()
         self._ended = False
         self.coalesces = False
 
@@ -87,16 +89,22 @@ class Guard:
 
     def open(self, timeout_s: float) -> SideChannel | None:
         """The network; all ranks of the group call this. None, having said why, without it."""
-        record = self._record
         if self._channel is None and not self._ended:
-            try:
-                with connections.remembered():
-                    self._channel = SideChannel(
-                        self._store, record.name, record.ranks, record.group_rank, timeout_s
-                    )
-            except RendezvousError as error:
-                self._give_up(f"its ranks have not all chosen DETAIL: {error}")
+            with self._opening:
+                self._open(timeout_s)
         return self._channel
+
+    def _open(self, timeout_s: float) -> None:
+        record = self._record
+        if self._channel is not None or self._ended:
+            return  # another thread was first
+        try:
+            with connections.remembered():
+                self._channel = SideChannel(
+                    self._store, record.name, record.ranks, record.group_rank, timeout_s
+                )
+        except RendezvousError as error:
+            self._give_up(f"{error} (the debug level must be DETAIL on all of its ranks)")
 
     def enter(self, known: Known, seq: int, options: Any, is_async: bool, forward: Forward) -> Any:
         """`forward()`, once all ranks make this call, of which `known` tells, as the group's

@@ -13,6 +13,7 @@ from . import agreement, connections, data_checks, forks, torch_private
 from .checked_group import CheckedGroup
 from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
+from .verdict import FindingRaised
 
 _getframe = sys._getframe
 
@@ -42,9 +43,11 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 recorder.gone_blind("recording of group creations")
                 report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
-        with recorder.waiting_in(Activity.NEW_GROUP, detail, site), connections.remembered():
-            created = original(*args, **kwargs)
-        return _wrapped(recorder, created, ranks, name, backend, given)
+        with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
+            with connections.remembered():
+                created = original(*args, **kwargs)
+            # Within: at DETAIL this waits for the other ranks as well.
+            return _wrapped(recorder, created, ranks, name, backend, given)
 
     return create
 
@@ -68,6 +71,8 @@ def _wrapped(
             recorder.gone_blind(f"recording of group {name!r}, for want of room,")
             return created
         torch_private.replace_group(inner, outer)
+    except FindingRaised:
+        raise  # the verdict of the run, which came meanwhile
     except Exception as error:
         recorder.gone_blind(f"recording of group {name!r}")
         report_own_fault(f"recording of group {name!r}", error)
