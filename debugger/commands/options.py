@@ -12,7 +12,7 @@ from ..diagnosis.limits import Limits
 from ..errors import UsageError
 
 LEVELS = ("OFF", "INFO", "DETAIL")
-CHECKS = ("nan", "overflow")
+CHECKS = ("nan", "overflow", "inflight")
 
 
 def add(parser: argparse.ArgumentParser) -> None:

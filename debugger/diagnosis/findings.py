@@ -52,6 +52,7 @@ TITLES: dict[str, str] = {
     "not_in_group": "NOT IN GROUP",
     "nan": "NAN",
     "overflow": "OVERFLOW",
+    "inflight_write": "WRITTEN IN FLIGHT",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

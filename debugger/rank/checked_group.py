@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG
 from ..record.signature import POINT_TO_POINT
-from . import agreement
+from . import agreement, in_flight
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
 from .tracked_work import track
@@ -193,6 +193,9 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
             if is_async and work is not None:
                 tracked = track(work, recorder, counted, number, known, after)
+                if group.holds or group.guard is not None:
+                    given, seq = (*args, *kwargs.values()), group.slot.issued - 1
+                    tracked.hold(in_flight.hold(name, given, recorder, group, known, seq))
                 writer.hand_over(number, thread)
                 return tracked
             started_ns = _now()

@@ -37,7 +37,7 @@ def poll() -> None:
         if work is None:
             remove(number)  # the program dropped the handle
         else:
-            work.is_completed()
+            work.poll()
 
 
 def forget() -> None:

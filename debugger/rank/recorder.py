@@ -92,6 +92,8 @@ class GroupRecord:
         """Who is asked before each collective, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
         """What looks at the data of each call: see `data_checks`."""
+        self.holds = False
+        """Whether buffers in flight are looked at below DETAIL, too."""
         self.keeper: Keeper | None = None
         """The same at every level."""
 

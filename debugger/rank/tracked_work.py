@@ -13,7 +13,9 @@ from torch.distributed import Work
 from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
 from . import outstanding
+from .in_flight import Held
 from .recorder import Known, Recorder
+from .verdict import FindingRaised
 from .waiting import NO_TIMEOUT, instead
 
 _IN_CALL = int(Activity.IN_CALL)
@@ -26,6 +28,7 @@ class TrackedWork(Work):
     __slots__ = (
         "_after",
         "_group",
+        "_held",
         "_known",
         "_number",
         "_open",
@@ -40,6 +43,7 @@ class TrackedWork(Work):
     _known: Known
     _open: bool
     _after: Callable[[], None] | None
+    _held: Held | None
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
@@ -60,6 +64,8 @@ class TrackedWork(Work):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
+        if self._held is not None:
+            self._check_held()
         work = self._work
         if not self._open or work.is_completed():
             return self._collect(timeout)
@@ -92,6 +98,19 @@ class TrackedWork(Work):
         self._close()
         return bool(result)
 
+    def hold(self, held: Held | None) -> None:
+        """Look at these buffers when the call is waited for."""
+        self._held = held
+
+    def _check_held(self) -> None:
+        held, self._held = self._held, None
+        try:
+            if held is not None:
+                held.check()
+        except FindingRaised as error:
+            self._close(failed=True)
+            raise instead(error) from None
+
     def _look(self) -> None:
         """At the result, once, if it is checked; raises the finding."""
         after, self._after = self._after, None
@@ -99,6 +118,13 @@ class TrackedWork(Work):
             after()
 
     def is_completed(self) -> bool:
+        done = self.poll()
+        if done:
+            self._held = None  # the program knows, and may write again
+        return done
+
+    def poll(self) -> bool:
+        """Whether the call is complete, which is put on record if so; asked by the layer itself."""
         done = bool(self._work.is_completed())
         if done:
             self._close()
@@ -142,6 +168,7 @@ class TrackedWork(Work):
 
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
+        self._held = None  # whoever has it may hear of the end without a wait
         future = self._work.get_future()
         if self._after is not None:
             future = future.then(self._looked_at)
@@ -168,5 +195,6 @@ def track(
     tracked._known = known
     tracked._open = True
     tracked._after = after
+    tracked._held = None
     outstanding.works[number] = ref(tracked)
     return tracked

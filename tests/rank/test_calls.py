@@ -14,9 +14,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 CALLS = SCRIPTS / "calls.py"
 
 
-@pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> ranks.Ranks:
+@pytest.fixture(scope="module", params=["INFO", "DETAIL"])
+def observed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ranks.Ranks:
     run = ranks.torchrun(tmp_path_factory.mktemp("observed"), 2, CALLS)
+    run.extra = {"DISTDEBUG_LEVEL": request.param, "DISTDEBUG_CHECK": "nan,overflow,inflight"}
     assert run.run() == 0, run.explain()
     return run
 

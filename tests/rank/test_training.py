@@ -25,8 +25,10 @@ def test_compiled_functions_are_reached(script: Path, tmp_path: Path) -> None:
         assert f"{view.rank} compiled [12.0, 12.0, 12.0, 12.0]" in run.log(view.rank)
 
 
-def test_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+def test_training(level: str, tmp_path: Path) -> None:
     run = ranks.torchrun(tmp_path / "observed", 2, SCRIPT)
+    run.extra = {"DISTDEBUG_LEVEL": level}
     assert run.run() == 0, run.explain()
     stock = ranks.torchrun(tmp_path / "stock", 2, SCRIPT, observed=False)
     assert stock.run() == 0, stock.explain()

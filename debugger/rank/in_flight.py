@@ -1,0 +1,101 @@
+"""Buffers that the program writes, resizes or frees between a call and its `wait()`.
+
+Torch counts the writes into a tensor, so to look costs nothing. What it counts together is left
+out, for it may well be another part that was written: views, which share their base's count. And
+what a backend itself writes by torch's operations: outputs, and inputs of in-place calls that it
+has to copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ..record.signature import Signature
+from ..record.wording import finding_line, place
+from .data_checks import GIVE_NOTHING, OUTPUT_FIRST
+from .own_findings import OwnFinding
+from .recorder import GroupRecord, Known, Recorder
+from .verdict import FindingRaised
+
+INFLIGHT = "inflight"
+IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
+COPIES = frozenset({"allreduce_coalesced"})
+
+
+class Held:
+    """The inputs of one asynchronous call, as they were when it was made."""
+
+    __slots__ = ("_known", "_record", "_recorder", "_seq", "_tensors")
+
+    def __init__(
+        self,
+        tensors: list[tuple[Tensor, int, int]],
+        recorder: Recorder,
+        record: GroupRecord,
+        known: Known,
+        seq: int,
+    ) -> None:
+        self._tensors = tensors
+        self._recorder = recorder
+        self._record = record
+        self._known = known
+        self._seq = seq
+
+    def check(self) -> None:
+        """Raise the finding if one is not as it was."""
+        for tensor, version, size_bytes in self._tensors:
+            if tensor.untyped_storage().nbytes() != size_bytes:
+                self._raise("resized or freed")
+            if tensor._version != version:
+                self._raise("written")
+
+    def _raise(self, what: str) -> None:
+        record = self._record
+        rank = record.ranks[record.group_rank]
+        signature = Signature.from_json(self._known.text)
+        message_like = signature.peer is not None
+        where = "" if message_like else f" {place(record.name, record.desc, self._seq)}"
+        message = (
+            f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
+            "wait(): what the others get of it is chance"
+        )
+        seq = None if message_like else self._seq
+        finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
+        finding.put_on_record(self._recorder, 0)
+        raise FindingRaised("inflight_write", finding_line("inflight_write", message), own=True)
+
+
+def hold(
+    method: str,
+    args: tuple[Any, ...],
+    recorder: Recorder,
+    record: GroupRecord,
+    known: Known,
+    seq: int,
+) -> Held | None:
+    """What is to be looked at when the call is waited for; None where nothing can be told.
+
+    `args` are those of the group's `method`, which has just begun.
+    """
+    if method in GIVE_NOTHING or method in COPIES or not args:
+        return None
+    given = args[1] if method in OUTPUT_FIRST and len(args) > 1 else args[0]
+    tensors = list(_whole(given, contiguous=method in IN_PLACE))
+    return Held(tensors, recorder, record, known, seq) if tensors else None
+
+
+def _whole(given: Any, contiguous: bool) -> Iterator[tuple[Tensor, int, int]]:
+    """The tensors that are no views: each with its count of writes and the bytes of its memory."""
+    if not isinstance(given, Tensor):
+        for one in given:
+            yield from _whole(one, contiguous)
+    elif not (
+        given._is_view()
+        or given.is_inference()
+        or given.is_sparse
+        or (contiguous and not (given.is_contiguous() and given.is_cpu))
+    ):
+        yield given, given._version, given.untyped_storage().nbytes()
