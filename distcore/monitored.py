@@ -21,6 +21,8 @@ _LAST_PAUSE_S = 0.02
 _ANSWER_S = 5.0
 """How much longer than its own time a rank waits for the first rank's answer, which may come at
 the very end of that rank's time."""
+_READ_S = 1.0
+"""How long the first rank waits for the others to read its answer."""
 
 
 class BarrierFailed(DistBackendError, TimeoutError):
@@ -50,7 +52,7 @@ def monitored_barrier(
 ) -> None:
     """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
     many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends
-    with `explain(missing)`, asked of one rank."""
+    with `explain(missing)`."""
     prefix = f"monitored_barrier/{number}"
     arrivals = [f"{prefix}/{index}" for index in range(1, len(ranks))]
     answer = f"{prefix}/answer"
@@ -63,7 +65,7 @@ def monitored_barrier(
         late = [] if came else [ranks[0]]
     named = late if wait_all_ranks else late[:1]
     text = ""
-    if named:
+    if named and not store.check([answer]):
         limit = f"{timeout_s * 1000:.0f} ms"
         who = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, named))}"
         text = (
@@ -72,6 +74,13 @@ def monitored_barrier(
         )
     said = json.dumps({"missing": named, "text": text, "by": ranks[rank]})
     given = json.loads(store.compare_set(answer, "", said).decode())
+    read = f"{prefix}/read"
+    if rank != 0:
+        store.add(read, 1)
+    else:
+        # The store may end with this process: not before those that came know the answer.
+        there = len(ranks) - 1 - len(late)
+        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + _READ_S)
     if given["missing"]:
         reason = text = given["text"]
         if given["by"] != ranks[rank]:
@@ -84,7 +93,8 @@ def monitored_barrier(
         for key in arrivals:
             _delete(store, key)
         if number:  # all have read the answer before: they are here
-            _delete(store, f"monitored_barrier/{number - 1}/answer")
+            for name in ("answer", "read"):
+                _delete(store, f"monitored_barrier/{number - 1}/{name}")
 
 
 def _missing(store: Any, keys: Sequence[str], deadline: float) -> list[str]:
@@ -100,8 +110,13 @@ def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
     Asks again and again: a wait inside the store would not see Python's signals, and prints a
     warning when its time is up.
     """
+    return not keys or _wait_until(lambda: bool(store.check(list(keys))), deadline)
+
+
+def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
+    """Whether it came true in time."""
     pause_s = _FIRST_PAUSE_S
-    while keys and not store.check(list(keys)):
+    while not condition():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False

@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
@@ -26,8 +26,6 @@ from .deferred import Deferral
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder, say
 from .verdict import FindingRaised
-
-Forward = Callable[[], Any]
 
 NEVER = frozenset({"monitored_barrier"})
 """Ops that are for ranks that do not come: to wait for these first would be wrong."""
@@ -106,7 +104,9 @@ class Guard:
         except RendezvousError as error:
             self._give_up(f"{error} (the debug level must be DETAIL on all of its ranks)")
 
-    def enter(self, known: Known, seq: int, options: Any, is_async: bool, forward: Forward) -> Any:
+    def enter(
+        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
+    ) -> Any:
         """`forward()`, once all ranks make this call, of which `known` tells, as the group's
         collective number `seq`. Raises the finding where they do not."""
         usual_s = self._record.timeout_s or DEFAULT_S
@@ -174,11 +174,20 @@ class Guard:
         """In a forked child: the network is its parent's."""
         self._ended = True
         self._record.guard = None
+        self._store = None
+
+    def abort(self) -> None:
+        """End what waits for the other ranks, at once."""
+        self._ended = True
+        self._record.guard = None
+        if self._channel is not None:
+            self._channel.abort("the group was aborted")
 
     def close(self) -> None:
         """The group ends on this rank."""
         self._ended = True
         self._record.guard = None
+        self._store = None  # it may be the server that the next world must not meet again
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()

@@ -80,16 +80,20 @@ class CheckedGroup(ProcessGroup):
         self._inner.shutdown()
 
     def abort(self) -> None:
-        self._ended()
+        keeper = self._record.keeper
+        if keeper is not None:
+            keeper.abort()
         self._inner.abort()
+        self._ended()
 
     def _ended(self) -> None:
         if self._recorder is not None:
             if _exc_info()[0] is not None:
                 _in_flight(self._recorder.writer.calls, True)
             self._recorder.group_destroyed(self._record)
-        if self._record.keeper is not None:
-            self._record.keeper.close()
+        keeper, self._record.keeper = self._record.keeper, None
+        if keeper is not None:
+            keeper.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls from now on that have no time limit of their own."""

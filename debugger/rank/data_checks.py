@@ -70,7 +70,7 @@ class Inspector:
         gives = signature.op not in ROOT_GIVES or signature.root == self._rank
         given = args[1] if method in OUTPUT_FIRST and len(args) > 1 else args[0]
         if gives:
-            for index, tensor in enumerate(_tensors(given)):
+            for index, tensor in enumerate(tensors_in(given)):
                 wrong = _first_wrong(tensor, signature.reduce_op in ADDS)
                 if wrong is not None:
                     self._raise_nan(signature, seq, index, tensor, wrong)
@@ -79,7 +79,7 @@ class Inspector:
             return None
         if signature.op == "reduce" and signature.root != self._rank:
             return None
-        outputs = list(_tensors(args[0]))
+        outputs = list(tensors_in(args[0]))
         return lambda: self._after(signature, seq, outputs)
 
     def _after(self, signature: Signature, seq: int, outputs: list[Tensor]) -> None:
@@ -117,12 +117,13 @@ class Inspector:
         return f" {place(self._record.name, self._record.desc, seq)}"
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """The tensors in an argument of a method of ProcessGroup: one, a list, or lists of lists."""
     if isinstance(given, Tensor):
         yield given
     else:
         for one in given:
-            yield from _tensors(one)
+            yield from tensors_in(one)
 
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:

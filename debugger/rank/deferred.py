@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Deferral:
     `forward()` makes the backend's call: on the caller's thread if the others come soon.
     """
 
-    def __init__(self, agree: Callable[[], None], forward: Callable[[], Any]) -> None:
+    def __init__(self, agree: Callable[[], None], forward: partial[Any]) -> None:
         self._agree = agree
         self._forward = forward
         self._guard = threading.Lock()
@@ -39,7 +40,7 @@ class Deferral:
         self._entered = threading.Event()  # the call was made, or never will be
         self._caller_left = False
         self._cancelled = False
-        self._streams = _streams()
+        self._as_caller = _modes()
         self._on_entry: list[Callable[[], None]] = []
         self.error: BaseException | None = None
         self.work: Any = None
@@ -49,18 +50,18 @@ class Deferral:
         turn.submit(self._run)
         try:
             self._agreed.wait(GRACE_S)
-        except BaseException:  # a signal: as if the call had not been made
-            self._cancelled = True
-            self._leave()
-            raise
-        if self._leave():
-            return DeferredWork(self)
-        try:
+            if self._leave():
+                return DeferredWork(self)
             if self.error is not None:
                 raise self.error
-            return self._forward()
-        finally:
-            self._entered.set()
+            work = self._forward()
+        except BaseException:  # also a signal's: then it is as if the call had not been made
+            self._cancelled = True
+            if not self._leave():
+                self._entered.set()
+            raise
+        self._entered.set()
+        return work
 
     def _leave(self) -> bool:
         """The caller does not wait any longer; False where it need not."""
@@ -81,7 +82,7 @@ class Deferral:
             return
         if self.error is None and not self._cancelled:
             try:
-                with self._streams:
+                with self._as_caller():
                     self.work = self._forward()
             except BaseException as error:
                 self.error = error
@@ -90,6 +91,11 @@ class Deferral:
             waiting, self._on_entry = self._on_entry, []
         for tell in waiting:
             tell()
+
+    @property
+    def devices(self) -> list[int | str | torch.device]:
+        """The CUDA devices of the call's tensors."""
+        return list(dict.fromkeys(_cuda_devices(self._forward.args)))
 
     @property
     def entered(self) -> bool:
@@ -189,30 +195,57 @@ class DeferredWork(Work):
         if self._deferral.entered and self._deferral.error is None:
             return self._deferral.work.get_future()
         if self._future is None:
-            self._future = torch.futures.Future()
-            self._deferral.when_entered(self._connect)
+            self._future = self._made_future()
         return self._future
 
-    def _connect(self) -> None:
-        future = self._future
-        if self._deferral.error is not None:
-            future.set_exception(self._deferral.error)
-        else:
-            self._deferral.work.get_future().add_done_callback(lambda done: _pass_on(done, future))
+    def _made_future(self) -> Any:
+        """With the devices of the call's tensors, whose streams it makes wait; and failing by what
+        a callback raises: what `set_exception` sets, C++ takes for a result."""
+        ended: Any = torch.futures.Future(devices=self._deferral.devices)
+        inner: list[Any] = []
+
+        def outcome(_ended: Any) -> Any:
+            return inner[0].value() if inner else self._entered()
+
+        future = ended.then(outcome)
+
+        def end(done: Any) -> None:
+            inner.append(done)
+            ended.set_result(None)
+
+        def connect() -> None:
+            if self._deferral.error is not None:
+                ended.set_result(None)
+            else:
+                self._deferral.work.get_future().add_done_callback(end)
+
+        self._deferral.when_entered(connect)
+        return future
 
 
-def _pass_on(done: Any, future: Any) -> None:
-    try:
-        value = done.value()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+def _cuda_devices(arguments: Any) -> Iterator[torch.device]:
+    if isinstance(arguments, torch.Tensor):
+        if arguments.is_cuda:
+            yield arguments.device
+    elif isinstance(arguments, list | tuple):
+        for one in arguments:
+            yield from _cuda_devices(one)
 
 
-def _streams() -> contextlib.AbstractContextManager[Any]:
-    """To make the call on another thread where the caller would have made it."""
+def _modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What makes another thread make the call as this one would have: on its streams, with its grad
+    and inference modes."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        return cuda.stream(cuda.current_stream())  # type: ignore[no-any-return]
-    return contextlib.nullcontext()
+    stream = cuda.current_stream() if cuda.is_initialized() else None
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            if stream is None:
+                yield
+            else:
+                with cuda.stream(stream):
+                    yield
+
+    return entered

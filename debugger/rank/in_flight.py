@@ -8,14 +8,13 @@ has to copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from ..record.signature import Signature
 from ..record.wording import finding_line, place
-from .data_checks import GIVE_NOTHING, OUTPUT_FIRST
+from .data_checks import GIVE_NOTHING, OUTPUT_FIRST, tensors_in
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder
 from .verdict import FindingRaised
@@ -23,6 +22,8 @@ from .verdict import FindingRaised
 INFLIGHT = "inflight"
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
 COPIES = frozenset({"allreduce_coalesced"})
+SCALED = frozenset({"avg", "premul_sum"})
+"""Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
 
 
 class Held:
@@ -82,20 +83,24 @@ def hold(
     """
     if method in GIVE_NOTHING or method in COPIES or not args:
         return None
-    given = args[1] if method in OUTPUT_FIRST and len(args) > 1 else args[0]
-    tensors = list(_whole(given, contiguous=method in IN_PLACE))
+    outputs: frozenset[int] = frozenset()
+    given = args[0]
+    if method in OUTPUT_FIRST and len(args) > 1:
+        given = args[1]
+        outputs = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors_in(args[0]))
+    in_place = method in IN_PLACE
+    if in_place and Signature.from_json(known.text).reduce_op in SCALED:
+        return None
+    tensors = [
+        (tensor, tensor._version, tensor.untyped_storage().nbytes())
+        for tensor in tensors_in(given)
+        if _counts_alone(tensor, in_place) and tensor.untyped_storage().data_ptr() not in outputs
+    ]
     return Held(tensors, recorder, record, known, seq) if tensors else None
 
 
-def _whole(given: Any, contiguous: bool) -> Iterator[tuple[Tensor, int, int]]:
-    """The tensors that are no views: each with its count of writes and the bytes of its memory."""
-    if not isinstance(given, Tensor):
-        for one in given:
-            yield from _whole(one, contiguous)
-    elif not (
-        given._is_view()
-        or given.is_inference()
-        or given.is_sparse
-        or (contiguous and not (given.is_contiguous() and given.is_cpu))
-    ):
-        yield given, given._version, given.untyped_storage().nbytes()
+def _counts_alone(tensor: Tensor, in_place: bool) -> bool:
+    """Whether its count of writes is its own, and only the program writes it so."""
+    if tensor.is_sparse or tensor.is_inference() or tensor._is_view():
+        return False
+    return not in_place or (tensor.is_contiguous() and tensor.is_cpu)

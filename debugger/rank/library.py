@@ -39,6 +39,8 @@ def install(level: str | None, run_dir: str | None) -> None:
     if asked in levels.LEVELS:
         os.environ[levels.LEVEL] = asked
     layer.install(str(directory))
+    if name is not None and layer.installed():
+        levels.choose(name)
 
 
 def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:

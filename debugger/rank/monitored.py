@@ -30,7 +30,7 @@ class Monitor:
     def __init__(self, recorder: Recorder, record: GroupRecord, store: Any) -> None:
         self._recorder = recorder
         self._record = record
-        name = f"distdebug/{record.name}/{record.incarnation}"
+        name = f"distdebug/monitored/{record.name}/{recorder.namesakes(record)}"
         self._store: Any = torch_private.dist.PrefixStore(name, store)
         self._number = 0
 

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -52,12 +53,15 @@ class Keeper(Protocol):
     """Whether the backend gathers the calls that are made now."""
 
     def enter(
-        self, known: Known, seq: int, options: Any, is_async: bool, forward: Callable[[], Any]
+        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
     ) -> Any:
         """`forward()`, at once or later."""
 
     def retract(self) -> None:
         """This is a forked child."""
+
+    def abort(self) -> None:
+        """The group is aborted."""
 
     def close(self) -> None:
         """The group ends on this rank."""
@@ -114,6 +118,7 @@ class Recorder:
         self._identity = dict(identity)
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._incarnations: dict[str, int] = {}
+        self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
         self._blind = False
         writer.identify(self._identity)
@@ -199,6 +204,15 @@ class Recorder:
             self.world = record
             self._creations = 0
         return record
+
+    def namesakes(self, record: GroupRecord) -> str:
+        """Which world of this process the group is in, and the how many-th of its name there: the
+        same on all of its ranks, although a process counts only groups that it is in."""
+        world = self.world.incarnation if self.world else 0
+        key = (world, record.name)
+        number = self._namesakes.get(key, 0)
+        self._namesakes[key] = number + 1
+        return f"{world}.{number}"
 
     def creation(self, name: str, ranks: Sequence[int], backend: str, site: int) -> None:
         """A group creation that all ranks of the world must take part in, in the same order."""

@@ -131,6 +131,7 @@ class TrackedWork(Work):
         return done
 
     def synchronize(self) -> None:
+        self._held = None
         self._work.synchronize()
         self._close()
 
@@ -156,6 +157,7 @@ class TrackedWork(Work):
         return float(self._work._get_duration())
 
     def block_current_stream(self) -> None:
+        self._held = None
         self._work.block_current_stream()
 
     def get_future_result(self) -> Any:

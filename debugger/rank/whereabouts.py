@@ -25,10 +25,8 @@ def doing(directory: Path, ranks: Sequence[int], job: str) -> str:
     """`; rank 3 is in all_gather(float32[4]) #7 of group "tp" at train.py:40 in step`, and so on
     for each; "" for ranks of which nothing is known here."""
     views = _views(directory, set(ranks), job)
-    parts = [
-        f"; rank {rank} {_standing(directory, views[rank])}" for rank in ranks if rank in views
-    ]
-    return "".join(parts[:_MOST_RANKS])
+    known = [rank for rank in ranks if rank in views][:_MOST_RANKS]
+    return "".join(f"; rank {rank} {_standing(directory, views[rank])}" for rank in known)
 
 
 def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:

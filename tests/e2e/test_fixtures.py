@@ -18,7 +18,7 @@ EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 
-SHORT_PER_VERDICT = 3
+SHORT_PER_VERDICT = 2
 SHORT_CORRECT = 16
 SHORT_ON_TCP = {
     "ddp_join_uneven",
@@ -34,9 +34,7 @@ SHORT_AT_DETAIL = {
     "batched_exchange",
     "ddp_transformer",
     "deadlock_two_groups",
-    "died_sigkill",
     "op_after_500_steps",
-    "uneven_splits",
 }
 UNLIKE_ON_TCP = {"join_stale_file_store": "distcore tells old data from new: the run succeeds"}
 """Programs whose verdict is another one on tcp, and why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_soon_agreed_on_is_made_by_the_caller(
     monkeypatch.setattr("debugger.rank.deferred.GRACE_S", LIMIT_S)
     backend, agreement = Backend(), Agreement()
     agreement.comes()
-    work = Deferral(agreement, backend).start(turn)
+    work = Deferral(agreement, partial(backend)).start(turn)
     assert isinstance(work, Work)
     assert backend.thread == threading.current_thread().name
 
@@ -94,14 +95,14 @@ def test_soon_refused_is_raised_at_the_call(
     backend, agreement = Backend(), Agreement()
     agreement.comes(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
-        Deferral(agreement, backend).start(turn)
+        Deferral(agreement, partial(backend)).start(turn)
     assert backend.thread is None
 
 
 def test_late_agreement(turn: CallQueue) -> None:
     """The handle waits for the agreement and then for the call."""
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, backend).start(turn)
+    work = Deferral(agreement, partial(backend)).start(turn)
     assert isinstance(work, DeferredWork)
     assert not work.is_completed()
     assert not work.is_success()
@@ -123,12 +124,14 @@ def test_late_agreement(turn: CallQueue) -> None:
 
 def test_late_refusal(turn: CallQueue) -> None:
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, backend).start(turn)
+    work = Deferral(agreement, partial(backend)).start(turn)
     future = work.get_future()
     agreement.comes(ValueError("no"))
-    for wait in (work.wait, work.synchronize, work.result, future.wait):
+    for wait in (work.wait, work.synchronize, work.result):
         with pytest.raises(ValueError, match="no"):
             wait()
+    with pytest.raises(RuntimeError, match="ValueError: no"):
+        future.wait()  # as C++ gets it
     assert work.is_completed()
     assert not work.is_success()
     assert isinstance(work.exception(), ValueError)
@@ -140,7 +143,7 @@ def test_the_backend_refuses_late(turn: CallQueue) -> None:
         raise TypeError("not this")
 
     agreement = Agreement()
-    work = Deferral(agreement, refuse).start(turn)
+    work = Deferral(agreement, partial(refuse)).start(turn)
     agreement.comes()
     with pytest.raises(TypeError, match="not this"):
         work.wait()
@@ -150,10 +153,10 @@ def test_calls_enter_in_their_order(turn: CallQueue) -> None:
     """A synchronous call behind a deferred one has its turn after it."""
     order: list[str] = []
     agreement = Agreement()
-    Deferral(agreement, lambda: order.append("first")).start(turn)
+    Deferral(agreement, partial(order.append, "first")).start(turn)
     second = Agreement()
     second.comes()
-    Deferral(second, lambda: order.append("second")).start(turn)
+    Deferral(second, partial(order.append, "second")).start(turn)
     threading.Timer(0.05, agreement.comes).start()
     turn.enter()
     order.append("third")
@@ -161,9 +164,44 @@ def test_calls_enter_in_their_order(turn: CallQueue) -> None:
     assert order == ["first", "second", "third"]
 
 
+def test_made_by_another_thread_as_by_the_caller(turn: CallQueue) -> None:
+    """With its grad mode and inference mode."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    agreement = Agreement()
+
+    def backend() -> Any:
+        weight.div_(2)  # only without grad
+        return Backend()()
+
+    with torch.no_grad():
+        work = Deferral(agreement, partial(backend)).start(turn)
+    agreement.comes()
+    assert turn.drain(LIMIT_S)
+    assert work.exception() is None
+    assert weight.tolist() == [0.5, 0.5]
+
+
+def test_an_interruption_when_all_have_agreed(turn: CallQueue) -> None:
+    """The turn is given back."""
+    backend, agreement = Backend(), Agreement()
+    agreement.comes()
+    deferral = Deferral(agreement, partial(backend))
+    wait = deferral._agreed.wait
+
+    def interrupted(_timeout: float) -> bool:
+        assert wait(LIMIT_S)
+        raise KeyboardInterrupt
+
+    deferral._agreed.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        deferral.start(turn)
+    assert turn.drain(LIMIT_S)
+    assert backend.thread is None
+
+
 def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, agreement = Backend(), Agreement()
-    deferral = Deferral(agreement, backend)
+    deferral = Deferral(agreement, partial(backend))
 
     def interrupted(_timeout: float) -> bool:
         raise KeyboardInterrupt
