@@ -18,41 +18,49 @@ from tests.unit.supervisor.process_tools import until
 pytestmark = pytest.mark.timeout(90)
 
 PROGRAM = """
-import faulthandler, multiprocessing, os, queue, re, signal, sys, threading, time
+import faulthandler, functools, multiprocessing, os, queue, re, signal, sys, threading, time
 
 lock = threading.Lock()
 how, directory = sys.argv[1:]
 path = f"{directory}/{os.getpid()}.txt"
 faulthandler.register(signal.SIGRTMAX - 4, open(path, "a"), all_threads=True)
+# Said within the function that the stack must show, and by nothing that has a frame of its own.
+ready = functools.partial(os.open, f"{directory}/ready", os.O_CREAT)
 
 def spin():
+    ready()
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 def with_lock():
+    ready()
     with lock:
         pass
 
 def acquire():
+    ready()
     lock.acquire()
 
 def take():
+    ready()
     queue.Queue().get()
 
 def join():
+    ready()
     thread = threading.Thread(target=time.sleep, args=(600,), name="child", daemon=True)
     thread.start()
     thread.join()
 
 def compute():
+    ready()
     total = 0
     while True:
         total += 1
 
 def sleep():
+    ready()
     time.sleep(600)
 
 lock.acquire()
-open(f"{directory}/ready", "w").close()
 globals()[how]()
 """
 
