@@ -27,21 +27,20 @@ def told(world: World) -> list[Candidate]:
     return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
 
 
-def settled(world: World, candidates: list[Candidate]) -> list[Candidate]:
-    """Without what is only suspicious where the ranks themselves have called it wrong."""
-    wrong = {
-        (note.data["group"][0], note.data["seq"])
-        for rank in world.ranks.values()
-        for note in rank.notes
-        if note.kind == "finding"
-    }
+def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
+    """Without what is only suspicious of a call that the ranks themselves (`own`: what they have
+    `told`) have found wrong."""
+    wrong = {_call(one) for one in own}
     return [
         one
         for one in candidates
-        if one.finding.severity == "error"
-        or one.finding.group is None
-        or (one.finding.group.name, one.finding.seq) not in wrong
+        if one.finding.severity == "error" or one.finding.group is None or _call(one) not in wrong
     ]
+
+
+def _call(candidate: Candidate) -> tuple[str, int | None]:
+    group = candidate.finding.group
+    return (group.name if group else "", candidate.finding.seq)
 
 
 def _finding(world: World, teller: int, note: Note) -> Finding:

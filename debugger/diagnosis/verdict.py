@@ -51,6 +51,7 @@ def diagnose(
     world = World(snapshot, previous, limits or Limits())
     channels = Channels(world)
     needs = Needs(world, channels)
+    own = told(world)
     candidates = [
         *mismatches(world),
         *split_mismatches(world),
@@ -62,10 +63,10 @@ def diagnose(
         *endings(world),
         *lost_threads(world, needs),
         *missing_ranks(world, needs),
-        *told(world),
+        *own,
         *(Candidate(finding) for finding in recorded(world)),
     ]
-    causes = [explained(world, candidate) for candidate in settled(world, candidates)]
+    causes = [explained(world, candidate) for candidate in settled(candidates, own)]
     found = tuple(mentioned(world, finding) for finding in _ready(world, fold(causes)))
     return Diagnosis(found, late_notices(world, needs))
 

@@ -20,18 +20,15 @@ from distcore.side_channel import SideChannel
 
 from ..record.dispute import settle
 from ..record.signature import Signature
-from ..record.wording import finding_line, place
 from . import connections, levels, waiting
 from .deferred import Deferral
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder, say
-from .verdict import FindingRaised
 
 NEVER = frozenset({"monitored_barrier"})
 """Ops that are for ranks that do not come: to wait for these first would be wrong."""
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-DEFAULT_S = 1800.0
 _JOIN_S = 30.0
 """How long ranks are awaited that did not choose DETAIL, or not yet."""
 
@@ -62,7 +59,7 @@ def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
     _guards.add(made)
     if levels.is_detail():
         made.switch(True)
-        made.open(record.timeout_s or DEFAULT_S)
+        made.open(record.timeout_s)
 
 
 class Guard:
@@ -102,14 +99,18 @@ class Guard:
                     self._store, record.name, record.ranks, record.group_rank, timeout_s
                 )
         except RendezvousError as error:
-            self._give_up(f"{error} (the debug level must be DETAIL on all of its ranks)")
+            self._stop()
+            say(
+                f"group {record.name!r} goes on without agreement before its calls: {error} "
+                "(the debug level must be DETAIL on all of its ranks)"
+            )
 
     def enter(
         self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
     ) -> Any:
         """`forward()`, once all ranks make this call, of which `known` tells, as the group's
         collective number `seq`. Raises the finding where they do not."""
-        usual_s = self._record.timeout_s or DEFAULT_S
+        usual_s = self._record.timeout_s
         channel = self.open(min(usual_s, _JOIN_S))
         if channel is None:
             return forward()
@@ -139,54 +140,47 @@ class Guard:
             who = "ranks" if error.culprit is None else f"rank {error.culprit}"
             raise DeadlineExceeded(  # the first words are those of torch's own DETAIL
                 f"{who} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms, which debug "
-                f"level DETAIL puts before {call} {self._place(seq)}: {error}",
+                f"level DETAIL puts before {call} {self._record.place(seq)}: {error}",
                 error.culprit,
             ) from None
         except GroupFailed as error:
             better = waiting.instead(error)
             if better is not error:
                 raise better from None
-            self._give_up(str(error), quiet=True)
+            self._stop()
             return
         self._raise(calls, seq)
 
     def _raise(self, calls: list[bytes], seq: int) -> None:
         signatures = [Signature.from_json(text.decode()) for text in calls]
         record = self._record
-        dispute = settle(signatures, record.ranks, self._place(seq))
+        dispute = settle(signatures, record.ranks, record.place(seq))
         if dispute is None:
             return  # the hashes differ, and nothing that they are made of does
         finding = OwnFinding(record, seq, dispute.kind, dispute.message, dispute.culprits)
         with contextlib.suppress(Exception):
             finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
-        raise FindingRaised(dispute.kind, finding_line(dispute.kind, dispute.message), own=True)
+        raise finding.raised()
 
-    def _place(self, seq: int) -> str:
-        return place(self._record.name, self._record.desc, seq)
-
-    def _give_up(self, reason: str, quiet: bool = False) -> None:
+    def _stop(self) -> None:
+        """From now on calls go to the backend at once."""
         self._ended = True
         self._record.guard = None
-        if not quiet:
-            say(f"group {self._record.name!r} goes on without agreement before its calls: {reason}")
 
     def retract(self) -> None:
         """In a forked child: the network is its parent's."""
-        self._ended = True
-        self._record.guard = None
+        self._stop()
         self._store = None
 
     def abort(self) -> None:
         """End what waits for the other ranks, at once."""
-        self._ended = True
-        self._record.guard = None
+        self._stop()
         if self._channel is not None:
             self._channel.abort("the group was aborted")
 
     def close(self) -> None:
         """The group ends on this rank."""
-        self._ended = True
-        self._record.guard = None
+        self._stop()
         self._store = None  # it may be the server that the next world must not meet again
         channel, self._channel = self._channel, None
         if channel is not None:

@@ -162,7 +162,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             return self._unobserved(name, args, kwargs)
         group = self._record
         try:
-            facts = take_facts((*args, *kwargs.values()) if kwargs else args)
+            given = (*args, *kwargs.values()) if kwargs else args
+            facts = take_facts(given)
             known = group.known[op].get(facts)
             if known is None:
                 known = recorder.describe(group, op, facts)
@@ -187,7 +188,6 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         after = None
         try:
             if group.inspect is not None:
-                given = (*args, *kwargs.values())
                 after = group.inspect(name, given, known, group.slot.issued - 1)
             forward = self._monitored if monitors else getattr(self._inner, name)
             if guard is not None:
@@ -198,7 +198,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if is_async and work is not None:
                 tracked = track(work, recorder, counted, number, known, after)
                 if group.holds or group.guard is not None:
-                    given, seq = (*args, *kwargs.values()), group.slot.issued - 1
+                    seq = group.slot.issued - 1
                     tracked.hold(in_flight.hold(name, given, recorder, group, known, seq))
                 writer.hand_over(number, thread)
                 return tracked

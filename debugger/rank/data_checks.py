@@ -8,17 +8,16 @@ could tell. A check reads every element, and waits for the device that has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..record.signature import Signature
-from ..record.wording import finding_line, place
+from .describe import METHODS, tensors_in
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder
-from .verdict import FindingRaised
 
 CHECKS = "DISTDEBUG_CHECK"
 NAN, OVERFLOW = "nan", "overflow"
@@ -26,18 +25,6 @@ NAN, OVERFLOW = "nan", "overflow"
 ADDS = frozenset({"sum", "avg", "product", "premul_sum"})
 """Reduce ops to which an Inf is as wrong as a NaN."""
 ROOT_GIVES = frozenset({"broadcast", "scatter"})
-OUTPUT_FIRST = frozenset(
-    {
-        "allgather", "allgather_coalesced", "_allgather_base", "all_gather_single",
-        "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
-        "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
-        "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
-        "alltoall_base", "all_to_all_single",
-    }
-)  # fmt: skip
-"""Methods whose first argument is the output, and the second one the input."""
-GIVE_NOTHING = frozenset({"barrier", "monitored_barrier", "recv", "recv_anysource"})
-
 After = Callable[[], None]
 Inspect = Callable[[str, tuple[Any, ...], Known, int], After | None]
 
@@ -64,11 +51,11 @@ class Inspector:
 
         `args` are those of the group's `method`. Raises the finding.
         """
-        if method in GIVE_NOTHING or not args:
+        given = METHODS[method].given(args)
+        if given is None:
             return None
         signature = Signature.from_json(known.text)
         gives = signature.op not in ROOT_GIVES or signature.root == self._rank
-        given = args[1] if method in OUTPUT_FIRST and len(args) > 1 else args[0]
         if gives:
             for index, tensor in enumerate(tensors_in(given)):
                 wrong = _first_wrong(tensor, signature.reduce_op in ADDS)
@@ -86,7 +73,7 @@ class Inspector:
         for tensor in outputs:
             wrong = _first_wrong(tensor, True)
             if wrong is not None:
-                where = self._place(signature, seq)
+                where, _ = self._record.place_of(signature, seq)
                 message = (
                     f"the result of {signature}{where} has overflowed: it is "
                     f"{tensor.flatten()[wrong].item()} at element {wrong}, and all that was "
@@ -99,31 +86,17 @@ class Inspector:
     ) -> None:
         value = tensor.flatten()[wrong].item()
         which = f" of tensor {index}" if len(signature.tensors) > 1 else ""
+        where, numbered = self._record.place_of(signature, seq)
         message = (
-            f"rank {self._rank} contributes {value} to {signature}"
-            f"{self._place(signature, seq)}: element {wrong}{which} is the first that is wrong"
+            f"rank {self._rank} contributes {value} to {signature}{where}: "
+            f"element {wrong}{which} is the first that is wrong"
         )
-        numbered = None if signature.peer is not None else seq
         self._raise("nan", message, numbered, (self._rank,))
 
     def _raise(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
         finding = OwnFinding(self._record, seq, kind, message, culprits)
         finding.put_on_record(self._recorder, 0)
-        raise FindingRaised(kind, finding_line(kind, message), own=True)
-
-    def _place(self, signature: Signature, seq: int) -> str:
-        if signature.peer is not None:
-            return ""
-        return f" {place(self._record.name, self._record.desc, seq)}"
-
-
-def tensors_in(given: Any) -> Iterator[Tensor]:
-    """The tensors in an argument of a method of ProcessGroup: one, a list, or lists of lists."""
-    if isinstance(given, Tensor):
-        yield given
-    else:
-        for one in given:
-            yield from tensors_in(one)
+        raise finding.raised()
 
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:

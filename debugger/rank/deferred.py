@@ -19,6 +19,7 @@ from torch.distributed import Work
 
 from distcore.queue import CallQueue
 
+from .describe import tensors_in
 from .waiting import NO_TIMEOUT
 
 GRACE_S = 0.005
@@ -95,7 +96,8 @@ class Deferral:
     @property
     def devices(self) -> list[int | str | torch.device]:
         """The CUDA devices of the call's tensors."""
-        return list(dict.fromkeys(_cuda_devices(self._forward.args)))
+        tensors = tensors_in(self._forward.args)
+        return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda))
 
     @property
     def entered(self) -> bool:
@@ -131,7 +133,8 @@ class DeferredWork(Work):
         return f"<DeferredWork: {state}>"
 
     def _entered(self) -> Any:
-        """The backend's work. Raises what kept it from being made."""
+        """The backend's work, once it is there. Raises what kept it from being made."""
+        self._deferral.wait(None)
         if self._deferral.error is not None:
             raise self._deferral.error
         return self._deferral.work
@@ -139,7 +142,6 @@ class DeferredWork(Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """As the backend's; RuntimeError at the timeout, after which it may be called again."""
         if timeout == NO_TIMEOUT:
-            self._deferral.wait(None)
             return bool(self._entered().wait())
         began = time.monotonic()
         if not self._deferral.wait(timeout.total_seconds()):
@@ -161,33 +163,26 @@ class DeferredWork(Work):
         return self._deferral.work.exception()
 
     def synchronize(self) -> None:
-        self._deferral.wait(None)
         self._entered().synchronize()
 
     def result(self) -> Any:
-        self._deferral.wait(None)
         return self._entered().result()
 
     def source_rank(self) -> int:
-        self._deferral.wait(None)
         return int(self._entered().source_rank())
 
     _source_rank = source_rank
 
     def _get_op_type(self) -> Any:
-        self._deferral.wait(None)
         return self._entered()._get_op_type()
 
     def _get_duration(self) -> float:
-        self._deferral.wait(None)
         return float(self._entered()._get_duration())
 
     def block_current_stream(self) -> None:
-        self._deferral.wait(None)
         self._entered().block_current_stream()
 
     def get_future_result(self) -> Any:
-        self._deferral.wait(None)
         return self._entered().get_future_result()
 
     def get_future(self) -> Any:
@@ -221,15 +216,6 @@ class DeferredWork(Work):
 
         self._deferral.when_entered(connect)
         return future
-
-
-def _cuda_devices(arguments: Any) -> Iterator[torch.device]:
-    if isinstance(arguments, torch.Tensor):
-        if arguments.is_cuda:
-            yield arguments.device
-    elif isinstance(arguments, list | tuple):
-        for one in arguments:
-            yield from _cuda_devices(one)
 
 
 def _modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:

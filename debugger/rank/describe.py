@@ -7,7 +7,7 @@ Reduce ops are compared by kind: a PREMUL_SUM factor is not part of the signatur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -136,45 +136,62 @@ def _recv_any(args: Arguments) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of torch's ProcessGroup: its op, how to take the facts from its arguments, and
-    where its options object stands (None: it has none)."""
+    """A method of torch's ProcessGroup: its op, how to take the facts from its arguments, where its
+    options object stands (None: it has none), and where the tensors that the rank contributes
+    (None: none). Where those come second, the first are the output."""
 
     op: str
     facts: Callable[[Arguments], Facts]
     options_at: int | None
+    gives_at: int | None
+
+    def given(self, args: Arguments) -> Any:
+        """The argument with what the rank contributes; None without one."""
+        if self.gives_at is None or not args:
+            return None
+        return args[min(self.gives_at, len(args) - 1)]
 
 
 METHODS: dict[str, Method] = {
-    "allreduce": Method("all_reduce", _in_place_reducing, 1),
-    "allreduce_coalesced": Method("all_reduce_coalesced", _in_place_reducing, 1),
-    "broadcast": Method("broadcast", _broadcast, 1),
-    "reduce": Method("reduce", _reduce, 1),
-    "allgather": Method("all_gather", _gathering, 2),
-    "allgather_coalesced": Method("all_gather_coalesced", _gathering, 2),
-    "_allgather_base": Method("all_gather_into_tensor", _gathering, 2),
-    "all_gather_single": Method("all_gather_into_tensor", _gathering, 2),
-    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2),
-    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2),
-    "gather": Method("gather", _gather, 2),
-    "scatter": Method("scatter", _scatter, 2),
-    "reduce_scatter": Method("reduce_scatter", _reduce_scattering, 2),
-    "_reduce_scatter_base": Method("reduce_scatter_tensor", _reduce_scattering, 2),
-    "reduce_scatter_single": Method("reduce_scatter_tensor", _reduce_scattering, 2),
+    "allreduce": Method("all_reduce", _in_place_reducing, 1, 0),
+    "allreduce_coalesced": Method("all_reduce_coalesced", _in_place_reducing, 1, 0),
+    "broadcast": Method("broadcast", _broadcast, 1, 0),
+    "reduce": Method("reduce", _reduce, 1, 0),
+    "allgather": Method("all_gather", _gathering, 2, 1),
+    "allgather_coalesced": Method("all_gather_coalesced", _gathering, 2, 1),
+    "_allgather_base": Method("all_gather_into_tensor", _gathering, 2, 1),
+    "all_gather_single": Method("all_gather_into_tensor", _gathering, 2, 1),
+    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
+    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
+    "gather": Method("gather", _gather, 2, 1),
+    "scatter": Method("scatter", _scatter, 2, 1),
+    "reduce_scatter": Method("reduce_scatter", _reduce_scattering, 2, 1),
+    "_reduce_scatter_base": Method("reduce_scatter_tensor", _reduce_scattering, 2, 1),
+    "reduce_scatter_single": Method("reduce_scatter_tensor", _reduce_scattering, 2, 1),
     "reduce_scatter_tensor_coalesced": Method(
-        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2
+        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
     ),
     "reduce_scatter_single_coalesced": Method(
-        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2
+        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
     ),
-    "alltoall": Method("all_to_all", _all_to_all, 2),
-    "alltoall_base": Method("all_to_all_single", _all_to_all_single, 4),
-    "all_to_all_single": Method("all_to_all_single", _all_to_all_single, 4),
-    "barrier": Method("barrier", _nothing, 0),
-    "monitored_barrier": Method("monitored_barrier", _nothing, None),
-    "send": Method("send", _send_or_recv, None),
-    "recv": Method("recv", _send_or_recv, None),
-    "recv_anysource": Method("recv", _recv_any, None),
+    "alltoall": Method("all_to_all", _all_to_all, 2, 1),
+    "alltoall_base": Method("all_to_all_single", _all_to_all_single, 4, 1),
+    "all_to_all_single": Method("all_to_all_single", _all_to_all_single, 4, 1),
+    "barrier": Method("barrier", _nothing, 0, None),
+    "monitored_barrier": Method("monitored_barrier", _nothing, None, None),
+    "send": Method("send", _send_or_recv, None, 0),
+    "recv": Method("recv", _send_or_recv, None, None),
+    "recv_anysource": Method("recv", _recv_any, None, None),
 }
+
+
+def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments of a method: one, a list, or lists of lists."""
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for one in argument:
+            yield from tensors_in(one)
 
 
 def on_cpu(facts: Facts) -> bool | None:

@@ -92,14 +92,7 @@ def _checked(
 ) -> CheckedGroup | None:
     config = torch_private.backend_name(inner) or backend
     seconds = timeout.total_seconds() if timeout is not None else None
-    record = recorder.new_group(
-        name,
-        desc,
-        ranks,
-        inner.rank(),
-        config,
-        seconds,
-    )
+    record = recorder.new_group(name, desc, ranks, inner.rank(), config, seconds)
     if record is None:
         return None
     outer: CheckedGroup = torch_private.clone_group(CheckedGroup, inner, backend)

@@ -13,11 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ..record.signature import Signature
-from ..record.wording import finding_line, place
-from .data_checks import GIVE_NOTHING, OUTPUT_FIRST, tensors_in
+from .describe import METHODS, tensors_in
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder
-from .verdict import FindingRaised
 
 INFLIGHT = "inflight"
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
@@ -57,16 +55,14 @@ class Held:
         record = self._record
         rank = record.ranks[record.group_rank]
         signature = Signature.from_json(self._known.text)
-        message_like = signature.peer is not None
-        where = "" if message_like else f" {place(record.name, record.desc, self._seq)}"
+        where, seq = record.place_of(signature, self._seq)
         message = (
             f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
             "wait(): what the others get of it is chance"
         )
-        seq = None if message_like else self._seq
         finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
         finding.put_on_record(self._recorder, 0)
-        raise FindingRaised("inflight_write", finding_line("inflight_write", message), own=True)
+        raise finding.raised()
 
 
 def hold(
@@ -81,13 +77,11 @@ def hold(
 
     `args` are those of the group's `method`, which has just begun.
     """
-    if method in GIVE_NOTHING or method in COPIES or not args:
+    given = METHODS[method].given(args)
+    if given is None or method in COPIES:
         return None
-    outputs: frozenset[int] = frozenset()
-    given = args[0]
-    if method in OUTPUT_FIRST and len(args) > 1:
-        given = args[1]
-        outputs = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors_in(args[0]))
+    written = () if given is args[0] else tensors_in(args[0])
+    outputs = {tensor.untyped_storage().data_ptr() for tensor in written}
     in_place = method in IN_PLACE
     if in_place and Signature.from_json(known.text).reduce_op in SCALED:
         return None

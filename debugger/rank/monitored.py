@@ -16,8 +16,6 @@ from .checked_group import CheckedGroup
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Recorder
 
-DEFAULT_S = 1800.0
-
 
 def observe() -> None:
     """From now on `torch.distributed.monitored_barrier` takes groups of any backend."""
@@ -39,7 +37,7 @@ class Monitor:
         names the first missing rank, or all, and says what each does instead."""
         number, self._number = self._number, self._number + 1
         record, recorder = self._record, self._recorder
-        limit_s = record.timeout_s or DEFAULT_S if timeout is None else timeout.total_seconds()
+        limit_s = record.timeout_s if timeout is None else timeout.total_seconds()
         directory: Path = recorder.writer.path.parent.parent
         seq = record.slot.issued - 1
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..record.wording import finding_line
 from .recorder import GroupRecord, Recorder
+from .verdict import FindingRaised
 
 
 class OwnFinding:
@@ -35,3 +37,7 @@ class OwnFinding:
     def put_on_record(self, recorder: Recorder, site: int) -> None:
         """The same finding may be on the record of several ranks."""
         recorder.note("finding", self.message, site, **self._data)
+
+    def raised(self) -> FindingRaised:
+        """The error, once it is on record."""
+        return FindingRaised(self.kind, finding_line(self.kind, self.message), own=True)

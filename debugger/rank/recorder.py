@@ -18,7 +18,7 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from ..record import layout
+from ..record import layout, wording
 from ..record.layout import Activity, Definition, GroupState
 from ..record.signature import (
     OP_CODES,
@@ -34,6 +34,8 @@ from . import call_site, describe, waiting
 from .waiting import WaitFunction
 
 _MOST_SITES = 10_000
+DEFAULT_TIMEOUT_S = 1800.0
+"""Of a group that was given none."""
 _OWN, _USER = call_site.OWN, call_site.USER
 
 
@@ -88,7 +90,7 @@ class GroupRecord:
         self.group_rank = group_rank
         self.slot = slot
         self.backend = backend
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
@@ -100,6 +102,14 @@ class GroupRecord:
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.keeper: Keeper | None = None
         """The same at every level."""
+
+    def place(self, seq: int) -> str:
+        """`#17 of group "tp"`."""
+        return wording.place(self.name, self.desc, seq)
+
+    def place_of(self, signature: Signature, seq: int) -> tuple[str, int | None]:
+        """The same behind a space, and `seq`; "" and None for a message, which has no number."""
+        return ("", None) if signature.peer is not None else (f" {self.place(seq)}", seq)
 
 
 class Recorder:

@@ -16,7 +16,7 @@ from . import outstanding
 from .in_flight import Held
 from .recorder import Known, Recorder
 from .verdict import FindingRaised
-from .waiting import NO_TIMEOUT, instead
+from .waiting import NO_TIMEOUT, WaitFunction, instead, whole
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
@@ -66,14 +66,15 @@ class TrackedWork(Work):
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
         if self._held is not None:
             self._check_held()
-        work = self._work
-        if not self._open or work.is_completed():
-            return self._collect(timeout)
-        recorder = self._recorder
-        site = recorder.site(_getframe(1))
-        thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
+        work, recorder = self._work, self._recorder
+        thread: ThreadSlot | None = None
+        wait: WaitFunction = whole
+        if self._open and not work.is_completed():
+            site = recorder.site(_getframe(1))
+            thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
+            wait = self._known.wait
         try:
-            result = self._known.wait(work, timeout)
+            result = wait(work, timeout)
             self._look()
         except BaseException as error:
             self._close(failed=True, thread=thread)
@@ -82,20 +83,6 @@ class TrackedWork(Work):
                 raise
             raise better from None
         self._close(thread=thread)
-        return bool(result)
-
-    def _collect(self, timeout: timedelta) -> bool:
-        """`wait` for what is complete: there is nothing to wait for, and nothing to record."""
-        try:
-            result = self._work.wait() if timeout is NO_TIMEOUT else self._work.wait(timeout)
-            self._look()
-        except BaseException as error:
-            self._close(failed=True)
-            better = instead(error)
-            if better is error:
-                raise
-            raise better from None
-        self._close()
         return bool(result)
 
     def hold(self, held: Held | None) -> None:

@@ -67,11 +67,8 @@ def _standing(directory: Path, view: Rank) -> str:
 def _stack(directory: Path, pid: int) -> list[str]:
     """Its main thread's stack, innermost frame first; empty where it does not answer."""
     text = stack_dump.ask(directory / "stacks", pid, _STACK_S)
-    for thread in text.split("\n\n"):
-        frames = stack_dump.FRAME_LINE.findall(thread)
-        if frames and frames[-1][2].rpartition(".")[2] != "_bootstrap":
-            return [
-                printable(f"{os.path.basename(file)}:{line} in {name}")
-                for file, line, name in frames[:_MOST_FRAMES]
-            ]
-    return []
+    main = next((thread for thread in stack_dump.threads(text) if thread.main), None)
+    return [
+        printable(f"{os.path.basename(file)}:{line} in {name}")
+        for file, line, name in (main.frames[:_MOST_FRAMES] if main else ())
+    ]

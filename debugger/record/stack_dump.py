@@ -6,12 +6,15 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 STACK_SIGNAL = signal.SIGRTMAX - 4
 """On this signal a rank writes all its stacks to `stacks/<pid>.txt`, if its layer has registered
 so."""
-FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
+_FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _SETTLED_S = 0.05
 
 
@@ -43,6 +46,31 @@ def ask(stacks: Path, pid: int, limit_s: float) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedThread:
+    """`frames`: (file, line or 0, function), innermost first. `main`: it is no thread that Python
+    started."""
+
+    ident: int
+    name: str
+    frames: tuple[tuple[str, int, str], ...]
+    main: bool
+
+
+def threads(text: str) -> Iterator[DumpedThread]:
+    """The threads in a dump."""
+    for part in re.split(r"^(?=Current thread |Thread )", text, flags=re.MULTILINE):
+        head = _THREAD_LINE.match(part)
+        if head is None:
+            continue
+        frames = tuple(
+            (file, int(line) if line.isdigit() else 0, function)
+            for file, line, function in _FRAME_LINE.findall(part)
+        )
+        main = bool(frames) and frames[-1][2].rpartition(".")[2] != "_bootstrap"
+        yield DumpedThread(int(head[2], 16), head[3] or "", frames, main)
 
 
 def _catches(pid: int) -> bool:

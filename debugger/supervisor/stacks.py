@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,6 @@ WORKERS = 8
 _ATTEMPT_TIMEOUT_S = 5.0
 _SIGNAL_TIMEOUT_S = 1.0
 _MAX_TEXT = 512
-_THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,32 +178,21 @@ def _py_spy_frame(frame: dict[str, Any]) -> Frame:
 
 def parse_faulthandler(pid: int, text: str) -> list[ThreadStack]:
     """The threads in a dump of `faulthandler`. It names no native ids, and few names."""
-    threads: list[ThreadStack] = []
-    for part in re.split(r"^(?=Current thread |Thread )", text, flags=re.MULTILINE):
-        head = _THREAD_LINE.match(part)
-        if head is None:
-            continue
-        frames = tuple(
-            Frame(
-                clean(function, _MAX_TEXT),
-                clean(file, _MAX_TEXT),
-                int(line) if line.isdigit() else 0,
-            )
-            for file, line, function in stack_dump.FRAME_LINE.findall(part)
+    return [
+        ThreadStack(
+            thread_id=thread.ident,
+            native_id=pid if thread.main else 0,
+            name=clean(thread.name or ("MainThread" if thread.main else ""), 80),
+            holds_gil=False,
+            active=False,
+            frames=tuple(
+                Frame(clean(function, _MAX_TEXT), clean(file, _MAX_TEXT), line)
+                for file, line, function in thread.frames
+            ),
+            source="faulthandler",
         )
-        main = bool(frames) and frames[-1].function.rpartition(".")[2] != "_bootstrap"
-        threads.append(
-            ThreadStack(
-                thread_id=int(head[2], 16),
-                native_id=pid if main else 0,
-                name=clean(head[3] or ("MainThread" if main else ""), 80),
-                holds_gil=False,
-                active=False,
-                frames=frames,
-                source="faulthandler",
-            )
-        )
-    return threads
+        for thread in stack_dump.threads(text)
+    ]
 
 
 def _from_proc(pid: int) -> list[ThreadStack]:

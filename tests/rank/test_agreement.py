@@ -13,6 +13,10 @@ from tests.support import ranks
 SCRIPT = Path(__file__).parent / "scripts" / "agreement.py"
 RANKS = 3
 SIDES = "rank 1 calls {}; ranks 0,2 call {}"
+SHORTER = (
+    "shape_mismatch",
+    SIDES.format("all_reduce(sum, float32[3])", "all_reduce(sum, float32[4])"),
+)
 # By way: the finding's kind, what its text must hold, where it is raised (by default: the call).
 WRONG = {
     "kind": (
@@ -31,25 +35,16 @@ WRONG = {
         "dtype_mismatch",
         SIDES.format("all_reduce(sum, int32[4])", "all_reduce(sum, float32[4])"),
     ),
-    "count": (
-        "shape_mismatch",
-        SIDES.format("all_reduce(sum, float32[3])", "all_reduce(sum, float32[4])"),
-    ),
+    "count": SHORTER,
     "shape": (
         "shape_mismatch",
         SIDES.format("all_reduce(sum, float32[2,2])", "all_reduce(sum, float32[4])"),
     ),
     "splits": ("split_mismatch", "rank 0 sends 2 elements to rank 1, which expects 1, in all_to"),
-    "asynchronous": (
-        "shape_mismatch",
-        SIDES.format("all_reduce(sum, float32[3])", "all_reduce(sum, float32[4])"),
-    ),
+    "asynchronous": SHORTER,
     "coalesced": ("shape_mismatch", "rank 1 calls all_reduce_coalesced("),
     "objects": ("root_mismatch", SIDES.format("broadcast(src=1, int64[1])", "broadcast(src=0, i")),
-    "in_a_thread": (
-        "shape_mismatch",
-        SIDES.format("all_reduce(sum, float32[3])", "all_reduce(sum, float32[4])"),
-    ),
+    "in_a_thread": SHORTER,
 }
 FINE = {"a_message_before_the_others_come", "all_alike"}
 

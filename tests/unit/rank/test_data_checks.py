@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from debugger.rank.data_checks import inspector
+from debugger.rank.recorder import GroupRecord
 from debugger.rank.verdict import FindingRaised
 from debugger.record.signature import Signature
 
@@ -30,9 +31,8 @@ def looked_at(
     names: str, method: str, signature: Signature, *args: Any, rank: int = 0
 ) -> tuple[Any, Notes]:
     """What the inspector answers for the call, and what it put on record."""
-    record: Any = SimpleNamespace(
-        name="0", desc="default_pg", incarnation=0, ranks=RANKS, group_rank=rank
-    )
+    slot: Any = None
+    record = GroupRecord("0", "default_pg", 0, RANKS, rank, slot, "gloo", None)
     known: Any = SimpleNamespace(text=signature.to_json())
     notes: Any = Notes()
     inspect = inspector(names, notes, record)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from debugger.rank.in_flight import Held, hold
+from debugger.rank.recorder import GroupRecord
 from debugger.rank.verdict import FindingRaised
 from debugger.record.signature import Signature
 
@@ -20,9 +21,8 @@ def held(method: str, *args: Any, peer: int | None = None) -> tuple[Held | None,
     """What is kept of the call, and where its finding goes."""
     notes: list[Any] = []
     recorder: Any = SimpleNamespace(note=lambda *given, **data: notes.append((given, data)))
-    record: Any = SimpleNamespace(
-        name="0", desc="default_pg", incarnation=0, ranks=(10, 20), group_rank=1
-    )
+    slot: Any = None
+    record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
     op = "send" if peer is not None else "all_reduce"
     known: Any = SimpleNamespace(text=Signature(op, (("float32", (4,)),), peer=peer).to_json())
     return hold(method, args, recorder, record, known, 7), notes
