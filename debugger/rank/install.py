@@ -28,6 +28,7 @@ from . import (
     initialisation,
     levels,
     monitored,
+    rank_log,
     torch_private,
     unwinding,
 )
@@ -74,6 +75,7 @@ def _install(directory: Path) -> Recorder:
     recorder = Recorder(writer, _identity())
     watch = VerdictWatch(directory / "verdict.json")
     watch.install()
+    rank_log.observe(recorder, directory)
     initialisation.observe(recorder, directory)
     groups.observe(recorder)
     exceptions.observe(recorder)
