@@ -1,6 +1,25 @@
-"""What distdebug raises: the type says whose fault it is, and carries the exit code."""
+"""What distdebug raises: the type says whose fault it is, and carries the exit code.
+
+What is raised in the ranks derives from torch's errors, and is there as soon as a program asks for
+it (`debugger.errors.FindingRaised`): no torch is imported for the others.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+RAISED_IN_RANKS = frozenset(
+    {
+        "AbsentRankError",
+        "BarrierFailed",
+        "DataError",
+        "DeadlockError",
+        "FindingRaised",
+        "MismatchError",
+        "StoreWaitError",
+    }
+)
+"""See `debugger.rank.finding_errors`."""
 
 
 class DistdebugError(Exception):
@@ -13,3 +32,11 @@ class UsageError(DistdebugError):
     """The command line, or a file it names, is wrong; the message says what to write instead."""
 
     exit_code = 2
+
+
+def __getattr__(name: str) -> Any:
+    if name not in RAISED_IN_RANKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .rank import finding_errors
+
+    return getattr(finding_errors, name)

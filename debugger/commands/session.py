@@ -184,7 +184,11 @@ class Session:
 
     def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; wait until they have ended."""
-        summary = {"kind": finding.kind, "text": finding_line(finding.kind, finding.message)}
+        summary = {
+            "kind": finding.kind,
+            "cause": finding.cause,
+            "text": finding_line(finding.kind, finding.message),
+        }
         if not self._directory.write_json(self._directory.verdict.name, summary):
             return
         deadline = time.monotonic() + RAISE_GRACE_S

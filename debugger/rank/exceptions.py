@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..record.layout import Phase
+from ..record.wording import FINDING_MARK
 from . import agreement, call_site, checked_group, deferred, waiting
+from .finding_errors import FindingRaised
 from .own_findings import OwnFinding
 from .recorder import Recorder
-from .verdict import FindingRaised, stand_down, verdict_was_raised
+from .verdict import stand_down, verdict_was_raised
 
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
@@ -69,7 +71,7 @@ def _wrap_excepthook(recorder: Recorder) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error = _ending(recorder, error, 1)
         if isinstance(error, FindingRaised):
-            kind, trace = FindingRaised, _to_users_line(error)
+            kind, trace = type(error), _to_users_line(error)
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -246,7 +248,7 @@ def _revealed(error: BaseException) -> BaseException:
     of itself; or the error itself."""
     if not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
         return error
-    if not (_is_lost(error) or FindingRaised.__name__ in str(error)):
+    if not (_is_lost(error) or FINDING_MARK in str(error)):
         return error
     better = waiting.instead(error)
     return error if better is error else better.with_traceback(error.__traceback__)

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from ..record.layout import Role
 from ..record.writer import FlightWriter
 from . import connections, outstanding
+from .finding_errors import FindingRaised
 from .recorder import Recorder, report_own_fault
-from .verdict import FindingRaised
 
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
 _revive: Callable[[Role], None] | None = None

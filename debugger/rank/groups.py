@@ -11,9 +11,9 @@ from typing import Any
 from ..record.layout import Activity
 from . import agreement, connections, data_checks, forks, in_flight, torch_private
 from .checked_group import CheckedGroup
+from .finding_errors import FindingRaised
 from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
-from .verdict import FindingRaised
 
 _getframe = sys._getframe
 

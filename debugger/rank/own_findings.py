@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..record.wording import finding_line
+from .finding_errors import FindingRaised, error_of
 from .recorder import GroupRecord, Recorder
-from .verdict import FindingRaised
 
 
 class OwnFinding:
@@ -40,4 +40,4 @@ class OwnFinding:
 
     def raised(self) -> FindingRaised:
         """The error, once it is on record."""
-        return FindingRaised(self.kind, finding_line(self.kind, self.message), own=True)
+        return error_of(self.kind, finding_line(self.kind, self.message), own=True)

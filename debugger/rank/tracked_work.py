@@ -13,9 +13,9 @@ from torch.distributed import Work
 from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
 from . import outstanding
+from .finding_errors import FindingRaised
 from .in_flight import Held
 from .recorder import Known, Recorder
-from .verdict import FindingRaised
 from .waiting import NO_TIMEOUT, WaitFunction, instead, whole
 
 _IN_CALL = int(Activity.IN_CALL)

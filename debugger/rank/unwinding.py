@@ -16,8 +16,8 @@ from types import FrameType
 
 from . import call_site, checked_group
 from .exceptions import nature, users_site
+from .finding_errors import FindingRaised
 from .recorder import Recorder
-from .verdict import FindingRaised
 
 _MOST_NOTES = 64
 _ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)

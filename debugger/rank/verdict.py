@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch.distributed import DistError
-
 from . import call_site, connections, waiting
+from .finding_errors import FindingRaised, error_of
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used within the process only, to bring the main thread back to Python."""
@@ -29,21 +28,8 @@ _FREED_WITHIN_S = 0.3
 _OWN_FINDING_S = 1.0
 """How long a rank that found something itself waits for the supervisor to say it."""
 
-_told: tuple[str, str] | None = None
+_told = False
 _silent = False
-
-
-class FindingRaised(DistError):
-    """The run's verdict. `kind` is a finding kind, the text is the finding. `own`: this rank has
-    found it itself, and the supervisor may say it, too."""
-
-    def __init__(self, kind: str, message: str, own: bool = False) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.own = own
-
-
-FindingRaised.__module__ = "distdebug"  # what a traceback calls it; the file has another name here
 
 
 class VerdictWatch:
@@ -51,7 +37,7 @@ class VerdictWatch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._error: tuple[str, str] | None = None
+        self._error: tuple[str, str, str | None] | None = None
         self._told_main = False
 
     def install(self) -> None:
@@ -66,11 +52,11 @@ class VerdictWatch:
             return
         try:
             verdict = json.loads(self._path.read_text())
-            self._error = (str(verdict["kind"]), str(verdict["text"]))
+            self._error = (str(verdict["kind"]), str(verdict["text"]), verdict.get("cause"))
         except (OSError, ValueError, KeyError):
             return
         global _told
-        _told = self._error
+        _told = True
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)
         waited = connections.shut_down()
@@ -113,8 +99,7 @@ class VerdictWatch:
             time.sleep(0.01)
 
     def _raised(self) -> FindingRaised:
-        kind, text = self._error or ("", "")
-        return FindingRaised(kind, text)
+        return error_of(*(self._error or ("", "", None)))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> Any:
         if self._error is not None and not self._told_main and not _silent:
@@ -143,4 +128,4 @@ def stand_down() -> None:
 
 def verdict_was_raised() -> bool:
     """Whether this process was told of a verdict."""
-    return _told is not None
+    return _told

@@ -81,9 +81,13 @@ def place(name: str, desc: str, seq: int) -> str:
     return f'#{seq} of group "{group_name(name, desc)}"'
 
 
+FINDING_MARK = "[distdebug] "
+"""Begins the text of every finding that is raised in a rank."""
+
+
 def finding_line(kind: str, message: str) -> str:
     """What a rank raises for a finding."""
-    return f"[distdebug] {kind}: {message}"
+    return f"{FINDING_MARK}{kind}: {message}"
 
 
 def seconds(duration_ns: int) -> str:

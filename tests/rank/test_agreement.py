@@ -70,7 +70,7 @@ def test_all_raise_the_same(told: dict[str, list[dict[str, Any]]], way: str) -> 
     kind, text = WRONG[way]
     rows = told[way]
     assert len({row["said"] for row in rows}) == 1, rows
-    assert rows[0]["said"].startswith(f"FindingRaised: [distdebug] {kind}: "), rows
+    assert rows[0]["said"].startswith(f"MismatchError: [distdebug] {kind}: "), rows
     assert text in rows[0]["said"]
     for row in rows:
         assert row["t"] == [row["rank"]] * 4, "something was sent"

@@ -43,7 +43,7 @@ def test_raised_at_the_ranks_own_line(told: tuple[ranks.Ranks, float], rank: int
     lines = SCRIPT.read_text().splitlines()
     line = next(n for n, text in enumerate(lines, 1) if text.endswith(f"# here {rank}"))
     error = run.log(rank, "err")
-    assert f"FindingRaised: {TEXT}" in error, run.explain()
+    assert f"distdebug.MismatchError: {TEXT}" in error, run.explain()
     places = re.findall(rf'File "{re.escape(str(SCRIPT))}", line (\d+)', error)
     near = {line, line - 1} if rank == 3 else {line}  # a loop has two lines
     assert int(places[-1]) in near, error

@@ -46,6 +46,7 @@ STANDARD_LIBRARY_ONLY = {
 # (importer, target): allowed inside a function only, never when the module is imported.
 ONLY_LAZILY = {
     ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
+    ("debugger.errors", "debugger.rank"): "what ranks raise is torch's too: only when asked for",
     ("debugger.hook", "debugger.rank"): "the hook rings the rank's door after torch was imported",
     ("debugger.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
 }

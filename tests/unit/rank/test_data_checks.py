@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from debugger.rank.data_checks import inspector
+from debugger.rank.finding_errors import FindingRaised
 from debugger.rank.recorder import GroupRecord
-from debugger.rank.verdict import FindingRaised
 from debugger.record.signature import Signature
 
 NAN, INF = float("nan"), float("inf")

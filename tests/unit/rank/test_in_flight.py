@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from debugger.rank.finding_errors import FindingRaised
 from debugger.rank.in_flight import Held, hold
 from debugger.rank.recorder import GroupRecord
-from debugger.rank.verdict import FindingRaised
 from debugger.record.signature import Signature
 
 Change = Callable[[torch.Tensor], object]
