@@ -1,4 +1,5 @@
-"""The report of a run that has none: it still runs, or was killed together with its supervisor.
+"""The report of a run that has none: it still runs, or was killed together with its supervisor, or
+never had one (`debugger.install`).
 
 A live run is looked at twice, so that ranks which do not move are known. A killed run is judged
 as of its last sign of life: that all of its ranks were killed in the end is no finding.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.verdict import diagnose, verdict
+from ..diagnosis.world import exit_status
 from ..record.layout import Phase
 from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Process, Rank, Snapshot
@@ -25,6 +27,7 @@ from ..supervisor.records import Records, newest_ranks
 
 SECOND_LOOK_AFTER_S = 0.4
 EXIT_KILLED = 128 + signal.SIGKILL
+EXIT_FAILED = 1
 
 _END_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 _END_NS = 1_500_000_000
@@ -51,15 +54,23 @@ class Look:
 def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     """The report document of the run as it stands, and sentences about unreadable records.
 
-    The outcome is the kind of the verdict, "running" for a live run without one, and
-    "interrupted" for a run that was killed.
+    The outcome is the kind of the verdict; without one "running" for a live run, and "interrupted"
+    for one that was killed. One that nobody supervised ends as its ranks do.
     """
     run = read_object(directory.run_json)
     limits = Limits()
     if isinstance(run.get("hang_timeout_s"), int | float):
         limits = Limits(hang_timeout_s=float(run["hang_timeout_s"]))
+    supervised = run.get("supervised") is not False
     live = is_live(directory.path)
-    look = look_live(directory) if live else look_killed(directory)
+    if live or not supervised:
+        look = look_live(directory)
+    else:
+        look = look_killed(directory)
+    if not supervised:
+        live = any(rank.process.alive for rank in look.ranks.values())
+        if not live:
+            look = replace(look, now=[replace(one, finished=True) for one in look.now])
     findings: list[Finding] = []
     for index, snapshot in enumerate(look.now):
         before = look.before[index] if index < len(look.before) else None
@@ -68,10 +79,13 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     if found is not None:
         findings = [found, *(one for one in findings if one is not found)]
     outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
+    if not live and not supervised:
+        failed = any(exit_status(rank) for rank in look.ranks.values())
+        outcome, code = ("failed", EXIT_FAILED) if failed else ("ok", 0)
     if found is not None:
         outcome, code = found.kind, found.exit_code
     notes = list(look.faults)
-    if not live:
+    if not live and supervised:
         notes.append("the run was killed before it could report; this is how its records ended")
     until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
     started_ns = run.get("started_ns")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import shutil
+import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..errors import UsageError
+from ..record.run_directory import RunDirectory
 from . import install as layer
 from . import levels
 
@@ -63,4 +67,15 @@ def _directory(asked: str | None) -> Path:
         path = Path(asked)
     for name in FOLDERS:
         (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = RunDirectory(path)
+    if not directory.run_json.exists():  # now `distdebug report` knows it for a run
+        directory.write_json(
+            directory.run_json.name,
+            {
+                "command": sys.orig_argv,
+                "host": platform.node(),
+                "started_ns": time.time_ns(),
+                "supervised": False,
+            },
+        )
     return path

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..record.run_directory import is_live
 from . import call_site, connections, waiting
 from .finding_errors import FindingRaised, error_of
 
@@ -92,7 +93,7 @@ class VerdictWatch:
 
     def _await_report(self) -> None:
         """The report's words are those of all ranks, in this host's run at least."""
-        if not self._path.with_name("run.json").exists():
+        if not is_live(self._path.parent):
             return  # there is no supervisor
         until = time.monotonic() + _OWN_FINDING_S
         while not self._path.exists() and time.monotonic() < until:

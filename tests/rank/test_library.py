@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import ranks
+from tests.support import ranks, runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "library.py"
 
@@ -24,6 +25,25 @@ def test_install(when: str, tmp_path: Path) -> None:
     else:
         assert "before torch.distributed.init_process_group()" in first
     assert not list(tmp_path.glob("distdebug-*")), "the records were to go with the processes"
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome", "code"), [("clean", "ok", 0), ("wrong", "shape_mismatch", 91)]
+)
+def test_report_of_its_run(way: str, outcome: str, code: int, tmp_path: Path) -> None:
+    """A run that nobody supervised is reported by what its records say."""
+    kept = tmp_path / "kept"
+    run = ranks.torchrun(tmp_path, 2, SCRIPT, way, str(kept), observed=False)
+    assert (run.run() == 0) == (way == "clean"), run.explain()
+    shown = subprocess.run(
+        [str(runs.DISTDEBUG), "report", "--json", str(kept)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(shown.stdout)
+    assert (report["outcome"], report["exit_code"]) == (outcome, code), shown
+    assert [rank["exit"]["code"] for rank in report["ranks"].values()] == [code and 1] * 2
 
 
 def test_importing_it_costs_nothing() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import debugger
-from debugger.errors import UsageError
+from debugger.errors import MismatchError, UsageError
 
 
 def refused(call):
@@ -28,15 +28,22 @@ if sys.argv[1] == "late":
     dist.destroy_process_group()
     raise SystemExit
 tempfile.tempdir = os.getcwd()
-debugger.install(level="detail")
+debugger.install(level="detail", run_dir=sys.argv[2] if sys.argv[2:] else None)
 debugger.install()
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 assert dist.get_debug_level() == dist.DebugLevel.DETAIL
 debugger.monitored_barrier(timeout=timedelta(seconds=60))
+if sys.argv[1] == "clean":
+    dist.destroy_process_group()
+    raise SystemExit
+if sys.argv[1] == "wrong":
+    dist.all_reduce(torch.ones(4 + rank))
 try:
     dist.all_reduce(torch.ones(4 + rank))
-except RuntimeError as error:
+except dist.DistBackendError as error:
+    if not isinstance(error, MismatchError):
+        raise
     sys.stdout.write(f"{error}\n")  # in one piece: the ranks share a pipe
     sys.stdout.flush()
 debugger.install(level="OFF")
