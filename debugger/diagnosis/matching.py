@@ -19,7 +19,7 @@ from ..record.dispute import dispute_text, opponents
 from ..record.majority import Vote, vote
 from ..record.signature import agreement_key, disagreement, exact_key
 from ..record.snapshot import Call, Group
-from ..record.wording import call_text, numbered, ranks_text, verb
+from ..record.wording import numbered, ranks_text, verb
 from .divergence import Divergence, first_divergence
 from .evidence import at_call, chosen
 from .findings import Finding, group_evidence
@@ -152,7 +152,7 @@ def _finding(
     warning: bool,
 ) -> Finding:
     seq = divergence.seq
-    calls = {key: call_text(call) for key, call in speakers.items()}
+    calls = {key: call.signature for key, call in speakers.items()}
     group = view.any
     before = "" if divergence.exact else "at or before "
     where = f"collective {before}{numbered(group, seq)} ({len(view.ranks)} ranks)"

@@ -26,6 +26,8 @@ _REDUCE_OPS: dict[int, str] = {
 }
 
 _SUM: Any = dist.ReduceOp.SUM
+_found: Any = torch.accelerator.current_accelerator()
+_ACCELERATOR = "cuda" if _found is None else str(_found.type)
 
 
 def _one(tensor: Any) -> tuple[Any, ...]:
@@ -199,8 +201,9 @@ def on_cpu(facts: Facts) -> bool | None:
     return facts[0][0][2] if facts[0] else None
 
 
-def signature(op: str, facts: Facts, ranks: Sequence[int]) -> Signature:
-    """The signature for facts; `ranks` maps group ranks to global ranks."""
+def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = False) -> Signature:
+    """The signature for facts; `ranks` maps group ranks to global ranks. `by_device`: the group has
+    different backends for different devices, which do not meet."""
     tensors, others, reduce_op, root = facts[:4]
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
@@ -220,7 +223,14 @@ def signature(op: str, facts: Facts, ranks: Sequence[int]) -> Signature:
         receives=receives,
         peer=None if peer is None else _global(peer, ranks),
         tag=tag,
+        device=_device(facts) if by_device else "",
     )
+
+
+def _device(facts: Facts) -> str:
+    """The device type of the call's tensors; "" without tensors."""
+    cpu = on_cpu(facts)
+    return "" if cpu is None else "cpu" if cpu else _ACCELERATOR
 
 
 def _global(rank: int, ranks: Sequence[int]) -> int:

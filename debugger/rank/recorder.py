@@ -256,7 +256,7 @@ class Recorder:
 
     def describe(self, group: GroupRecord, op: str, facts: describe.Facts) -> Known:
         """The ids and hashes of a call whose facts were not seen before on this group."""
-        signature = describe.signature(op, facts, group.ranks)
+        signature = describe.signature(op, facts, group.ranks, by_device=":" in group.backend)
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
         volatile = None

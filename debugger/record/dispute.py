@@ -59,8 +59,7 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
     result = vote(answers, 0)
     usual, odd = opponents(result)
     kind = disagreement(calls[usual], calls[odd])
-    texts = {key: printable(str(call)) for key, call in calls.items()}
-    message = dispute_text(result, texts, f"collective {place} ({len(ranks)} ranks)")
+    message = dispute_text(result, calls, f"collective {place} ({len(ranks)} ranks)")
     return Dispute(kind or "shape_mismatch", message, result.culprits, result.others)
 
 
@@ -71,13 +70,17 @@ def opponents(result: Vote[K]) -> tuple[K, K]:
     return keys[0], keys[1] if odd == keys[0] else odd
 
 
-def dispute_text(result: Vote[K], calls: Mapping[K, str], where: str) -> str:
+def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> str:
     """The finding's sentence: those outside the majority first."""
     first, *rest = result.parties
     parties = result.parties if result.majority is None else (*rest, first)
-    parts = [
-        f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {calls[key]}" for key, ranks in parties
-    ]
+    devices = len({call.device for call in calls.values()}) > 1
+    parts = []
+    for key, ranks in parties:
+        call = calls[key]
+        device = f" on {call.device}" if devices and call.device else ""
+        text = printable(f"{call}{device}")
+        parts.append(f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {text}")
     text = "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
     return f"ranks disagree at {where}: {text}"
 

@@ -71,7 +71,8 @@ class Signature:
 
     `tensors` are the principal ones: what the rank contributes, or, where it contributes
     nothing (scatter, recv), what it receives. `others` are the tensors on the other side.
-    `sends` and `receives` are element counts per group rank (all-to-all only).
+    `sends` and `receives` are element counts per group rank (all-to-all only). `device` is the
+    tensors' device type where the group has another backend for each, and "" elsewhere.
     """
 
     op: str
@@ -83,6 +84,7 @@ class Signature:
     receives: tuple[int, ...] = ()
     peer: int | None = None
     tag: int = 0
+    device: str = ""
 
     def __str__(self) -> str:
         parts = []
@@ -127,8 +129,9 @@ class Signature:
             self.receives,
             self.peer,
             self.tag,
+            self.device,
         ]
-        defaults: list[Any] = [None, (), (), "", None, (), (), None, 0]
+        defaults: list[Any] = [None, (), (), "", None, (), (), None, 0, ""]
         while len(row) > 1 and row[-1] == defaults[len(row) - 1]:
             row.pop()
         return json.dumps(row, separators=(",", ":"))
@@ -138,7 +141,7 @@ class Signature:
         """The inverse of `to_json`. Raises ValueError on anything else."""
         try:
             row = json.loads(text)
-            row += [None, [], [], "", None, [], [], None, 0][len(row) :]
+            row += [None, [], [], "", None, [], [], None, 0, ""][len(row) :]
             return cls(
                 op=str(row[0]),
                 tensors=_tensors(row[1]),
@@ -149,6 +152,7 @@ class Signature:
                 receives=tuple(int(n) for n in row[6]),
                 peer=None if row[7] is None else int(row[7]),
                 tag=int(row[8]),
+                device=str(row[9]),
             )
         except (TypeError, IndexError, KeyError) as error:
             raise ValueError(f"not a signature: {text[:80]!r}") from error
@@ -176,6 +180,8 @@ def agreement_key(signature: Signature) -> tuple[object, ...]:
         key += [signature.dtypes, _agreeing_counts(signature)]
     elif rule.splits:
         key.append(tuple(sorted(set(signature.dtypes))))
+    if signature.device:
+        key.append(signature.device)
     return tuple(key)
 
 
@@ -200,6 +206,8 @@ def disagreement(one: Signature, other: Signature) -> str | None:
         return "reduce_op_mismatch"
     if (rule.counts or rule.splits) and set(one.dtypes) != set(other.dtypes):
         return "dtype_mismatch"
+    if one.device != other.device:
+        return "dtype_mismatch"  # to torch a tensor's type is both: torch.cuda.FloatTensor
     if rule.counts and _agreeing_counts(one) != _agreeing_counts(other):
         return "shape_mismatch"
     return None

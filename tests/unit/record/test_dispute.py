@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from debugger.record.dispute import Dispute, settle
@@ -50,6 +52,22 @@ def test_one_against_the_others(kind: str) -> None:
         f"ranks disagree at collective {PLACE} (4 ranks): rank 30 calls {ODD[kind]}; "
         "ranks 10,20,40 call all_reduce(sum, float32[4])"
     )
+
+
+def test_devices_that_have_backends_of_their_own() -> None:
+    """They are named only where ranks disagree on them."""
+    cpu, cuda = (replace(all_reduce(4), device=device) for device in ("cpu", "cuda"))
+    found = judged(cuda, cuda, cpu, cuda)
+    assert found is not None
+    assert (found.kind, found.culprits) == ("dtype_mismatch", (30,))
+    assert found.message.endswith(
+        "rank 30 calls all_reduce(sum, float32[4]) on cpu; "
+        "ranks 10,20,40 call all_reduce(sum, float32[4]) on cuda"
+    )
+    other = judged(cuda, cuda, replace(all_reduce(5), device="cuda"), cuda)
+    assert other is not None
+    assert " on " not in other.message
+    assert Signature.from_json(cuda.to_json()) == cuda
 
 
 def test_without_a_majority_all_are_culprits() -> None:
