@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
+from ..diagnosis.stragglers import stragglers
 from ..diagnosis.verdict import diagnose, verdict
 from ..diagnosis.world import exit_status
 from ..record.layout import Phase
@@ -76,7 +77,9 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         before = look.before[index] if index < len(look.before) else None
         findings += diagnose(snapshot, before, limits).findings
     found = verdict(findings)
-    if found is not None:
+    if found is None:
+        findings += [one for snapshot in look.now for one in stragglers(snapshot)]
+    else:
         findings = [found, *(one for one in findings if one is not found)]
     outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
     if not live and not supervised:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from .. import __version__, hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
+from ..diagnosis.stragglers import stragglers
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
@@ -103,6 +104,10 @@ class Session:
             finally:
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
+            if finding is None:
+                slow = [one for snapshot in look.snapshots for one in stragglers(snapshot)]
+                look = replace(look, findings=[*look.findings, *slow])
+                self._tell(look)
             return self._report(launch.poll(), look, finding)
 
     # -- watching ------------------------------------------------------------------------------
