@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed import ReduceOp
@@ -16,10 +17,13 @@ from .key_value_store import KeyValueStore
 from .queue import CallQueue
 from .reduction import reduction_for
 from .transports.base import Transport
+from .transports.posting import Posting
 
 _MASK = (1 << 64) - 1
 _SUM = reduction_for(ReduceOp.SUM, torch.int64)
 _TWO = struct.Struct("<2Q")
+NOTE_BYTES = 1022
+_LENGTH = struct.Struct("<H")
 
 
 class SideChannel:
@@ -87,6 +91,22 @@ class SideChannel:
         self._session.run("gather()", timeout_s, exchange)
         return [bytes(bytes_of(part)) for part in parts]
 
+    def post_note(self, peer: int, lane: int, note: bytes, timeout_s: float) -> None:
+        """Send up to NOTE_BYTES to a group rank, and do not wait. Notes of one lane arrive in
+        order."""
+        data = bytearray(_LENGTH.size + NOTE_BYTES)
+        _LENGTH.pack_into(data, 0, len(note))
+        data[_LENGTH.size : _LENGTH.size + len(note)] = note
+        deadline = time.monotonic() + timeout_s
+        self._session.mailbox().post_send(peer, lane, memoryview(data), deadline)
+
+    def await_note(self, peer: int, lane: int, timeout_s: float) -> Note:
+        """The next note of that group rank on that lane."""
+        data = bytearray(_LENGTH.size + NOTE_BYTES)
+        deadline = time.monotonic() + timeout_s
+        posting = self._session.mailbox().post_receive(peer, lane, memoryview(data), deadline)
+        return Note(posting, data)
+
     def abort(self, reason: str) -> None:
         """End what runs, and the channel, on all ranks. From any thread."""
         self._session.abort(reason)
@@ -94,6 +114,27 @@ class SideChannel:
     def close(self) -> None:
         """Leave; peers that need nothing from this rank any more go on."""
         self._session.close()
+
+
+class Note:
+    """A note of a peer's, here or on its way."""
+
+    def __init__(self, posting: Posting, data: bytearray) -> None:
+        self._posting = posting
+        self._data = data
+
+    def __repr__(self) -> str:
+        return f"<Note: {self._posting!r}>"
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Call `tell()` when it is here, or will never be: at once, or on the channel's thread."""
+        self._posting.when_over(tell)
+
+    def read(self) -> bytes:
+        """Wait for it. Raises PeerLost, DeadlineExceeded or another GroupFailed."""
+        self._posting.wait()
+        length = _LENGTH.unpack_from(self._data)[0]
+        return bytes(self._data[_LENGTH.size : _LENGTH.size + length])
 
 
 def _weights(size: int) -> list[int]:

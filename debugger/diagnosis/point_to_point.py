@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..record.signature import describe_tensors
+from ..record.dispute import message_difference
 from ..record.snapshot import Call, Channel
-from ..record.wording import call_text, printable
+from ..record.wording import call_text
 from .channels import ChannelKey, Channels
 from .divergence import first_divergence
 from .findings import Finding, RankEvidence, group_evidence
@@ -50,11 +50,8 @@ def _compare(
     view = world.view(source, key[0])
     finding = Finding(
         kind="p2p_mismatch",
-        message=(
-            f"rank {source} sends {_tensors(sent)} to rank {destination}, which receives "
-            f"{_tensors(received)}: {_difference(sent, received)} "
-            f"(message #{divergence.seq} from {source} to {destination}"
-            f"{f', tag {key[3]}' if key[3] else ''})"
+        message=message_difference(
+            sent.signature, received.signature, source, destination, divergence.seq
         ),
         culprits=(source, destination),
         group=group_evidence(view.any) if view else None,
@@ -86,13 +83,3 @@ def _message(world: World, rank: int, channel: Channel, seq: int) -> Call | None
 
 def _content(call: Call) -> tuple[object, ...]:
     return (call.signature.dtypes, call.signature.counts)
-
-
-def _tensors(call: Call) -> str:
-    return printable(describe_tensors(call.signature.tensors)) or "nothing"
-
-
-def _difference(sent: Call, received: Call) -> str:
-    if sent.signature.dtypes != received.signature.dtypes:
-        return "other dtype"
-    return f"{sum(sent.signature.counts)} elements against {sum(received.signature.counts)}"

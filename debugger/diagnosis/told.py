@@ -20,7 +20,8 @@ def told(world: World) -> list[Candidate]:
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
             if note.kind == "finding" and note.data.get("finding") in EXIT_CODES:
-                key = (note.data["finding"], str(note.data["group"]), note.data["seq"])
+                data = note.data
+                key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
@@ -52,6 +53,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
     members = tuple(sorted({*culprits, *victims}))
     kind, seq = str(data["finding"]), data["seq"]
     ranks = chosen(culprits, victims)
+    collective = seq is not None and kind != "p2p_mismatch"  # which counts messages
     return Finding(
         kind=kind,
         message=note.message,
@@ -59,7 +61,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         victims=victims,
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=seq,
-        ranks=stand(world, ranks) if seq is None else at_call(world, ranks, key, int(seq)),
+        ranks=at_call(world, ranks, key, int(seq)) if collective else stand(world, ranks),
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

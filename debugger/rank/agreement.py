@@ -23,6 +23,7 @@ from ..record.signature import Signature
 from . import connections, levels, waiting
 from .deferred import Deferral
 from .own_findings import OwnFinding
+from .pair_agreement import COMPARES, PairGuard
 from .recorder import GroupRecord, Known, Recorder, say
 
 NEVER = frozenset({"monitored_barrier"})
@@ -59,7 +60,10 @@ def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
     _guards.add(made)
     if levels.is_detail():
         made.switch(True)
-        made.open(record.timeout_s)
+        channel = made.open(record.timeout_s)
+        if channel is not None and record.backend == COMPARES:
+            # From the first message on, or never: they are compared by number.
+            record.pairs = PairGuard(recorder, record, channel).enter
 
 
 class Guard:
@@ -117,7 +121,7 @@ class Guard:
         limit_s = _limit_s(options, usual_s)
         if is_async and not self.coalesces:
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s), forward)
-            return deferral.start(channel.turn)
+            return deferral.start(channel.turn.submit)
         turn = channel.turn
         turn.enter()
         try:
@@ -170,17 +174,20 @@ class Guard:
     def retract(self) -> None:
         """In a forked child: the network is its parent's."""
         self._stop()
+        self._record.pairs = None
         self._store = None
 
     def abort(self) -> None:
         """End what waits for the other ranks, at once."""
         self._stop()
+        self._record.pairs = None
         if self._channel is not None:
             self._channel.abort("the group was aborted")
 
     def close(self) -> None:
         """The group ends on this rank."""
         self._stop()
+        self._record.pairs = None
         self._store = None  # it may be the server that the next world must not meet again
         channel, self._channel = self._channel, None
         if channel is not None:

@@ -153,7 +153,8 @@ def set_in_flight(look: Callable[[int, bool], None]) -> None:
 def _communication(name: str, method: Method) -> Callable[..., Any]:
     """The method `name` of CheckedGroup."""
     op, take_facts, options_at = method.op, method.facts, method.options_at
-    checked = op not in POINT_TO_POINT and op not in agreement.NEVER
+    message = op in POINT_TO_POINT
+    checked = not message and op not in agreement.NEVER
     monitors = op == "monitored_barrier"
 
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
@@ -190,9 +191,10 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if group.inspect is not None:
                 after = group.inspect(name, given, known, group.slot.issued - 1)
             forward = self._monitored if monitors else getattr(self._inner, name)
-            if guard is not None:
+            enter = group.pairs if message else None if guard is None else guard.enter
+            if enter is not None:
                 entry = partial(forward, *args, **kwargs)
-                work = guard.enter(known, group.slot.issued - 1, options, is_async, entry)
+                work = enter(known, group.slot.issued - 1, options, is_async, entry)
             else:
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
             if is_async and work is not None:

@@ -11,7 +11,7 @@ from .recorder import GroupRecord, Recorder
 
 class OwnFinding:
     """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
-    `seq`: it is about a message). All other ranks of the group are victims."""
+    `seq`: it is about a message). `victims` are by default all other ranks of the group."""
 
     def __init__(
         self,
@@ -20,13 +20,15 @@ class OwnFinding:
         kind: str,
         message: str,
         culprits: Sequence[int],
+        victims: Sequence[int] | None = None,
     ) -> None:
+        others = [rank for rank in group.ranks if rank not in culprits]
         self.kind = kind
         self.message = message
         self._data = {
             "finding": kind,
             "culprits": list(culprits),
-            "victims": [rank for rank in group.ranks if rank not in culprits],
+            "victims": list(others if victims is None else victims),
             "group": [group.name, group.incarnation],
             "seq": seq,
         }

@@ -96,6 +96,8 @@ class GroupRecord:
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
         self.guard: Keeper | None = None
         """Who is asked before each collective, at DETAIL."""
+        self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
+        """Who is asked before each message, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
         """What looks at the data of each call: see `data_checks`."""
         self.holds = False

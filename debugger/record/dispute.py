@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .majority import Vote, vote
-from .signature import Signature, disagreement, exact_key
+from .signature import Signature, describe_tensors, disagreement, exact_key
 from .wording import printable, ranks_text, verb
 
 K = TypeVar("K", bound=Hashable)
@@ -83,6 +83,27 @@ def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> s
         parts.append(f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {text}")
     text = "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
     return f"ranks disagree at {where}: {text}"
+
+
+def message_difference(
+    sent: Signature, received: Signature, source: int, destination: int, number: int
+) -> str:
+    """The finding's sentence for a send and its receive; `number` counts from 0 per channel."""
+    tag = f", tag {sent.tag}" if sent.tag else ""
+    what = (
+        "other dtype"
+        if sent.dtypes != received.dtypes
+        else f"{sum(sent.counts)} elements against {sum(received.counts)}"
+    )
+    return (
+        f"rank {source} sends {_content(sent)} to rank {destination}, which receives "
+        f"{_content(received)}: {what} "
+        f"(message #{number} from {source} to {destination}{tag})"
+    )
+
+
+def _content(signature: Signature) -> str:
+    return printable(describe_tensors(signature.tensors)) or "nothing"
 
 
 def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ..errors import GroupFailed
 
@@ -32,6 +33,7 @@ class Posting:
         self.owner: object = None
         """What must live as long as `data` is used."""
         self._over = threading.Event()
+        self._to_tell: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
@@ -50,8 +52,24 @@ class Posting:
             raise self.error
         return True
 
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Call `tell()` when it is over: now, or on the thread that moves the messages. It must
+        not raise."""
+        self._to_tell.append(tell)
+        if self._over.is_set():
+            self._tell()
+
     def finish(self, error: GroupFailed | None = None) -> None:
         """It is over."""
         if not self._over.is_set():
             self.error = error
             self._over.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._to_tell:
+            try:
+                tell = self._to_tell.pop()
+            except IndexError:
+                return  # another thread does it
+            tell()

@@ -46,7 +46,17 @@ WRONG = {
     "objects": ("root_mismatch", SIDES.format("broadcast(src=1, int64[1])", "broadcast(src=0, i")),
     "in_a_thread": SHORTER,
 }
-FINE = {"a_message_before_the_others_come", "all_alike"}
+FINE = {
+    "a_message_before_the_others_come",
+    "messages_crossing",
+    "messages_from_any",
+    "all_alike",
+}
+MESSAGES = {
+    "message_too_large": "float32[4] to rank 1, which receives float32[3]: 4 elements against 3",
+    "message_too_small": "float32[3] to rank 1, which receives float32[4]: 3 elements against 4",
+    "message_of_another_dtype": "float32[4] to rank 1, which receives int32[4]: other dtype",
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +71,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
             row = json.loads(line)
             assert row["rank"] == rank
             found.setdefault(row["way"], []).append(row)
-    assert set(found) == {*WRONG, *FINE, "of_a_pair"}
+    assert set(found) == {*WRONG, *FINE, *MESSAGES, "of_a_pair"}
     return found
 
 
@@ -84,6 +94,19 @@ def test_on_a_sub_group(told: dict[str, list[dict[str, Any]]]) -> None:
     assert zero["said"] == one["said"]
     assert "shape_mismatch" in zero["said"]
     assert '#0 of group "the pair" (2 ranks)' in zero["said"]
+
+
+@pytest.mark.parametrize("way", MESSAGES)
+def test_messages(told: dict[str, list[dict[str, Any]]], way: str) -> None:
+    """Both sides raise, and the third rank is not troubled."""
+    zero, one, two = told[way]
+    assert two["said"] == "fine"
+    assert zero["said"] == one["said"]
+    text = f"MismatchError: [distdebug] p2p_mismatch: rank 0 sends {MESSAGES[way]} (message #"
+    assert zero["said"].startswith(text), zero
+    assert (zero["t"], one["t"]) == ([0.0] * 4, [1.0] * 4), "something was sent"
+    assert "send" in zero["line"]
+    assert "recv" in one["line"]
 
 
 @pytest.mark.parametrize("way", sorted(FINE))

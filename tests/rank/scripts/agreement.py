@@ -108,6 +108,65 @@ def a_message_before_the_others_come():
         dist.all_reduce(t, async_op=True).get_future().wait()
 
 
+def message_too_large():
+    """gloo would kill the receiver."""
+    if rank == 0:
+        dist.send(t, 1)
+    elif odd:
+        dist.recv(t[:3], 0)
+
+
+def message_too_small():
+    """gloo would say nothing."""
+    if rank == 0:
+        dist.isend(t[:3], 1, tag=5).wait()
+    elif odd:
+        dist.irecv(t, 0, tag=5).wait()
+
+
+def message_of_another_dtype():
+    if rank == 0:
+        dist.send(t, 1, group=pair)
+    elif odd:
+        dist.recv(t.view(torch.int32), 0, group=pair)
+
+
+def messages_crossing():
+    """Posted in other orders than they are waited for."""
+    inbox = {(peer, tag): torch.empty(tag + 1) for peer in range(world) for tag in range(3)}
+    outbox = {key: torch.full((key[1] + 1,), 1.0 + rank) for key in inbox}
+    works = []
+    for (peer, tag), tensor in inbox.items():
+        if peer != rank:
+            works.append(dist.irecv(tensor, peer, tag=tag))
+    for (peer, tag), tensor in reversed(outbox.items()):
+        if peer != rank:
+            works.append(dist.isend(tensor, peer, tag=tag))
+    for work in reversed(works):
+        work.wait()
+    assert all((inbox[peer, tag] == 1 + peer).all() for peer, tag in inbox if peer != rank)
+    t.fill_(3.0)
+
+
+def messages_from_any():
+    """Which send meets which receive is not known, then or later."""
+    for _ in range(3):
+        for _ in range(2):
+            if rank == 0:
+                got = torch.empty(2)
+                source = dist.recv(got)
+                assert got[0] == source
+        if rank:
+            dist.send(torch.full((2,), float(rank)), 0)
+    dist.barrier()
+    for peer in (1, 2):
+        if rank == 0:
+            dist.recv(torch.empty(2), peer)
+        elif rank == peer:
+            dist.send(torch.full((2,), float(rank)), 0)
+    t.fill_(3.0)
+
+
 def all_alike():
     dist.all_reduce(t)
     dist.all_reduce(t[:2], group=shaken)
@@ -115,7 +174,8 @@ def all_alike():
 
 WAYS = [
     kind, reduce_op, root, dtype_of_equal_bytes, count, shape, splits, asynchronous, coalesced,
-    objects, of_a_pair, in_a_thread, a_message_before_the_others_come, all_alike,
+    objects, of_a_pair, in_a_thread, a_message_before_the_others_come, message_too_large,
+    message_too_small, message_of_another_dtype, messages_crossing, messages_from_any, all_alike,
 ]  # fmt: skip
 for way in WAYS:
     t.fill_(rank)
