@@ -53,6 +53,7 @@ TITLES: dict[str, str] = {
     "nan": "NAN",
     "overflow": "OVERFLOW",
     "inflight_write": "WRITTEN IN FLIGHT",
+    "ddp_unused_parameters": "UNUSED PARAMETERS",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

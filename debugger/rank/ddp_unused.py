@@ -16,7 +16,7 @@ from typing import Any
 
 from . import rank_log, verdict
 from . import torch_private_ddp as private
-from .recorder import Recorder, report_own_fault
+from .recorder import GroupRecord, Recorder, report_own_fault
 
 MOST_NAMES = 64
 """Names on record; of further ones only how many."""
@@ -27,10 +27,11 @@ _OTHERS_S = 3.0
 class _Watched:
     """One model: what its parameters are called, and whether it waits for gradients."""
 
-    __slots__ = ("in_parts", "name", "names", "waits")
+    __slots__ = ("group", "in_parts", "name", "names", "waits")
 
-    def __init__(self, name: str, names: list[str]) -> None:
+    def __init__(self, name: str, group: GroupRecord | None, names: list[str]) -> None:
         self.name = name
+        self.group = group
         self.names = names
         self.waits = False
         self.in_parts = False
@@ -47,7 +48,8 @@ def observe(recorder: Recorder) -> None:
 
 def watch(model: Any, name: str) -> None:
     """A DistributedDataParallel that was just made, of a module of class `name`."""
-    _models[model] = _Watched(name, private.parameter_names(model))
+    group = getattr(model.process_group, "_record", None)  # none where the record had no room
+    _models[model] = _Watched(name, group, private.parameter_names(model))
 
 
 def _look(recorder: Recorder) -> None:
@@ -87,6 +89,7 @@ def _told(recorder: Recorder, watched: _Watched, missing: list[int]) -> dict[str
     """Whose parameters, which, how many; and how many calls this rank had made by then."""
     names = [watched.names[index] for index in missing if index < len(watched.names)]
     return {
+        "group": [watched.group.name, watched.group.incarnation] if watched.group else ["", 0],
         "model": watched.name,
         "parameters": names[:MOST_NAMES],
         "count": len(missing),
