@@ -22,6 +22,7 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    call_site,
     ddp,
     exceptions,
     forks,
@@ -84,6 +85,7 @@ def _install(directory: Path) -> Recorder:
     agreement.observe()
     monitored.observe()
     levels.observe()
+    torch_private.keep_uncompiled(call_site.DIRECTORIES)
     ddp.observe(recorder)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
