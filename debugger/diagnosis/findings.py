@@ -54,6 +54,7 @@ TITLES: dict[str, str] = {
     "overflow": "OVERFLOW",
     "inflight_write": "WRITTEN IN FLIGHT",
     "straggler": "STRAGGLER",
+    "ddp_unused_parameters": "UNUSED PARAMETERS",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

@@ -30,9 +30,18 @@ FOLLOWS = frozenset(
         "rank_died",
         "rank_exception",
         "invalid_argument",
+        "ddp_unused_parameters",
     }
 )
-ENDS_ALL = frozenset({"rank_died", "rank_exception", "invalid_argument", "join_timeout"})
+ENDS_ALL = frozenset(
+    {
+        "rank_died",
+        "rank_exception",
+        "invalid_argument",
+        "join_timeout",
+        "ddp_unused_parameters",
+    }
+)
 SEEN_FIRST_NS = 2_000_000_000
 POLITE_NS = 250_000_000
 POLITE = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})

@@ -60,13 +60,14 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
     if finding.kind in STUCK:
         calls = [row.call for row in world.pending(rank)]
     elif EXIT_CODES[finding.kind] == MISMATCH and finding.group and finding.seq is not None:
-        calls = [_call(world, finding.group.name, finding.seq, rank)]
+        calls = [call_of(world, finding.group.name, finding.seq, rank)]
     else:
         return False
     return any(call is not None and 0 <= call.number - first <= MOST_CALLS for call in calls)
 
 
-def _call(world: World, group: str, seq: int, rank: int) -> Call | None:
+def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
+    """What the rank gave as collective number `seq` of the newest group of that name."""
     record = world.ranks[rank]
     keys = [key for key in record.groups if key[0] == group]
     if not keys or record.history is None:

@@ -25,6 +25,7 @@ from .point_to_point import message_mismatches
 from .splits import split_mismatches
 from .threads import lost_threads, mentioned
 from .told import settled, told
+from .unused import explained_by_unused, unused_parameters
 from .unwinding import explained
 from .wait_graph import deadlocks
 from .world import World
@@ -61,12 +62,16 @@ def diagnose(
         *deadlocks(world, channels, needs),
         *departures(world, channels, needs),
         *endings(world),
+        *unused_parameters(world),
         *lost_threads(world, needs),
         *missing_ranks(world, needs),
         *own,
         *(Candidate(finding) for finding in recorded(world)),
     ]
-    causes = [explained(world, candidate) for candidate in settled(candidates, own)]
+    causes = [
+        explained(world, explained_by_unused(world, candidate))
+        for candidate in settled(candidates, own)
+    ]
     found = tuple(mentioned(world, finding) for finding in _ready(world, fold(causes)))
     return Diagnosis(found, late_notices(world, needs))
 

@@ -16,6 +16,9 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 OWN, LIBRARY, USER = 0, 1, 2
 """OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
 
+DIRECTORIES = [os.path.join(_HERE, "rank", ""), _DISTCORE]
+"""Where the code of this tool lies that runs in a rank."""
+
 kinds: dict[str, int] = {}
 """What `frame_kind` has answered so far."""
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Phase
 from ..record.wording import FINDING_MARK
-from . import agreement, call_site, checked_group, deferred, waiting
+from . import agreement, call_site, checked_group, ddp_unused, deferred, waiting
 from .finding_errors import FindingRaised
 from .own_findings import OwnFinding
 from .recorder import Recorder
@@ -277,6 +277,8 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
     if isinstance(finding, OwnFinding):
         finding.put_on_record(recorder, site)
         recorder.note("finding_raised", finding.kind)
+        return
+    if ddp_unused.tell(recorder, error, site):
         return
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     recorder.note(

@@ -22,6 +22,8 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    call_site,
+    ddp,
     exceptions,
     forks,
     groups,
@@ -35,7 +37,7 @@ from . import (
 from .heartbeat import Heartbeat
 from .recorder import Recorder, report_own_fault
 from .settling import settle
-from .verdict import VerdictWatch
+from .verdict import VERDICT, VerdictWatch
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 MOST_STORE_KEYS = 1000
@@ -73,7 +75,7 @@ def installed() -> bool:
 def _install(directory: Path) -> Recorder:
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())
-    watch = VerdictWatch(directory / "verdict.json")
+    watch = VerdictWatch(directory / VERDICT)
     watch.install()
     rank_log.observe(recorder, directory)
     initialisation.observe(recorder, directory)
@@ -83,6 +85,8 @@ def _install(directory: Path) -> Recorder:
     agreement.observe()
     monitored.observe()
     levels.observe()
+    torch_private.keep_uncompiled(call_site.DIRECTORIES)
+    ddp.observe(recorder)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))

@@ -6,6 +6,7 @@ Written against torch 2.11 to 2.13. What is missing in a release is left out, no
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import operator
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch.distributed
 import torch.distributed.distributed_c10d
+import wrapt
 
 # torch exports these names at run time, but its stubs do not say so.
 dist: Any = torch.distributed
@@ -177,6 +179,18 @@ def open_monitored_barrier(group_class: type) -> None:
         return monitored_barrier
 
     patch(c10d, "monitored_barrier", make)
+
+
+def keep_uncompiled(directories: list[str]) -> None:
+    """Let torch.compile leave alone the code in these directories, when it is ever loaded. It would
+    else look into groups that a compiled program's C++ code calls, and fail."""
+
+    def add(rules: Any) -> None:
+        with contextlib.suppress(AttributeError):
+            rules.SKIP_DIRS.extend(directories)
+            rules._recompile_re()
+
+    wrapt.register_post_import_hook(add, "torch._dynamo.trace_rules")
 
 
 def on_not_in_group(note: Callable[[str], None]) -> None:

@@ -23,6 +23,7 @@ from .finding_errors import FindingRaised, error_of
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used within the process only, to bring the main thread back to Python."""
+VERDICT = "verdict.json"
 _FREED_WITHIN_S = 0.3
 
 
@@ -83,21 +84,13 @@ class VerdictWatch:
         if isinstance(error, FindingRaised):
             if not error.own:
                 return error
-            self._await_report()
+            await_report(self._path.parent, _OWN_FINDING_S)
         self.look()
         if self._error is None:
             return error
         if threading.current_thread() is threading.main_thread():
             self._told_main = True
         return self._raised()
-
-    def _await_report(self) -> None:
-        """The report's words are those of all ranks, in this host's run at least."""
-        if not is_live(self._path.parent):
-            return  # there is no supervisor
-        until = time.monotonic() + _OWN_FINDING_S
-        while not self._path.exists() and time.monotonic() < until:
-            time.sleep(0.01)
 
     def _raised(self) -> FindingRaised:
         return error_of(*(self._error or ("", "", None)))
@@ -119,6 +112,15 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def await_report(directory: Path, limit_s: float) -> None:
+    """Wait for the verdict, whose words are those of all ranks, in this host's run at least."""
+    if not is_live(directory):
+        return  # there is no supervisor
+    until = time.monotonic() + limit_s
+    while not (directory / VERDICT).exists() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def stand_down() -> None:

@@ -17,6 +17,7 @@ from ..diagnosis.limits import Limits
 from ..diagnosis.world import World, exit_status
 from ..record.sanitize import clean
 from ..record.snapshot import CallSite, Rank, Snapshot
+from . import ddp_times
 from .stored import SCHEMA, Document
 
 _MOST_NESTING = 6
@@ -62,6 +63,7 @@ def build(
         "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends or {}, world_size),
+        "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in notes],
     }

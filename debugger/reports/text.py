@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.wording import spans
-from . import table
+from . import ddp_times, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
 
@@ -76,6 +76,7 @@ class _Text:
             yield from self._everybody()
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
+        yield from ddp_times.lines(self.document.get("ddp", ()))
         if outcome != "ok":
             yield from self._evidence()
 

@@ -1,0 +1,105 @@
+"""torch's private names of DistributedDataParallel: what its logger knows, what its reducer lacks.
+
+Written against torch 2.11 to 2.13, as `torch_private`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch.autograd
+import torch.nn.parallel
+
+from .torch_private import Wrapped, dist, patch
+
+# torch exports these names at run time, but its stubs do not say so.
+DDP: Any = torch.nn.parallel.DistributedDataParallel
+_INDICES = re.compile(r"indices which did not receive grad for rank \d+: ([\d ]+)")
+
+
+def on_construction(observe: Callable[[Any], None]) -> None:
+    """`observe(model)` is called with every DistributedDataParallel that was made."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            observe(self)
+
+        return construct
+
+    patch(DDP, "__init__", make)
+
+
+def on_statistics(observe: Callable[[Any], None]) -> None:
+    """`observe(logger)` is called in every forward, behind torch's own look at the last one."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def take(self: Any) -> None:
+            original(self)
+            observe(self)
+
+        return take
+
+    patch(dist.Logger, "set_runtime_stats_and_log", make)
+
+
+def on_backward_end(observe: Callable[[], None]) -> None:
+    """`observe()` is called at the end of every backward that is in no other one."""
+    running: list[None] = []
+
+    def make(original: Wrapped) -> Wrapped:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            running.append(None)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                running.pop()
+            if not running:
+                observe()
+            return result
+
+        return backward
+
+    patch(torch.autograd, "backward", make)
+
+
+def logger_of(model: Any) -> Any:
+    """The model's logger; None where DDP reduces nothing by itself."""
+    return getattr(model, "logger", None)
+
+
+def facts(logger: Any) -> dict[str, str | int]:
+    """All that torch's logger knows: texts, and numbers (bytes, nanoseconds, 0 and 1)."""
+    data = logger._get_ddp_logging_data()
+    return {**data.strs_map, **data.ints_map}
+
+
+def parameter_names(model: Any) -> list[str]:
+    """The qualified names of the parameters that are reduced, by the reducer's index."""
+    parameters, _ = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    return [str(names[index]).removeprefix(".") for index in range(len(parameters))]
+
+
+def without_gradient(model: Any) -> list[int] | None:
+    """Indices of the parameters for whose gradient the reducer still waits in a backward that has
+    begun; None where it waits for none. It counts what `torch` tells: maybe not all, or nothing."""
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError as error:
+        found = _INDICES.search(str(error))
+        return [int(index) for index in found[1].split()] if found else []
+    return None
+
+
+def model_that_refused(error: BaseException) -> Any:
+    """The DistributedDataParallel whose own code raised this error; None for any other error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_globals.get("__name__") != DDP.__module__:
+        return None
+    model = trace.tb_frame.f_locals.get("self")
+    return model if isinstance(model, DDP) else None

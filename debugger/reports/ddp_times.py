@@ -1,0 +1,60 @@
+"""The average times of DistributedDataParallel, which ranks tell at DETAIL, for a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..record.sanitize import clean
+from ..record.snapshot import Note, Rank
+from ..record.wording import ranks_text
+
+TIMES = ("forward_ms", "backward_compute_ms", "backward_comm_ms", "overlap_ms")
+HEADS = ("forward", "backward", "communication", "overlap")
+MOST_RANKS = 8
+
+
+def of_ranks(ranks: Mapping[int, Rank]) -> list[dict[str, Any]]:
+    """The newest times of each model of each rank: milliseconds, averages of the iterations that
+    torch has sampled up to `iteration`."""
+    found = []
+    for number, rank in sorted(ranks.items()):
+        newest: dict[int, dict[str, Any]] = {}
+        for note in rank.notes:
+            times = _times(number, note) if note.kind == "ddp_times" else None
+            if times is not None:
+                newest[times["model"]] = times
+        found += [newest[model] for model in sorted(newest)]
+    return found
+
+
+def _times(rank: int, note: Note) -> dict[str, Any] | None:
+    """What the note says; None where it is not what this version writes."""
+    try:
+        times = {name: float(note.data[name]) for name in TIMES}
+        model, iteration = int(note.data["model"]), int(note.data["iteration"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    if not all(map(math.isfinite, times.values())):
+        return None
+    name = clean(str(note.data.get("module_name", "")))
+    return {"rank": rank, "model": model, "module_name": name, "iteration": iteration, **times}
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table of the times: of each model one line a rank, the slowest backward first."""
+    models = dict.fromkeys((row["model"], row["module_name"]) for row in rows)
+    for model, name in models:
+        found = [row for row in rows if row["model"] == model and row["module_name"] == name]
+        found.sort(key=lambda row: (-row["backward_compute_ms"], row["rank"]))
+        shown = sorted(found[:MOST_RANKS], key=lambda row: row["rank"])
+        upto = max(row["iteration"] for row in found)
+        yield f"  DDP {name}, averages in ms up to iteration {upto}:"
+        width = max(len(ranks_text([row["rank"]])) for row in shown)
+        yield f"  {'':<{width}}" + "".join(f"   {head:>13}" for head in HEADS)
+        for row in shown:
+            numbers = "".join(f"   {row[time]:>13.3f}" for time in TIMES)
+            yield f"  {ranks_text([row['rank']]):<{width}}{numbers}"
+        if len(found) > MOST_RANKS:
+            yield f"  ... and {len(found) - MOST_RANKS} more ranks in report.json"
