@@ -22,12 +22,14 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    call_log,
     exceptions,
     forks,
     groups,
     initialisation,
     levels,
     monitored,
+    python_warnings,
     rank_log,
     torch_private,
     unwinding,
@@ -76,6 +78,8 @@ def _install(directory: Path) -> Recorder:
     watch = VerdictWatch(directory / "verdict.json")
     watch.install()
     rank_log.observe(recorder, directory)
+    python_warnings.observe()
+    call_log.observe()
     initialisation.observe(recorder, directory)
     groups.observe(recorder)
     exceptions.observe(recorder)

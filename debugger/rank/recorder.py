@@ -30,7 +30,7 @@ from ..record.signature import (
 )
 from ..record.slots import CallDescription, ChannelSlot, GroupSlot
 from ..record.writer import FlightWriter
-from . import call_site, describe, waiting
+from . import call_site, describe, rank_log, waiting
 from .waiting import WaitFunction
 
 _MOST_SITES = 10_000
@@ -127,6 +127,7 @@ class Recorder:
         self.world = None
         self._identity = dict(identity)
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._incarnations: dict[str, int] = {}
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
@@ -140,6 +141,7 @@ class Recorder:
         self._identity["job"] = job
         self.writer.identify(self._identity)
         self.writer.claim(rank, world_size, local_rank, restart_count)
+        rank_log.claimed()
 
     @property
     def job(self) -> str:
@@ -181,7 +183,9 @@ class Recorder:
 
     def site_at(self, file: str, line: int, function: str) -> int:
         """The id of this line."""
-        return self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        self._places[number] = (file, line)
+        return number
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -247,10 +251,13 @@ class Recorder:
     def group_ready(self, record: GroupRecord) -> None:
         """The group can be used."""
         self.writer.group_state(record.slot, GroupState.READY)
+        about = {"ranks": record.ranks, "backend": record.backend}
+        rank_log.write("group_created", "debug", group=_shown_name(record), **about)
 
     def group_destroyed(self, record: GroupRecord) -> None:
         """The group is gone; this rank will not take part in its calls any more."""
         self.writer.group_state(record.slot, GroupState.DESTROYED)
+        rank_log.write("group_destroyed", "debug", group=_shown_name(record))
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -336,6 +343,11 @@ class Recorder:
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""
         self.writer.note(kind, message, site=site, **data)
+        rank_log.note(kind, message, data, self._places.get(site) if site else None)
+
+
+def _shown_name(record: GroupRecord) -> str:
+    return wording.group_name(record.name, record.desc)
 
 
 def _main_ident() -> int:
@@ -346,7 +358,9 @@ def report_own_fault(what: str, error: BaseException) -> None:
     """One line on stderr: a part of the layer is switched off, the program goes on."""
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
-    say(f"{what} is switched off in process {os.getpid()}: {error!r}")
+    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
+    say(text)
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
 
 
 def say(text: str) -> None:

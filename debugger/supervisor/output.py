@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..record.sanitize import clean_line
+from .output_log import OutputLog
 
 LOOK_EVERY_S = 0.05
 IDLE_S = 0.5
@@ -69,6 +70,7 @@ class _Follower:
     path: Path
     prefix: str
     screen: _Screen
+    log: OutputLog
     offset: int = 0
     pending: bytes = b""
     shown: int = 0
@@ -98,6 +100,7 @@ class _Follower:
         self.behind = self.offset < size
         self.changed_s = now_s
         *lines, last = (self.pending + received).split(b"\n")
+        self.log.took(self.offset, lines, time.time_ns())
         texts = []
         for line in lines:
             texts.append(self._finish(line))
@@ -243,8 +246,9 @@ class OutputFollower:
         for match in sorted(found, key=lambda one: (int(one[1]), one[2] != "out")):
             if match[0] not in self._followers:
                 screen = self._screens[match[2]]
+                path, rank = self._logs / match[0], int(match[1])
                 self._followers[match[0]] = _Follower(
-                    self._logs / match[0], _prefix(int(match[1]), screen.colour), screen
+                    path, _prefix(rank, screen.colour), screen, OutputLog(path, rank)
                 )
 
 
