@@ -25,8 +25,8 @@ class LogsCommand(Command):
     name = "logs"
     help = "show what the ranks printed and logged, in time order"
     epilog = (
-        "A line that a rank printed is shown as `[rank 2] text`; it has the time when it was seen,\n"
-        "to about 50 ms. A record (of debugger.log, of torch, of Python's warnings, of distdebug\n"
+        "A line that a rank printed is shown as `[rank 2] text`; its time is when it was seen, to\n"
+        "about 50 ms. A record (of debugger.log, of torch, of Python's warnings, of distdebug\n"
         "itself) has a level, and may have a group, an op and a line of code:\n"
         "`[node:2] time level event key=value (file:line)`. What was both printed and recorded is\n"
         "shown once, but for --json. --level, --group and --op show records only.\n"

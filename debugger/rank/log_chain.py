@@ -48,6 +48,9 @@ Event = MutableMapping[str, Any]
 
 
 def _harmless(_logger: Any, _method: str, event: Event) -> Event:
+    trace = event.get("exception")
+    if isinstance(trace, str):
+        event["exception"] = trace[-MOST_TEXT:]  # its end is what counts
     return {str(key)[:MOST_TEXT]: plain(value) for key, value in event.items()}
 
 

@@ -154,7 +154,7 @@ def claimed() -> None:
     logs, rank = _logs(), _rank()
     if logs is None or rank < 0:
         return
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):
         before = logs / f"pid-{os.getpid()}.jsonl"
         if before.exists():
             for line in before.read_bytes().splitlines():

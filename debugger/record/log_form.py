@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,9 @@ from .sanitize import clean
 
 IN_PLACE = frozenset({"time_ns", "rank", "host", "pid", "level", "event", "file", "line"})
 """What every record has, or may have: shown in a place of its own, without its name."""
-HIDDEN = frozenset({"printed"})
+TRACES = ("stack", "exception")
+"""Shown below, a line each, and not in the line itself."""
+HIDDEN = frozenset({"printed", *TRACES})
 MOST_VALUE = 2000
 MOST_PLACE = 80
 _RESET, _DIM = "\x1b[0m", "\x1b[2m"
@@ -27,7 +29,8 @@ _LEVEL_COLOURS = {
 
 
 def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
-    """The line, harmless for a terminal. `record` may hold anything that JSON can."""
+    """The line, harmless for a terminal, with a traceback below it. `record` may hold anything that
+    JSON can."""
     level = _text(record.get("level", ""), MOST_PLACE)
     shown_level = f"{level:<7}"
     event = _text(record.get("event", ""), MOST_VALUE)
@@ -41,7 +44,16 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
     if colour:
         shown_level = f"{_LEVEL_COLOURS.get(level, '')}{shown_level}{_RESET}"
         moment, place = f"{_DIM}{moment}{_RESET}", place and f"{_DIM}{place}{_RESET}"
-    return " ".join(filter(None, (prefix, moment, shown_level, event, *pairs, place)))
+    line = " ".join(filter(None, (prefix, moment, shown_level, event, *pairs, place)))
+    return "\n".join([line, *_traces(record)])
+
+
+def _traces(record: Mapping[str, Any]) -> Iterator[str]:
+    for name in TRACES:
+        trace = record.get(name, ())
+        rows = trace.splitlines() if isinstance(trace, str) else trace
+        if isinstance(rows, list):
+            yield from (f"    {_text(row, MOST_VALUE)}" for row in rows)
 
 
 def _prefix(record: Mapping[str, Any]) -> str:
