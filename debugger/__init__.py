@@ -2,6 +2,7 @@
 
 `distdebug run` needs nothing of what is here. A program that is started in any other way may call
 `debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
+`debugger.log.info("loss", value=...)` puts an event of the program into the log of its rank.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class LogsCommand(Command):
                 break
             sys.stdout.flush()
             time.sleep(POLL_EVERY_S)
-        if ranks is not None and not reader.found and not args.follow:
+        if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
             raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
         return 0
 

@@ -95,7 +95,7 @@ class Session:
                 world_size=options.world_size,
             )
             self._watch = Watch(Records(directory.ranks), table, policy)
-            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr)
+            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr, options.log_max_mb)
             host = HostSampler(directory)
             try:
                 launch.start(options.command, self._environment(directory))

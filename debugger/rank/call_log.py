@@ -10,7 +10,6 @@ import weakref
 from typing import Any
 
 from ..record.signature import Signature
-from ..record.wording import group_name
 from . import call_site, levels, rank_log
 from .data_checks import After, Inspect
 from .recorder import GroupRecord, Known
@@ -47,7 +46,7 @@ class _Logged:
     """Logs a call, and hands it to the checks of data, if there are any."""
 
     def __init__(self, record: GroupRecord, checks: Inspect | None) -> None:
-        self._group = group_name(record.name, record.desc)
+        self._group = record.shown_name
         self.checks = checks
 
     def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..record.layout import Phase
-from . import agreement, call_site, checked_group, deferred, waiting
+from . import agreement, call_site, checked_group, deferred, rank_log, waiting
 from .own_findings import OwnFinding
 from .recorder import Recorder
 from .verdict import FindingRaised, stand_down, verdict_was_raised
@@ -236,8 +236,9 @@ def _note_exit(recorder: Recorder, message: str) -> None:
 def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
     """Put on record that the process ends with this error; what it truly is."""
     error = _revealed(error)
-    record(recorder, error)
-    _leaving(recorder, status)
+    with rank_log.held():
+        record(recorder, error)
+        _leaving(recorder, status)
     return error
 
 

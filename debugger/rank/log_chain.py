@@ -15,9 +15,9 @@ from typing import Any
 import structlog
 
 MOST_TEXT = 4096
-MOST_ITEMS = 64
+MOST_ITEMS = 1000
 MOST_DEPTH = 4
-MOST_LINE_BYTES = 1 << 15
+MOST_LINE_BYTES = 1 << 18
 FIRST = ("time_ns", "rank", "host", "pid", "level", "event", "group", "seq", "op", "file", "line")
 """The fields that records may have in common, in their order."""
 

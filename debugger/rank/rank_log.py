@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +42,32 @@ _recorder: Recorder | None = None
 _directory: Path | None = None
 _debug_level: Callable[[], str] | None = None
 _made: Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None = None
-_importing = threading.local()
+_thread = threading.local()
 _broken = False
+
+
+def _before_torch(what: str, error: BaseException) -> None:
+    """`report_own_fault`, which would import torch."""
+    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
+        raise error
+    with contextlib.suppress(OSError):
+        os.write(2, f"distdebug: {what} is switched off: {error!r}\n".encode(errors="replace"))
+
+
+_report_fault: Callable[[str, BaseException], None] = _before_torch
+_passing: tuple[type[Exception], ...] = ()
+"""The verdict of the run, which may be raised anywhere."""
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
     """From now on the rank, and the run directory, are those of the layer."""
-    global _recorder, _directory, _debug_level
+    global _recorder, _directory, _debug_level, _report_fault, _passing
     from . import levels
+    from .recorder import report_own_fault
+    from .verdict import FindingRaised
 
     _recorder, _directory, _debug_level = recorder, directory, levels.current
+    _report_fault, _passing = report_own_fault, (FindingRaised,)
 
 
 def write(event: str, level: str = "info", **fields: Any) -> None:
@@ -68,17 +85,39 @@ def note(kind: str, message: str, data: Mapping[str, Any], place: tuple[str, int
     if not at_least(level, file_level()):
         return
     fields = {name: value for name, value in data.items() if name not in _FOR_DIAGNOSIS}
-    group = fields.get("group")
-    if isinstance(group, list):  # with its incarnation
-        fields["group"] = group[0]
     put(kind, level, {"message": message, **at(place), **fields}, printed=True)
 
 
 def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False) -> None:
-    """Add a record, whatever its level. `printed`: stderr says the same already. Never raises."""
+    """Add a record, whatever its level. `printed`: stderr says the same already. Never raises,
+    but for the verdict of the run, which may come at any time."""
+    if _broken or _logs() is None:
+        return
+    late: list[partial[None]] | None = getattr(_thread, "late", None)
+    record = partial(_add, time.time_ns(), event, level, fields, printed)
+    if late is None:
+        record()
+    else:
+        late.append(record)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """What this thread logs within is written afterwards: structlog takes 0.1 s to import, in which
+    a flight record that is half written would mislead its readers."""
+    _thread.late = []
+    try:
+        yield
+    finally:
+        late, _thread.late = _thread.late, None
+        for record in late:
+            record()
+
+
+def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printed: bool) -> None:
     global _broken
     logs = _logs()
-    if _broken or logs is None:
+    if logs is None:
         return
     try:
         made = _chain()
@@ -87,7 +126,7 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
         shown = not printed and at_least(level, console_level())
         rank = _rank()
         identity = {
-            "time_ns": time.time_ns(),
+            "time_ns": time_ns,
             "rank": rank if rank >= 0 else None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -98,29 +137,29 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
         if shown:
             _print(record)
         name = f"{rank}" if rank >= 0 else f"pid-{os.getpid()}"
-        log_file.append(logs / f"{name}.jsonl", line, log_file.max_bytes())
+        log_file.append(logs / f"{name}.jsonl", line, log_file.most_bytes())
     except OSError:
         pass  # a full disk costs the log, not the run
     except Exception as error:
+        if isinstance(error, _passing):
+            raise
         _broken = True
-        from .recorder import report_own_fault
-
-        report_own_fault("the rank's log", error)
+        _report_fault("the rank's log", error)
 
 
 def _chain() -> Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None:
     """What makes the line; None while this thread imports it, which may give a warning."""
     global _made
     if _made is None:
-        if getattr(_importing, "active", False):
+        if getattr(_thread, "imports", False):
             return None
-        _importing.active = True
+        _thread.imports = True
         try:
             from .log_chain import made
 
             _made = made
         finally:
-            _importing.active = False
+            _thread.imports = False
     return _made
 
 
@@ -161,7 +200,7 @@ def claimed() -> None:
                 record = json.loads(line)
                 record = {"time_ns": record.pop("time_ns"), "rank": rank, **record}
                 text = json.dumps(record, separators=(",", ":")) + "\n"
-                log_file.append(logs / f"{rank}.jsonl", text.encode(), log_file.max_bytes())
+                log_file.append(logs / f"{rank}.jsonl", text.encode(), log_file.most_bytes())
             before.unlink()
 
 

@@ -98,6 +98,7 @@ class GroupRecord:
         """Who is asked before each collective, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
         """What looks at the data of each call: see `data_checks`."""
+        self.shown_name = wording.group_name(name, desc)
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.keeper: Keeper | None = None
@@ -128,6 +129,7 @@ class Recorder:
         self._identity = dict(identity)
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._places: dict[int, tuple[str, int]] = {}
+        self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
@@ -214,6 +216,7 @@ class Recorder:
         if slot is None:
             return None
         record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
+        self._shown_names[name, incarnation] = record.shown_name
         if desc == "default_pg":
             self.world = record
             self._creations = 0
@@ -252,12 +255,12 @@ class Recorder:
         """The group can be used."""
         self.writer.group_state(record.slot, GroupState.READY)
         about = {"ranks": record.ranks, "backend": record.backend}
-        rank_log.write("group_created", "debug", group=_shown_name(record), **about)
+        rank_log.write("group_created", "debug", group=record.shown_name, **about)
 
     def group_destroyed(self, record: GroupRecord) -> None:
         """The group is gone; this rank will not take part in its calls any more."""
         self.writer.group_state(record.slot, GroupState.DESTROYED)
-        rank_log.write("group_destroyed", "debug", group=_shown_name(record))
+        rank_log.write("group_destroyed", "debug", group=record.shown_name)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -343,11 +346,10 @@ class Recorder:
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""
         self.writer.note(kind, message, site=site, **data)
-        rank_log.note(kind, message, data, self._places.get(site) if site else None)
-
-
-def _shown_name(record: GroupRecord) -> str:
-    return wording.group_name(record.name, record.desc)
+        group = data.get("group")
+        if isinstance(group, list):
+            data["group"] = self._shown_names.get(tuple(group), group)
+        rank_log.note(kind, message, data, self._places.get(site))
 
 
 def _main_ident() -> int:

@@ -27,12 +27,17 @@ CPP_EVENT = "torch"
 """The event of a message of torch's C++ code."""
 
 
-def max_bytes(environment: dict[str, str] | os._Environ[str] = os.environ) -> int:
-    """How much the two files of a rank may hold together."""
+def in_bytes(megabytes: float) -> int:
+    """What a limit in MiB is in bytes."""
+    return int(megabytes * (1 << 20))
+
+
+def most_bytes() -> int:
+    """How much the two files of a rank may hold together, by its environment."""
     try:
-        return int(float(environment.get(MAX_MB, "")) * (1 << 20))
-    except ValueError:
-        return int(DEFAULT_MAX_MB * (1 << 20))
+        return in_bytes(float(os.environ.get(MAX_MB, "")))
+    except (ValueError, OverflowError):
+        return in_bytes(DEFAULT_MAX_MB)
 
 
 def older(path: Path) -> Path:
@@ -40,12 +45,12 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def append(path: Path, line: bytes, most_bytes: int) -> None:
-    """Add a line, which ends in a newline. Raises OSError."""
+def append(path: Path, line: bytes, most: int) -> None:
+    """Add a line, which ends in a newline, to files of at most so many bytes. Raises OSError."""
     descriptor = os.open(path, _FLAGS, 0o600)
     try:
         size = os.fstat(descriptor).st_size
-        if size and size + len(line) > most_bytes // 2:
+        if size and size + len(line) > most // 2:
             _rotate(path, descriptor)
             os.close(descriptor)
             descriptor = os.open(path, _FLAGS, 0o600)

@@ -23,7 +23,7 @@ from .log_file import older
 RECORDS, STDOUT, STDERR = "jsonl", "out", "err"
 STREAMS = (STDOUT, STDERR, RECORDS)
 TIMES_ENTRY = Struct("<QQ")
-MAX_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16
 _NAME = re.compile(r"(?:(0|[1-9]\d{0,8})|pid-([1-9]\d{0,9}))\.(out|err|jsonl)")
 _RECORD_START = b'{"time_ns":'
@@ -206,6 +206,7 @@ class LogReader:
     @property
     def found(self) -> bool:
         """Whether there is any file of the ranks that are wanted."""
+        self._find()
         return bool(self._sources)
 
     def shows_stderr_of(self, rank: int | None) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ..record.log_file import DEFAULT_MAX_MB, in_bytes
 from ..record.sanitize import clean_line
 from .output_log import OutputLog
 
@@ -163,8 +164,11 @@ class OutputFollower:
     """Follows the logs of all ranks. Either call `poll` about 20 times a second, or `start` a
     thread, so that a terminal that does not take more output cannot hold up the supervisor."""
 
-    def __init__(self, logs: Path, stdout: TextIO, stderr: TextIO) -> None:
+    def __init__(
+        self, logs: Path, stdout: TextIO, stderr: TextIO, log_max_mb: float = DEFAULT_MAX_MB
+    ) -> None:
         self._logs = logs
+        self._log_bytes = in_bytes(log_max_mb)
         self._screens = {
             "out": _Screen(stdout, colour_wanted(stdout)),
             "err": _Screen(stderr, colour_wanted(stderr)),
@@ -248,7 +252,10 @@ class OutputFollower:
                 screen = self._screens[match[2]]
                 path, rank = self._logs / match[0], int(match[1])
                 self._followers[match[0]] = _Follower(
-                    path, _prefix(rank, screen.colour), screen, OutputLog(path, rank)
+                    path,
+                    _prefix(rank, screen.colour),
+                    screen,
+                    OutputLog(path, rank, self._log_bytes),
                 )
 
 

@@ -23,11 +23,12 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 class OutputLog:
     """What is kept of one `<rank>.out` or `<rank>.err`. A full disk costs it, not the run."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, most_bytes: int) -> None:
         self._times = times_path(path)
         self._is_stderr = path.suffix == f".{STDERR}"
         self._records = path.with_suffix(f".{RECORDS}")
         self._rank = rank
+        self._most_bytes = most_bytes
 
     def took(self, offset: int, lines: Iterable[bytes], time_ns: int) -> None:
         """The file had been read up to this offset at this time; these lines were completed."""
@@ -51,4 +52,4 @@ class OutputLog:
         record = {"time_ns": message.pop("time_ns"), **identity, **message, "printed": True}
         with contextlib.suppress(OSError):
             raw = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-            log_file.append(self._records, raw, log_file.max_bytes())
+            log_file.append(self._records, raw, self._most_bytes)
