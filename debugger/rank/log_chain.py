@@ -51,7 +51,7 @@ def _harmless(_logger: Any, _method: str, event: Event) -> Event:
     trace = event.get("exception")
     if isinstance(trace, str):
         event["exception"] = trace[-MOST_TEXT:]  # its end is what counts
-    return {str(key)[:MOST_TEXT]: plain(value) for key, value in event.items()}
+    return {key[:MOST_TEXT]: plain(value) for key, value in event.items()}
 
 
 def _in_order(_logger: Any, _method: str, event: Event) -> Event:
@@ -75,6 +75,13 @@ def _json(event: Event) -> bytes:
 def plain(value: Any, depth: int = 0) -> Any:
     """`value` as JSON can have it, of limited size: tensors and arrays of one element as their
     number, what JSON does not know as its repr."""
+    try:
+        return _plain(value, depth)
+    except Exception:  # another thread changes it, or it is not what it seems
+        return _shown(value)
+
+
+def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -90,10 +97,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         if isinstance(value, (list, tuple, set, frozenset)):
             return [plain(one, depth + 1) for one in itertools.islice(value, MOST_ITEMS)]
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            try:
-                return plain(value.item(), MOST_DEPTH)
-            except Exception:
-                return _shown(value)
+            return plain(value.item(), MOST_DEPTH)
     return _shown(value)
 
 

@@ -85,6 +85,7 @@ class GroupRecord:
     ) -> None:
         self.name = name
         self.desc = desc
+        self.shown_name = wording.group_name(name, desc)
         self.incarnation = incarnation
         self.ranks = tuple(ranks)
         self.group_rank = group_rank
@@ -98,7 +99,6 @@ class GroupRecord:
         """Who is asked before each collective, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
         """What looks at the data of each call: see `data_checks`."""
-        self.shown_name = wording.group_name(name, desc)
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.keeper: Keeper | None = None
@@ -186,7 +186,8 @@ class Recorder:
     def site_at(self, file: str, line: int, function: str) -> int:
         """The id of this line."""
         number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
-        self._places[number] = (file, line)
+        if number:  # 0: there was no room for it
+            self._places[number] = (file, line)
         return number
 
     # -- groups --------------------------------------------------------------------------------

@@ -66,9 +66,8 @@ def _prefix(record: Mapping[str, Any]) -> str:
 
 def _clock(time_ns: object) -> str:
     try:
-        assert isinstance(time_ns, int)
-        moment = datetime.fromtimestamp(time_ns / 1e9).astimezone()
-    except (AssertionError, ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(float(str(time_ns)) / 1e9).astimezone()
+    except (ValueError, OverflowError, OSError):
         return "--:--:--.---"
     return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
 

@@ -163,3 +163,11 @@ def test_a_full_log_keeps_its_end(tmp_path: Path) -> None:
     assert (error["event"], error["message"]) == ("exception", "ValueError: at the end")
     assert os.path.basename(error["file"]) == "train.py"
     assert any(" in <module>" in row for row in error["stack"])
+
+
+def test_a_rank_that_ends_before_torch_says_so(tmp_path: Path) -> None:
+    run = _run(tmp_path, "raise ValueError('no configuration')")
+    assert run.exit_code == 1, run.explain()
+    [error] = [json.loads(line) for line in _logs(run, "--json", "--level", "error")][:1]
+    assert (error["event"], error["message"]) == ("exception", "ValueError: no configuration")
+    assert (os.path.basename(error["file"]), error["line"]) == ("train.py", 1)

@@ -70,9 +70,19 @@ class _NoRepr:
         raise RuntimeError("no")
 
 
+class _NoScalar:
+    def __repr__(self) -> str:
+        return "<_NoScalar>"
+
+    @property
+    def ndim(self) -> int:
+        raise RuntimeError("no")
+
+
 @pytest.mark.parametrize(
     ("value", "logged"),
     [
+        ([_NoScalar(), 1], ["<_NoScalar>", 1]),
         (torch.tensor(2.5), 2.5),
         (torch.tensor([1, 2]), "tensor([1, 2])"),
         (torch.empty(3, device="meta").sum(), "tensor(..., device='meta', size=())"),
