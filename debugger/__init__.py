@@ -2,14 +2,18 @@
 
 `distdebug run` needs nothing of what is here. A program that is started in any other way may call
 `debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
+`debugger.log.info("loss", value=...)` puts an event of the program into the log of its rank.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__", "install", "monitored_barrier"]
+if TYPE_CHECKING:
+    from .rank.user_log import log
+
+__all__ = ["__version__", "install", "log", "monitored_barrier"]
 
 __version__ = "0.1.0"
 
@@ -34,3 +38,13 @@ def monitored_barrier(
     from .rank.library import barrier
 
     barrier(group, timeout, wait_all_ranks)
+
+
+def __getattr__(name: str) -> Any:
+    """`debugger.log`, for the program's own events, is there once it is asked for."""
+    if name != "log":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .rank import user_log
+
+    globals()["log"] = user_log.log
+    return user_log.log

@@ -53,6 +53,7 @@ PLANTED = [
     ("debugger/hook/a.py", "from ..rank import install", "only inside a function"),
     ("debugger/hook/site/sitecustomize.py", "import debugger.record", None),
     ("debugger/__init__.py", "from .rank import install", "only inside a function"),
+    ("debugger/__init__.py", "if TYPE_CHECKING:\n    from .rank import install", None),
     ("debugger/__init__.py", "from .errors import UsageError", None),
     ("debugger/__init__.py", "def f():\n    from .rank import install", None),
     ("debugger/cli.py", "from .commands import run", None),

@@ -41,7 +41,7 @@ COMMANDS = (
     ),
     Entry("report", "report", "ReportCommand", "show what was found in a run"),
     Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
-    Entry("logs", "logs", "LogsCommand", "show what the ranks printed"),
+    Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(
         "bench",

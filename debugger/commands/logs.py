@@ -1,163 +1,149 @@
-"""`distdebug logs`: shows what the ranks printed, every line with its rank's name."""
+"""`distdebug logs`: shows what the ranks printed and logged, merged in time order."""
 
 from __future__ import annotations
 
 import argparse
-import re
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
 
 from ..errors import UsageError
-from ..record.run_directory import RunDirectory, is_live
+from ..record.log_form import readable
+from ..record.log_levels import LEVELS
+from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
+from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.sanitize import clean_line
 from ..supervisor.output import colour_wanted
 from .base import Command, add_run_argument
+from .log_filters import Filter, parse_ranks, parse_time
 
 POLL_EVERY_S = 0.1
-MAX_LINE_BYTES = 1 << 16
-READ_BYTES = 1 << 18
-_MOST_RANKS = 1 << 20
-_LOG = re.compile(r"(0|[1-9]\d{0,8})\.(out|err)")
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 class LogsCommand(Command):
     name = "logs"
-    help = "show what the ranks printed"
+    help = "show what the ranks printed and logged, in time order"
     epilog = (
-        "Rank after rank, stdout before stderr; with -f, lines as they come.\n"
+        "A line that a rank printed is shown as `[rank 2] text`; its time is when it was seen, to\n"
+        "about 50 ms. A record (of debugger.log, of torch, of Python's warnings, of distdebug\n"
+        "itself) has a level, and may have a group, an op and a line of code:\n"
+        "`[node:2] time level event key=value (file:line)`. What was both printed and recorded is\n"
+        "shown once, but for --json. --level, --group and --op show records only.\n"
+        "\n"
+        "What goes into a rank's records: from info on; with TORCH_CPP_LOG_LEVEL=ERROR, WARNING\n"
+        "or INFO from that level on, with INFO and debug level INFO from debug on, with INFO and\n"
+        "DETAIL from trace on (every call). The program's own debugger.log from info on is always\n"
+        "there. They are kept up to --log-max-mb of `run` and `exec`; what is printed, all of it.\n"
         "\n"
         "examples:\n"
         "  distdebug logs --rank 2 --stderr\n"
-        "  distdebug logs -f --rank 0,4-7"
+        "  distdebug logs -f --rank 0,4-7 --level warning\n"
+        "  distdebug logs --group tp --op all_reduce --since 12.5 --until 14:15:02\n"
+        "  distdebug logs --events --json | jq .message"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_run_argument(parser)
         parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 0,2-3")
         stream = parser.add_mutually_exclusive_group()
-        stream.add_argument(
-            "--stdout", dest="streams", action="store_const", const=("out",), help="only stdout"
+        for flag, streams, what in (
+            ("--stdout", (STDOUT,), "only stdout"),
+            ("--stderr", (STDERR,), "only stderr"),
+            ("--events", (RECORDS,), "only records"),
+        ):
+            stream.add_argument(
+                flag, dest="streams", action="store_const", const=streams, help=what
+            )
+        parser.add_argument(
+            "--level", type=str.lower, choices=LEVELS, help="only records from this level on"
         )
-        stream.add_argument(
-            "--stderr", dest="streams", action="store_const", const=("err",), help="only stderr"
+        parser.add_argument("--group", metavar="NAME", help="only records about this group")
+        parser.add_argument("--op", metavar="OP", help="only records about this op")
+        when = "seconds since the start of the run, or a clock time HH:MM:SS"
+        parser.add_argument("--since", metavar="TIME", help=f"nothing before TIME: {when}")
+        parser.add_argument("--until", metavar="TIME", help="nothing after TIME")
+        parser.add_argument(
+            "--json", action="store_true", help="every line and record as a JSON object"
         )
         parser.add_argument(
             "-f", "--follow", action="store_true", help="go on until the run has ended"
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        wanted = _ranks(args.rank) if args.rank is not None else None
+        ranks = parse_ranks(args.rank) if args.rank is not None else None
+        wanted = Filter(args.level, args.group, args.op)
         directory = RunDirectory.open(args.run)
-        logs = Logs(directory.logs, args.streams or ("out", "err"), wanted, _write)
-        if not args.follow:
-            logs.poll()
-            logs.finish()
-            if wanted is not None and not logs.found:
-                raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
-            return 0
+        start_ns = _start_ns(directory)
+        wanted.since_ns = parse_time("--since", args.since, start_ns)
+        wanted.until_ns = parse_time("--until", args.until, start_ns)
+        reader = LogReader(directory.logs, start_ns, _streams(args, wanted), ranks)
+        show = _Shown(reader, wanted, args.json)
         while True:
-            live = is_live(directory.path)
-            logs.poll()
+            live = args.follow and is_live(directory.path)
+            unseen_ns = time.time_ns() if live else 0
+            show(reader.poll(unseen_ns))
             if not live:
-                logs.finish()
-                return 0
+                show(reader.finish(unseen_ns))
+                break
             sys.stdout.flush()
             time.sleep(POLL_EVERY_S)
+        if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
+            raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
+        return 0
 
 
-@dataclass(slots=True)
-class _Log:
-    """One file: how much of it was shown, and the line that has no end yet."""
-
-    path: Path
-    rank: int
-    offset: int = 0
-    rest: bytes = b""
-
-
-class Logs:
-    """The logs of a run, or some of them. `write(rank, line)` gets every whole line once."""
-
-    def __init__(
-        self,
-        directory: Path,
-        streams: tuple[str, ...],
-        ranks: frozenset[int] | None,
-        write: Callable[[int, bytes], None],
-    ) -> None:
-        self._directory = directory
-        self._streams = streams
-        self._ranks = ranks
-        self._write = write
-        self._logs: dict[str, _Log] = {}
-
-    @property
-    def found(self) -> bool:
-        """Whether there is any file of the ranks that are wanted."""
-        return bool(self._logs)
-
-    def poll(self) -> None:
-        """Write what was added since the last call."""
-        for log in self._files():
-            for line in _new_lines(log):
-                self._write(log.rank, line)
-
-    def finish(self) -> None:
-        """Write lines that never got an end."""
-        for log in self._logs.values():
-            if log.rest:
-                self._write(log.rank, log.rest)
-                log.rest = b""
-
-    def _files(self) -> list[_Log]:
-        try:
-            names = [
-                match for one in self._directory.iterdir() if (match := _LOG.fullmatch(one.name))
-            ]
-        except OSError:
-            names = []  # it vanished: what was found before may still be open to us
-        for match in names:
-            rank = int(match[1])
-            if match[2] in self._streams and (self._ranks is None or rank in self._ranks):
-                self._logs.setdefault(match[0], _Log(self._directory / match[0], rank))
-        return sorted(self._logs.values(), key=lambda log: (log.rank, log.path.suffix != ".out"))
+def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:
+    streams: tuple[str, ...] | None = args.streams
+    if not wanted.records_only:
+        return streams or STREAMS
+    if streams not in (None, (RECORDS,)):
+        flag = "--stdout" if streams == (STDOUT,) else "--stderr"
+        raise UsageError(
+            f"{flag} shows lines, which have no level, group or op; leave it out, "
+            "or leave out --level, --group and --op"
+        )
+    return (RECORDS,)
 
 
-def _new_lines(log: _Log) -> Iterator[bytes]:
-    try:
-        with open(log.path, "rb", buffering=0) as file:
-            if file.seek(0, 2) < log.offset:
-                log.offset, log.rest = 0, b""  # somebody emptied it
-            file.seek(log.offset)
-            while received := file.read(READ_BYTES):
-                log.offset += len(received)
-                *lines, log.rest = (log.rest + received).split(b"\n")
-                yield from lines
-                if len(log.rest) > MAX_LINE_BYTES:
-                    yield log.rest
-                    log.rest = b""
-    except OSError:
-        return
+def _start_ns(directory: RunDirectory) -> int:
+    started = read_object(directory.run_json).get("started_ns")
+    return started if isinstance(started, int) else directory.run_json.stat().st_mtime_ns
 
 
-def _write(rank: int, line: bytes) -> None:
-    states = [part for part in line.split(b"\r") if part]  # of a progress bar: the last
-    text = (states[-1] if states else b"").decode("utf-8", "backslashreplace")
-    sys.stdout.write(f"[rank {rank}] {clean_line(text, colour=colour_wanted(sys.stdout))}\n")
+class _Shown:
+    """Writes the entries that are wanted."""
+
+    def __init__(self, reader: LogReader, wanted: Filter, as_json: bool) -> None:
+        self._reader = reader
+        self._wanted = wanted
+        self._as_json = as_json
+
+    def __call__(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if not self._wanted.takes(entry):
+                continue
+            if self._as_json:
+                _write_json(entry)
+            elif not (entry.fields.get("printed") and self._reader.shows_stderr_of(entry.rank)):
+                _write(entry)
 
 
-def _ranks(text: str) -> frozenset[int]:
-    """`0,2-3`. Raises UsageError."""
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        first = int(match[1]) if match else 0
-        last = int(match[2] or match[1]) if match else -1
-        if last < first or last - first > _MOST_RANKS:
-            raise UsageError(f"--rank takes ranks such as 2 or 0,4-7, not {text!r}")
-        ranks.update(range(first, last + 1))
-    return frozenset(ranks)
+def _write(entry: Entry) -> None:
+    colour = colour_wanted(sys.stdout)
+    if entry.fields:
+        text = readable(entry.fields, colour=colour)
+    else:
+        text = f"[rank {entry.rank}] {clean_line(_printed(entry), colour=colour)}"
+    sys.stdout.write(f"{text}\n")
+
+
+def _write_json(entry: Entry) -> None:
+    line = {"stream": entry.stream, "text": _printed(entry)} if not entry.fields else {}
+    value = entry.fields or {"time_ns": entry.time_ns, "rank": entry.rank, **line}
+    sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+def _printed(entry: Entry) -> str:
+    states = [part for part in entry.line.split(b"\r") if part]  # of a progress bar: the last
+    return (states[-1] if states else b"").decode("utf-8", "backslashreplace")

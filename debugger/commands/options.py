@@ -10,6 +10,7 @@ from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
+from ..record.log_file import DEFAULT_MAX_MB
 
 LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight")
@@ -50,6 +51,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"look at the data of each call: {', '.join(CHECKS)}, or all",
     )
+    group.add_argument(
+        "--log-max-mb",
+        type=_megabytes,
+        default=DEFAULT_MAX_MB,
+        metavar="MB",
+        help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
+    )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
@@ -67,6 +75,7 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
         "checks": _checks(args.check),
+        "log_max_mb": args.log_max_mb,
         "on_finding": args.on_finding,
         "strict": args.strict,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
@@ -79,6 +88,13 @@ def _checks(text: str) -> tuple[str, ...]:
         if name not in (*CHECKS, "all"):
             raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
     return CHECKS if "all" in names else tuple(dict.fromkeys(names))
+
+
+def _megabytes(text: str) -> float:
+    value = float(text)
+    if not 0.01 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be from 0.01 to 1000000 MiB, not {text}")
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -18,6 +18,7 @@ from .. import __version__, hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.stragglers import stragglers
+from ..record.log_file import DEFAULT_MAX_MB, MAX_MB
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
@@ -56,6 +57,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
     checks: tuple[str, ...] = ()
+    log_max_mb: float = DEFAULT_MAX_MB
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -94,7 +96,7 @@ class Session:
                 world_size=options.world_size,
             )
             self._watch = Watch(Records(directory.ranks), table, policy)
-            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr)
+            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr, options.log_max_mb)
             host = HostSampler(directory)
             try:
                 launch.start(options.command, self._environment(directory))
@@ -268,6 +270,7 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment[MAX_MB] = f"{self._options.log_max_mb:g}"
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Phase
 from ..record.wording import FINDING_MARK
-from . import agreement, call_site, checked_group, ddp_unused, deferred, waiting
+from . import agreement, call_site, checked_group, ddp_unused, deferred, rank_log, waiting
 from .finding_errors import FindingRaised
 from .own_findings import OwnFinding
 from .recorder import Recorder
@@ -238,8 +238,9 @@ def _note_exit(recorder: Recorder, message: str) -> None:
 def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
     """Put on record that the process ends with this error; what it truly is."""
     error = _revealed(error)
-    record(recorder, error)
-    _leaving(recorder, status)
+    with rank_log.held():
+        record(recorder, error)
+        _leaving(recorder, status)
     return error
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import agreement, connections, data_checks, forks, in_flight, torch_private
+from . import agreement, call_log, connections, data_checks, forks, in_flight, torch_private
 from .checked_group import CheckedGroup
 from .finding_errors import FindingRaised
 from .monitored import Monitor
@@ -123,6 +123,7 @@ def _checked(
     asked = os.environ.get(data_checks.CHECKS, "")
     record.inspect = data_checks.inspector(asked, recorder, record)
     record.holds = in_flight.INFLIGHT in asked.split(",")
+    call_log.watch(record)
     recorder.group_ready(record)
     forks.watch_group(outer)
     return outer

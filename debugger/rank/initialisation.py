@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from ..record import layout
 from ..record.layout import Activity
-from . import forks, torch_private
+from . import forks, rank_log, torch_private
 from .recorder import Recorder, report_own_fault
 
 
@@ -54,6 +54,7 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
             if recorder.writer.rank < 0:
                 group = torch_private.c10d.GroupMember.WORLD
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
+        rank_log.write("init_process_group", "debug", **_told(detail))
         return result
 
     return init_process_group
@@ -66,6 +67,11 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
             return original(*args, **kwargs)
 
     return destroy_process_group
+
+
+def _told(detail: dict[str, Any]) -> dict[str, Any]:
+    """What the log says of it; the record has its own field for the rank."""
+    return {name: value for name, value in detail.items() if name not in ("rank", "path", "stale")}
 
 
 def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    call_log,
     call_site,
     ddp,
     exceptions,
@@ -30,6 +31,7 @@ from . import (
     initialisation,
     levels,
     monitored,
+    python_warnings,
     rank_log,
     torch_private,
     unwinding,
@@ -78,6 +80,8 @@ def _install(directory: Path) -> Recorder:
     watch = VerdictWatch(directory / VERDICT)
     watch.install()
     rank_log.observe(recorder, directory)
+    python_warnings.observe()
+    call_log.observe()
     initialisation.observe(recorder, directory)
     groups.observe(recorder)
     exceptions.observe(recorder)

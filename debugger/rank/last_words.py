@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..record.flight_file import FlightFile
 from ..record.layout import Definition, Phase
-from . import call_site
+from . import call_site, rank_log
 
 
 def record(error: BaseException) -> None:
@@ -34,16 +34,15 @@ def record(error: BaseException) -> None:
     )
     summary = traceback.extract_tb(error.__traceback__)
     users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
-    site = 0
+    site, place = 0, None
     if users:
-        place = [users[-1].filename, users[-1].lineno, users[-1].name]
-        site = file.define(Definition.SITE, json.dumps(place))
-    file.note(
-        "exception",
-        f"{type(error).__name__}: {error}".rstrip(": "),
-        site=site,
-        type=type(error).__name__,
-        stack=[f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
-        communication=False,
-    )
+        place = (users[-1].filename, users[-1].lineno or 0)
+        site = file.define(Definition.SITE, json.dumps([*place, users[-1].name]))
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    data = {
+        "type": type(error).__name__,
+        "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
+    }
+    file.note("exception", message, site=site, communication=False, **data)
     file.phase(Phase.EXITING, 1)
+    rank_log.note("exception", message, data, place)

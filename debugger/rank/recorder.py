@@ -30,7 +30,7 @@ from ..record.signature import (
 )
 from ..record.slots import CallDescription, ChannelSlot, GroupSlot
 from ..record.writer import FlightWriter
-from . import call_site, describe, waiting
+from . import call_site, describe, rank_log, waiting
 from .waiting import WaitFunction
 
 _MOST_SITES = 10_000
@@ -85,6 +85,7 @@ class GroupRecord:
     ) -> None:
         self.name = name
         self.desc = desc
+        self.shown_name = wording.group_name(name, desc)
         self.incarnation = incarnation
         self.ranks = tuple(ranks)
         self.group_rank = group_rank
@@ -129,6 +130,8 @@ class Recorder:
         self.world = None
         self._identity = dict(identity)
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._places: dict[int, tuple[str, int]] = {}
+        self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
@@ -142,6 +145,7 @@ class Recorder:
         self._identity["job"] = job
         self.writer.identify(self._identity)
         self.writer.claim(rank, world_size, local_rank, restart_count)
+        rank_log.claimed()
 
     @property
     def job(self) -> str:
@@ -183,7 +187,10 @@ class Recorder:
 
     def site_at(self, file: str, line: int, function: str) -> int:
         """The id of this line."""
-        return self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        if number:  # 0: there was no room for it
+            self._places[number] = (file, line)
+        return number
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -212,6 +219,7 @@ class Recorder:
         if slot is None:
             return None
         record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
+        self._shown_names[name, incarnation] = record.shown_name
         if desc == "default_pg":
             self.world = record
             self._creations = 0
@@ -249,10 +257,13 @@ class Recorder:
     def group_ready(self, record: GroupRecord) -> None:
         """The group can be used."""
         self.writer.group_state(record.slot, GroupState.READY)
+        about = {"ranks": record.ranks, "backend": record.backend}
+        rank_log.write("group_created", "debug", group=record.shown_name, **about)
 
     def group_destroyed(self, record: GroupRecord) -> None:
         """The group is gone; this rank will not take part in its calls any more."""
         self.writer.group_state(record.slot, GroupState.DESTROYED)
+        rank_log.write("group_destroyed", "debug", group=record.shown_name)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -338,6 +349,10 @@ class Recorder:
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""
         self.writer.note(kind, message, site=site, **data)
+        group = data.get("group")
+        if isinstance(group, list):
+            data["group"] = self._shown_names.get(tuple(group), group)
+        rank_log.note(kind, message, data, self._places.get(site))
 
 
 def _main_ident() -> int:
@@ -348,7 +363,9 @@ def report_own_fault(what: str, error: BaseException) -> None:
     """One line on stderr: a part of the layer is switched off, the program goes on."""
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
-    say(f"{what} is switched off in process {os.getpid()}: {error!r}")
+    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
+    say(text)
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
 
 
 def say(text: str) -> None:

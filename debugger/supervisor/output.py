@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ..record.log_file import DEFAULT_MAX_MB, in_bytes
 from ..record.sanitize import clean_line
+from .output_log import OutputLog
 
 LOOK_EVERY_S = 0.05
 IDLE_S = 0.5
@@ -69,6 +71,7 @@ class _Follower:
     path: Path
     prefix: str
     screen: _Screen
+    log: OutputLog
     offset: int = 0
     pending: bytes = b""
     shown: int = 0
@@ -98,6 +101,7 @@ class _Follower:
         self.behind = self.offset < size
         self.changed_s = now_s
         *lines, last = (self.pending + received).split(b"\n")
+        self.log.took(self.offset, lines, time.time_ns())
         texts = []
         for line in lines:
             texts.append(self._finish(line))
@@ -160,8 +164,11 @@ class OutputFollower:
     """Follows the logs of all ranks. Either call `poll` about 20 times a second, or `start` a
     thread, so that a terminal that does not take more output cannot hold up the supervisor."""
 
-    def __init__(self, logs: Path, stdout: TextIO, stderr: TextIO) -> None:
+    def __init__(
+        self, logs: Path, stdout: TextIO, stderr: TextIO, log_max_mb: float = DEFAULT_MAX_MB
+    ) -> None:
         self._logs = logs
+        self._log_bytes = in_bytes(log_max_mb)
         self._screens = {
             "out": _Screen(stdout, colour_wanted(stdout)),
             "err": _Screen(stderr, colour_wanted(stderr)),
@@ -243,8 +250,12 @@ class OutputFollower:
         for match in sorted(found, key=lambda one: (int(one[1]), one[2] != "out")):
             if match[0] not in self._followers:
                 screen = self._screens[match[2]]
+                path, rank = self._logs / match[0], int(match[1])
                 self._followers[match[0]] = _Follower(
-                    self._logs / match[0], _prefix(int(match[1]), screen.colour), screen
+                    path,
+                    _prefix(rank, screen.colour),
+                    screen,
+                    OutputLog(path, rank, self._log_bytes),
                 )
 
 

@@ -197,8 +197,15 @@ def _walk(node: ast.AST, *, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
     """Every node, and whether it runs only when a function is called."""
     function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     for child in ast.iter_child_nodes(node):
-        yield child, lazy or function
-        yield from _walk(child, lazy=lazy or function)
+        later = lazy or function or _is_for_types(node)
+        yield child, later
+        yield from _walk(child, lazy=later)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """`if TYPE_CHECKING:`, which never runs."""
+    test = node.test if isinstance(node, ast.If) and not node.orelse else None
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def _targets(node: ast.AST, package: str, modules: set[str]) -> Iterator[tuple[str, bool]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from debugger.cli import main
-from debugger.commands.logs import Logs
 from debugger.errors import UsageError
+from debugger.record.log_reader import LogReader
 
 from . import runs_on_disk
 
@@ -58,22 +58,22 @@ def test_ranks_that_make_no_sense(capsys: Capture, ranks: str) -> None:
 
 
 def test_logs_that_grow_and_shrink(tmp_path: Path) -> None:
-    seen: list[tuple[int, bytes]] = []
-    logs = Logs(tmp_path, ("out",), None, lambda rank, line: seen.append((rank, line)))
-    logs.poll()
+    logs = LogReader(tmp_path, 0, ("out",))
+
+    def new() -> list[tuple[int | None, bytes]]:
+        return [(entry.rank, entry.line) for entry in logs.poll()]
+
+    assert new() == []
     log = tmp_path / "3.out"
     log.write_bytes(b"a\nb")
-    logs.poll()
+    assert new() == [(3, b"a")]
     log.write_bytes(b"a\nbc\nd\n")
-    logs.poll()
-    assert seen == [(3, b"a"), (3, b"bc"), (3, b"d")]
+    assert new() == [(3, b"bc"), (3, b"d")]
     log.write_bytes(b"new\n")
-    logs.poll()
-    assert seen[3:] == [(3, b"new")]
+    assert new() == [(3, b"new")]
     log.unlink()
-    logs.poll()
-    logs.finish()
-    assert len(seen) == 4
+    assert new() == []
+    assert list(logs.finish()) == []
 
 
 def test_logs_follow_until_the_run_ends(capsys: Capture) -> None:
