@@ -21,6 +21,15 @@ def record(error: BaseException) -> None:
     """Write a flight record that holds nothing but who this rank was, and this exception."""
     if not isinstance(error, Exception):
         return
+    summary = traceback.extract_tb(error.__traceback__)
+    users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
+    place = (users[-1].filename, users[-1].lineno or 0) if users else None
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    data = {
+        "type": type(error).__name__,
+        "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
+    }
+    rank_log.note("exception", message, data, place)  # first: the flight record ends the run
     environment = os.environ
     path = Path(environment["DISTDEBUG_RUN_DIR"]) / "ranks" / f"pid-{os.getpid()}.flight"
     file = FlightFile(path)
@@ -32,17 +41,8 @@ def record(error: BaseException) -> None:
         int(environment.get("LOCAL_RANK", -1)),
         int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
-    summary = traceback.extract_tb(error.__traceback__)
-    users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
-    site, place = 0, None
-    if users:
-        place = (users[-1].filename, users[-1].lineno or 0)
+    site = 0
+    if place is not None:
         site = file.define(Definition.SITE, json.dumps([*place, users[-1].name]))
-    message = f"{type(error).__name__}: {error}".rstrip(": ")
-    data = {
-        "type": type(error).__name__,
-        "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
-    }
     file.note("exception", message, site=site, communication=False, **data)
     file.phase(Phase.EXITING, 1)
-    rank_log.note("exception", message, data, place)

@@ -30,13 +30,14 @@ _NOTE_LEVELS = {
     **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
     **dict.fromkeys(("forked",), "error"),
     **dict.fromkeys(("interrupted", "layer_off", "not_in_group", "stale_store"), "warning"),
-    **dict.fromkeys(("data_exhausted", "exit", "unwinding"), "debug"),
+    **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
 }
 """Of notes on the flight record, by their kind; others are of level info."""
 _FOR_DIAGNOSIS = frozenset(
     ("address_in_use", "call", "communication", "destroys", "invalid_argument", "thread_slot")
 )
 """What a note says to the diagnosis and to nobody else."""
+_LOGGED_BY_THEMSELVES = frozenset(("ddp_failed", "ddp_times"))
 
 _recorder: Recorder | None = None
 _directory: Path | None = None
@@ -80,6 +81,8 @@ def write(event: str, level: str = "info", **fields: Any) -> None:
 def note(kind: str, message: str, data: Mapping[str, Any], place: tuple[str, int] | None) -> None:
     """A note on the flight record is a record of the log, too. It is not printed: what it is about
     stands in a traceback or in the report."""
+    if kind in _LOGGED_BY_THEMSELVES:
+        return
     severity = data.get("severity")
     level = str(severity) if severity in LEVELS else _NOTE_LEVELS.get(kind, "info")
     if not at_least(level, file_level()):
