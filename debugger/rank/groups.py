@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import agreement, connections, data_checks, forks, in_flight, torch_private
+from . import agreement, breakpoints, connections, data_checks, forks, in_flight, torch_private
 from .checked_group import CheckedGroup
 from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
@@ -121,7 +121,8 @@ def _checked(
     outer.attach(inner, recorder, record, wrap_split, barrier)
     agreement.guard(recorder, record, store)
     asked = os.environ.get(data_checks.CHECKS, "")
-    record.inspect = data_checks.inspector(asked, recorder, record)
+    looks = data_checks.inspector(asked, recorder, record)
+    record.inspect = breakpoints.before_calls(record.ranks, record.group_rank, looks)
     record.holds = in_flight.INFLIGHT in asked.split(",")
     recorder.group_ready(record)
     forks.watch_group(outer)

@@ -22,6 +22,7 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    breakpoints,
     exceptions,
     forks,
     groups,
@@ -83,6 +84,7 @@ def _install(directory: Path) -> Recorder:
     agreement.observe()
     monitored.observe()
     levels.observe()
+    breakpoints.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))

@@ -220,6 +220,12 @@ def _watch_store(
     patch(store_class, name, make)
 
 
+def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
+    """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
+        patch(dist, name, lambda _original: lambda: make_pdb())
+
+
 def store_address(store: Any) -> str:
     """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
     while isinstance(store, dist.PrefixStore):

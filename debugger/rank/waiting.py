@@ -38,6 +38,11 @@ def set_verdict(
     _check, _instead = check, instead
 
 
+def check() -> None:
+    """Raise the verdict of the run, if there is one."""
+    _check()
+
+
 def instead(error: BaseException) -> BaseException:
     """What to raise when a call ended with this error: the verdict, if there is one, for then the
     error is only that others went first."""

@@ -1,0 +1,205 @@
+"""`distdebug attach`: the prompt of a rank that stands at a breakpoint, with editing and history."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..record.breakpoints import FOLDER, Line, Stop, connect, stops
+from ..record.run_directory import RunDirectory, RunDirectoryError
+from ..record.sanitize import clean
+from .base import Command, add_run_argument
+
+HISTORY = "~/.distdebug_history"
+_MOST_HISTORY = 1000
+_HINT_AFTER_S = 1.0
+_COMPLETE_S = 2.0
+
+
+class AttachCommand(Command):
+    name = "attach"
+    help = "talk to a rank that stands at a breakpoint"
+    epilog = (
+        "The prompt is pdb's, in the rank. `continue` lets the rank go on to its next breakpoint;\n"
+        "`quit`, Ctrl-D or closing the terminal let it go on without stopping again. While the\n"
+        "rank runs, Ctrl-C leaves it to itself in the same way.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug attach --rank 2\n"
+        "  distdebug attach .distdebug/20260310-141502-7f3a --rank 2"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_run_argument(parser)
+        parser.add_argument(
+            "--rank",
+            type=int,
+            metavar="R",
+            help="which rank (default: the only one at a breakpoint)",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        directory = _directory(args.run)
+        stop = _chosen(directory, args.rank)
+        if stop.address:
+            raise UsageError(f"{stop.notice('')}")
+        try:
+            connection = connect(directory, stop)
+        except OSError as error:
+            raise UsageError(
+                f"{stop.who} cannot be reached: {(error.strerror or str(error)).lower()}; "
+                "it may have gone on"
+            ) from None
+        with contextlib.closing(Line(connection)) as line, _readline(line):
+            return Terminal(line, stop).run()
+
+
+def _directory(run: str | None) -> Path:
+    """The run's directory; also one that a program keeps which has no supervisor."""
+    try:
+        return RunDirectory.open(run).path
+    except RunDirectoryError:
+        path = Path(run or "")
+        if run is None or not (path / FOLDER).is_dir() or path.stat().st_uid != os.geteuid():
+            raise
+        return path
+
+
+def _chosen(directory: Path, rank: int | None) -> Stop:
+    found = stops(directory)
+    there = ", ".join(stop.who for stop in found) or "no rank"
+    if rank is None:
+        if len(found) > 1:
+            raise UsageError(f"{there} are at breakpoints; say which with --rank")
+        if not found:
+            raise UsageError(f"no rank of {directory} is at a breakpoint on this host")
+        return found[0]
+    for stop in found:
+        if stop.rank == rank:
+            return stop
+    verb = "are" if len(found) > 1 else "is"
+    raise UsageError(f"rank {rank} is not at a breakpoint of {directory}; {there} {verb}")
+
+
+class Terminal:
+    """Shows what the rank says, and asks when it wants a line."""
+
+    def __init__(self, line: Line, stop: Stop) -> None:
+        self._line = line
+        self._stop = stop
+
+    def run(self) -> int:
+        """Until the rank has gone on, or the user has left."""
+        print(
+            f"{self._stop.who} at {clean(self._stop.place)}; "
+            "continue goes on to the next breakpoint, quit leaves the rank to itself"
+        )
+        hinted = False
+        asked_s = time.monotonic()
+        while True:
+            try:
+                wait_s = None if hinted else max(0.0, asked_s + _HINT_AFTER_S - time.monotonic())
+                if not select.select([self._line], [], [], wait_s)[0]:
+                    hinted = True
+                    print(f"{self._stop.who} runs; Ctrl-C leaves it to itself", flush=True)
+                    continue
+                messages = self._line.receive()
+            except KeyboardInterrupt:
+                print(f"\nleft {self._stop.who}, which stops at no further breakpoint")
+                return 0
+            if messages is None:
+                print(f"{self._stop.who} has ended")
+                return 0
+            for message in messages:
+                match message:
+                    case {"output": str(text)}:
+                        _show(text)
+                    case {"prompt": str(prompt)}:
+                        hinted, asked_s = False, self._ask(prompt)
+                    case {"end": str(text)}:
+                        print(clean(text))
+                        return 0
+                    case _:
+                        pass  # candidates that came too late
+
+    def _ask(self, prompt: str) -> float:
+        """Send what is typed; when that was."""
+        *before, last = prompt.split("\n")
+        _show("".join(f"{line}\n" for line in before))
+        while True:
+            try:
+                self._line.send(line=input(clean(last)))
+            except KeyboardInterrupt:
+                print()  # as in a shell: only the line is given up
+                continue
+            except EOFError:
+                print()
+                self._line.send(line="quit")
+            return time.monotonic()
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(clean(text, max_length=100_000, newlines=True))
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _readline(line: Line) -> Iterator[None]:
+    """Line editing, completion by the rank, and a history that other users cannot read."""
+    try:
+        import readline
+    except ImportError:
+        yield  # a Python that was built without it
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    path = os.path.expanduser(HISTORY)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_MOST_HISTORY)
+    readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")
+    readline.set_completer(Completer(line, readline))
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            os.chmod(path, 0o600)
+            readline.write_history_file(path)
+
+
+class Completer:
+    """Asks the rank what the word under the cursor may become."""
+
+    def __init__(self, line: Line, readline: Any) -> None:
+        self._line = line
+        self._readline = readline
+        self._found: list[str] = []
+
+    def __call__(self, text: str, state: int) -> str | None:
+        if state == 0:
+            buffer = self._readline.get_line_buffer()
+            begin, end = self._readline.get_begidx(), self._readline.get_endidx()
+            self._found = self._ask(text, buffer, begin, end)
+        return self._found[state] if state < len(self._found) else None
+
+    def _ask(self, text: str, line: str, begin: int, end: int) -> list[str]:
+        self._line.send(complete=[text, line, begin, end])
+        until_s = time.monotonic() + _COMPLETE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            if not select.select([self._line], [], [], left_s)[0]:
+                break
+            for message in self._line.receive() or ({"candidates": []},):
+                if "candidates" in message:
+                    return [clean(str(one)) for one in message["candidates"]]
+        return []
