@@ -38,7 +38,9 @@ def monitored_barrier(
     barrier(group, timeout, wait_all_ranks)
 
 
-def breakpoint(rank: int = 0, condition: bool | Callable[[], object] | None = None) -> None:
+def breakpoint(  # noqa: A001 - as torch's
+    rank: int = 0, condition: bool | Callable[[], object] | None = None
+) -> None:
     """Stop on one rank of the world, at the line of the call; `distdebug attach` leads there.
 
     `condition`, or what it returns when it is called, decides on that rank whether to stop. The

@@ -1,4 +1,4 @@
-"""`distdebug attach`: the prompt of a rank that stands at a breakpoint, with editing and history."""
+"""`distdebug attach`: the prompt of a rank at a breakpoint, with line editing and history."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ class Completer:
         while (left_s := until_s - time.monotonic()) > 0:
             if not select.select([self._line], [], [], left_s)[0]:
                 break
-            for message in self._line.receive() or ({"candidates": []},):
+            messages = self._line.receive()
+            for message in messages if messages is not None else [{"candidates": []}]:
                 if "candidates" in message:
                     return [clean(str(one)) for one in message["candidates"]]
         return []

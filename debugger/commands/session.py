@@ -28,6 +28,7 @@ from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
 from ..supervisor.output import OutputFollower, colour_wanted
+from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
 from ..supervisor.records import Records, newest_ranks
 from ..supervisor.watch import Look, Policy, Watch
@@ -93,6 +94,8 @@ class Session:
                 world_size=options.world_size,
             )
             self._watch = Watch(Records(directory.ranks), table, policy)
+            latest = RunDirectory.latest() == directory.path
+            self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             follower = OutputFollower(directory.logs, sys.stdout, sys.stderr)
             host = HostSampler(directory)
             try:
@@ -111,6 +114,7 @@ class Session:
         """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
         launcher_ended_s = 0.0
         while True:
+            self._tell_pauses()
             look = self._watch.look()
             self._tell(look)
             host.sample(
@@ -125,6 +129,15 @@ class Session:
                 if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
                     return look, None
             time.sleep(self._watch.pause_s)
+
+    def _tell_pauses(self) -> None:
+        """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
+        notices, paused = self._pauses.look()
+        for notice in notices:
+            self._say(notice)
+            self._directory.append_event("breakpoint", notice)
+        if paused:
+            self._watch.pause()
 
     def _tell(self, look: Look) -> None:
         """Notices at most every ten seconds each; findings once."""

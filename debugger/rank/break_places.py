@@ -1,4 +1,4 @@
-"""Where `--break` stops, as a rank looks it up: lines by file and number, calls by op and number."""
+"""Where `--break` stops, as a rank looks it up: lines of files, and calls by op and number."""
 
 from __future__ import annotations
 

@@ -199,9 +199,12 @@ class Breakpoints:
                     return
                 file, line, function = _place(frame, trace)
                 site = self._recorder.site_at(file, line, function)
-                with self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site):
-                    with self._announced(Stop(*self._who(), file, line, function, *self._why())):
-                        yield not self._console.left
+                here = Stop(*self._who(), file, line, function, *self._why())
+                with (
+                    self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site),
+                    self._announced(here),
+                ):
+                    yield not self._console.left
         finally:
             self._local.shown = False
 
@@ -265,13 +268,12 @@ class Breakpoints:
 
     def _await_editor(self, frame: FrameType) -> bool:
         """Let an editor stop here; False, having said why, where that cannot be."""
-        code = frame.f_code
-        place = code.co_filename, frame.f_lineno, code.co_name
-        site = self._recorder.site_at(*place)
+        file, line, function = _place(frame, None)
+        site = self._recorder.site_at(file, line, function)
 
         @contextlib.contextmanager
         def announced(address: str) -> Iterator[None]:
-            here = Stop(*self._who(), *place, *self._why(address))
+            here = Stop(*self._who(), file, line, function, *self._why(address))
             with self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site):
                 standing.announce(self._directory, here)
                 self._tell(here)

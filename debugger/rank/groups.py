@@ -9,7 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import agreement, breakpoints, connections, data_checks, forks, in_flight, torch_private
+from . import (
+    agreement,
+    breakpoints,
+    connections,
+    data_checks,
+    forks,
+    in_flight,
+    timeouts,
+    torch_private,
+)
 from .checked_group import CheckedGroup
 from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
@@ -31,7 +40,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         name = str(given.get("group_name"))
         backend = str(given.get("backend"))
         if not ranks:
-            with connections.remembered():
+            with connections.remembered(name):
                 created = original(*args, **kwargs)
             size = int(created[0].size())
             return _wrapped(recorder, created, list(range(size)), name, backend, given)
@@ -44,7 +53,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
         with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
-            with connections.remembered():
+            with connections.remembered(name):
                 created = original(*args, **kwargs)
             # Within: at DETAIL this waits for the other ranks as well.
             return _wrapped(recorder, created, ranks, name, backend, given)
@@ -125,5 +134,6 @@ def _checked(
     record.inspect = breakpoints.before_calls(record.ranks, record.group_rank, looks)
     record.holds = in_flight.INFLIGHT in asked.split(",")
     recorder.group_ready(record)
+    timeouts.take_over(record, inner)
     forks.watch_group(outer)
     return outer

@@ -30,6 +30,7 @@ from . import (
     levels,
     monitored,
     rank_log,
+    timeouts,
     torch_private,
     unwinding,
 )
@@ -85,13 +86,18 @@ def _install(directory: Path) -> Recorder:
     monitored.observe()
     levels.observe()
     breakpoints.observe(recorder, directory)
+    limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))
 
+    def look() -> None:
+        watch.look()
+        limits.look()
+
     def begin() -> None:
         global _heartbeat
-        _heartbeat = Heartbeat(recorder, watch.look)
+        _heartbeat = Heartbeat(recorder, look)
         _heartbeat.start()
         _register_faulthandler(directory)
 

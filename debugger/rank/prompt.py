@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -122,7 +123,7 @@ class Console:
     def _await_line(self, line: Line) -> None:
         while not self._lines and not self.left:
             self._look()
-            both = [line, self._listener] if self._listener is not None else [line]
+            both: list[Any] = [line, self._listener] if self._listener is not None else [line]
             ready = select.select(both, [], [], LOOK_EVERY_S)[0]
             if self._listener in ready and self._listener is not None:
                 further = self._accept(self._listener)
@@ -148,21 +149,22 @@ class Console:
 class RankPdb(pdb.Pdb):
     """pdb, whose prompt ends with the rank going on. One for each thread.
 
-    `stopped(frame, thread's pdb)` gives a context manager that holds while the prompt is shown.
+    `stopped(frame, traceback)` holds while the prompt is shown, and tells whether to show it.
+    `wanted(file, line)`: whether a breakpoint at this line is one for this rank.
     """
 
     def __init__(
         self,
         console: Console,
         prompt: str,
-        stopped: Callable[[FrameType | None, TracebackType | None], Any],
-        breaks_in: Callable[[str], bool],
+        stopped: Callable[[FrameType | None, Any], AbstractContextManager[bool]],
+        wanted: Callable[[str, int], bool],
     ) -> None:
         # typeshed wants real files here; pdb reads lines and writes text.
         super().__init__(stdin=console, stdout=console, skip=_OWN_MODULES, nosigint=True)  # type: ignore[arg-type]
         self._console = console
         self._stopped = stopped
-        self._breaks_in = breaks_in
+        self._wanted = wanted
         self.prompt = prompt
         self.reset()
 
@@ -197,11 +199,16 @@ class RankPdb(pdb.Pdb):
 
     def only_files(self, frame: FrameType, event: str, arg: Any) -> Any:
         """The trace function of a thread that runs on: looks at files that have breakpoints."""
-        if not self._breaks_in(frame.f_code.co_filename):
+        if not self.break_anywhere(frame):
             return None
         if self.botframe is None:
             self.watch(frame)
         return self.trace_dispatch(frame, event, arg)
+
+    def break_here(self, frame: FrameType) -> bool:
+        return super().break_here(frame) and self._wanted(
+            self.canonic(frame.f_code.co_filename), frame.f_lineno
+        )
 
     def set_continue(self) -> None:
         super().set_continue()
@@ -226,7 +233,7 @@ class RankPdb(pdb.Pdb):
 
     # -- commands whose meaning is another one in a rank ---------------------------------------
 
-    def do_quit(self, _arg: str) -> bool:
+    def do_quit(self, arg: str) -> bool:  # noqa: ARG002 - pdb's signature
         """q(uit)
         Leave the prompt: the rank goes on, and stops at no further breakpoint.
         """
@@ -236,13 +243,13 @@ class RankPdb(pdb.Pdb):
 
     do_q = do_exit = do_quit
 
-    def do_EOF(self, _arg: str) -> bool:
+    def do_EOF(self, arg: str) -> bool:
         """EOF
         Leave the prompt, as quit does.
         """
-        return self.do_quit("")
+        return self.do_quit(arg)
 
-    def do_run(self, _arg: str) -> None:
+    def do_run(self, arg: str) -> None:  # noqa: ARG002 - as above
         """run
         Not here: a rank cannot begin anew without the others.
         """
@@ -250,7 +257,7 @@ class RankPdb(pdb.Pdb):
 
     do_restart = do_run
 
-    def do_interact(self, _arg: str) -> None:
+    def do_interact(self, arg: str) -> None:  # noqa: ARG002 - as above
         """interact
         An interactive interpreter with the names of the current scope; Ctrl-D or exit() leaves it.
         """

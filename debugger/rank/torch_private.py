@@ -23,6 +23,7 @@ c10d: Any = torch.distributed.distributed_c10d
 ProcessGroup: Any = torch.distributed.ProcessGroup
 
 Wrapped = Callable[..., Any]
+ENDLESS = timedelta(days=30)
 
 
 def patch(owner: Any, name: str, make: Callable[[Wrapped], Wrapped]) -> None:
@@ -224,6 +225,32 @@ def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
     """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
     for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
         patch(dist, name, lambda _original: lambda: make_pdb())
+
+
+def prolong(inner: Any) -> bool:
+    """Let the group's gloo wait for ever; whether it could be told to."""
+    gloo = getattr(c10d, "ProcessGroupGloo", None)
+    if gloo is None or is_python_group(inner):
+        return False
+    found = [inner._get_backend(device) for device in inner._device_types]
+    if not all(isinstance(one, gloo) and hasattr(one, "set_timeout") for one in found):
+        return False
+    for one in found:
+        one.set_timeout(ENDLESS)
+    return bool(found)
+
+
+def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
+    """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def set_timeout(timeout: timedelta, group: Any = None) -> Any:
+            found = c10d.GroupMember.WORLD if group is None else group
+            return None if changed(found, timeout) else original(timeout, group)
+
+        return set_timeout
+
+    patch(c10d, "_set_pg_timeout", make)
 
 
 def store_address(store: Any) -> str:
