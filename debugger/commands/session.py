@@ -56,6 +56,9 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
     checks: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    post_mortem: bool = False
+    debugger: str = "pdb"
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -272,6 +275,9 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment["DISTDEBUG_BREAK"] = "\n".join(self._options.breaks)
+        environment["DISTDEBUG_PDB"] = "1" if self._options.post_mortem else ""
+        environment["DISTDEBUG_DEBUGGER"] = self._options.debugger
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
