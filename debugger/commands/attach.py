@@ -59,7 +59,7 @@ class AttachCommand(Command):
                 "it may have gone on"
             ) from None
         with contextlib.closing(Line(connection)) as line, _readline(line):
-            return Terminal(line, stop).run()
+            return Terminal(line, stop, directory).run()
 
 
 def _directory(run: str | None) -> Path:
@@ -92,9 +92,11 @@ def _chosen(directory: Path, rank: int | None) -> Stop:
 class Terminal:
     """Shows what the rank says, and asks when it wants a line."""
 
-    def __init__(self, line: Line, stop: Stop) -> None:
+    def __init__(self, line: Line, stop: Stop, directory: Path) -> None:
         self._line = line
         self._stop = stop
+        self._directory = directory
+        self._others: set[str] = set()
 
     def run(self) -> int:
         """Until the rank has gone on, or the user has left."""
@@ -103,13 +105,13 @@ class Terminal:
             "continue goes on to the next breakpoint, quit leaves the rank to itself"
         )
         hinted = False
-        asked_s = time.monotonic()
         while True:
             try:
-                wait_s = None if hinted else max(0.0, asked_s + _HINT_AFTER_S - time.monotonic())
-                if not select.select([self._line], [], [], wait_s)[0]:
+                if not select.select([self._line], [], [], _HINT_AFTER_S)[0]:
+                    if not hinted:
+                        print(f"{self._stop.who} runs; Ctrl-C leaves it to itself", flush=True)
                     hinted = True
-                    print(f"{self._stop.who} runs; Ctrl-C leaves it to itself", flush=True)
+                    self._tell_of_others()
                     continue
                 messages = self._line.receive()
             except KeyboardInterrupt:
@@ -123,15 +125,23 @@ class Terminal:
                     case {"output": str(text)}:
                         _show(text)
                     case {"prompt": str(prompt)}:
-                        hinted, asked_s = False, self._ask(prompt)
+                        hinted = False
+                        self._ask(prompt)
                     case {"end": str(text)}:
                         print(clean(text))
                         return 0
                     case _:
                         pass  # candidates that came too late
 
-    def _ask(self, prompt: str) -> float:
-        """Send what is typed; when that was."""
+    def _tell_of_others(self) -> None:
+        """This rank may wait for another one that stands at a breakpoint; told once of each."""
+        for stop in stops(self._directory):
+            if stop.pid != self._stop.pid and stop.name not in self._others:
+                self._others.add(stop.name)
+                print(stop.notice(str(self._directory)), flush=True)
+
+    def _ask(self, prompt: str) -> None:
+        """Send what is typed."""
         *before, last = prompt.split("\n")
         _show("".join(f"{line}\n" for line in before))
         while True:
@@ -143,7 +153,7 @@ class Terminal:
             except EOFError:
                 print()
                 self._line.send(line="quit")
-            return time.monotonic()
+            return
 
 
 def _show(text: str) -> None:
