@@ -14,15 +14,16 @@ if sys.argv[1] == "library":
     debugger.install(run_dir=sys.argv[3])
 
 MODE = sys.argv[1]
+STOPS = dict.fromkeys(("plain", "library", "received", "dying", "awaited"), (1,))
+STOPS["loop"] = (0, 1, 2)
 TIMEOUT = timedelta(seconds=float(sys.argv[2]))
 
 
 def step(number: int) -> torch.Tensor:
     rank = dist.get_rank()
     x = torch.full((2,), float(10 * rank + number))
-    if rank == 1 and MODE in ("plain", "library", "received", "dying", "loop", "awaited"):
-        if number == 1 or MODE == "loop":
-            breakpoint()
+    if rank == 1 and number in STOPS.get(MODE, ()):
+        breakpoint()
     if MODE == "torch" and number == 1:
         dist.breakpoint(1)
     if MODE == "condition":
