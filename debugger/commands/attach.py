@@ -6,7 +6,10 @@ import argparse
 import contextlib
 import os
 import select
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,8 @@ HISTORY = "~/.distdebug_history"
 _MOST_HISTORY = 1000
 _HINT_AFTER_S = 1.0
 _COMPLETE_S = 2.0
+_ASK_AGAIN_S = 0.01
+_SPOKE = signal.SIGUSR1
 
 
 class AttachCommand(Command):
@@ -58,8 +63,10 @@ class AttachCommand(Command):
                 f"{stop.who} cannot be reached: {(error.strerror or str(error)).lower()}; "
                 "it may have gone on"
             ) from None
-        with contextlib.closing(Line(connection)) as line, _readline(line):
-            return Terminal(line, stop, directory).run()
+        with contextlib.closing(Line(connection)) as line:
+            terminal = Terminal(line, stop, directory)
+            with _readline(terminal):
+                return terminal.run()
 
 
 def _directory(run: str | None) -> Path:
@@ -97,9 +104,12 @@ class Terminal:
         self._stop = stop
         self._directory = directory
         self._others: set[str] = set()
+        self._typing = False
+        self._asking = False
 
     def run(self) -> int:
         """Until the rank has gone on, or the user has left."""
+        signal.signal(_SPOKE, self._on_spoke)
         print(
             f"{self._stop.who} at {clean(self._stop.place)}; "
             "continue goes on to the next breakpoint, quit leaves the rank to itself"
@@ -118,7 +128,7 @@ class Terminal:
                 print(f"\nleft {self._stop.who}, which stops at no further breakpoint")
                 return 0
             if messages is None:
-                print(f"{self._stop.who} has ended")
+                print(f"{self._stop.who} has ended; `distdebug report` says how the run did")
                 return 0
             for message in messages:
                 match message:
@@ -146,7 +156,11 @@ class Terminal:
         _show("".join(f"{line}\n" for line in before))
         while True:
             try:
-                self._line.send(line=input(clean(last)))
+                with self._watched():
+                    typed = input(clean(last))
+                self._line.send(line=typed)
+            except _Spoke:
+                print()
             except KeyboardInterrupt:
                 print()  # as in a shell: only the line is given up
                 continue
@@ -155,6 +169,55 @@ class Terminal:
                 self._line.send(line="quit")
             return
 
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While the user types, break that off when the rank has something to say: that it ends."""
+        ours, theirs = socket.socketpair()
+        both: list[Any] = [self._line, theirs]
+
+        def watch() -> None:
+            while theirs not in (ready := select.select(both, [], [])[0]):
+                if ready and not self._asking:
+                    signal.pthread_kill(threading.main_thread().ident or 0, _SPOKE)
+                    return
+                time.sleep(_ASK_AGAIN_S)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        self._typing = True
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._typing = False
+            ours.close()
+            watcher.join()
+            theirs.close()
+
+    def _on_spoke(self, _number: int, _frame: object) -> None:
+        if self._typing:
+            self._typing = False
+            raise _Spoke
+
+    def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
+        """Ask the rank what the word at `line[begin:end]` may become."""
+        self._asking = True
+        try:
+            self._line.send(complete=[text, line, begin, end])
+            until_s = time.monotonic() + _COMPLETE_S
+            while (left_s := until_s - time.monotonic()) > 0:
+                if not select.select([self._line], [], [], left_s)[0]:
+                    break
+                for message in self._line.receive() or ({"candidates": ()},):
+                    if "candidates" in message:
+                        return [clean(str(one)) for one in message["candidates"]]
+            return []
+        finally:
+            self._asking = False
+
+
+class _Spoke(Exception):
+    """The rank has said something while the user typed."""
+
 
 def _show(text: str) -> None:
     sys.stdout.write(clean(text, max_length=100_000, newlines=True))
@@ -162,7 +225,7 @@ def _show(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _readline(line: Line) -> Iterator[None]:
+def _readline(terminal: Terminal) -> Iterator[None]:
     """Line editing, completion by the rank, and a history that other users cannot read."""
     try:
         import readline
@@ -177,7 +240,7 @@ def _readline(line: Line) -> Iterator[None]:
         readline.read_history_file(path)
     readline.set_history_length(_MOST_HISTORY)
     readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")
-    readline.set_completer(Completer(line, readline))
+    readline.set_completer(Completer(terminal, readline))
     readline.parse_and_bind("tab: complete")
     try:
         yield
@@ -189,10 +252,10 @@ def _readline(line: Line) -> Iterator[None]:
 
 
 class Completer:
-    """Asks the rank what the word under the cursor may become."""
+    """As readline wants it: asked for one candidate after the other."""
 
-    def __init__(self, line: Line, readline: Any) -> None:
-        self._line = line
+    def __init__(self, terminal: Terminal, readline: Any) -> None:
+        self._terminal = terminal
         self._readline = readline
         self._found: list[str] = []
 
@@ -200,17 +263,5 @@ class Completer:
         if state == 0:
             buffer = self._readline.get_line_buffer()
             begin, end = self._readline.get_begidx(), self._readline.get_endidx()
-            self._found = self._ask(text, buffer, begin, end)
+            self._found = self._terminal.candidates(text, buffer, begin, end)
         return self._found[state] if state < len(self._found) else None
-
-    def _ask(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        self._line.send(complete=[text, line, begin, end])
-        until_s = time.monotonic() + _COMPLETE_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            if not select.select([self._line], [], [], left_s)[0]:
-                break
-            messages = self._line.receive()
-            for message in messages if messages is not None else [{"candidates": []}]:
-                if "candidates" in message:
-                    return [clean(str(one)) for one in message["candidates"]]
-        return []
