@@ -53,19 +53,16 @@ def active() -> Breakpoints | None:
     return _active
 
 
-def stop(frame: FrameType) -> None:
-    """Stop here, unless PYTHONBREAKPOINT says otherwise. Must be the caller's last act."""
-    named = os.environ.get("PYTHONBREAKPOINT")
-    if named == "0":
-        return
-    if named or _active is None:
-        sys.__breakpointhook__()
-    else:
-        _active.stop(frame)
+def stop(frame: FrameType, *args: Any, **kwargs: Any) -> Any:
+    """Stop here, unless PYTHONBREAKPOINT names another debugger, which gets the arguments, or none
+    (0). Must be the caller's last act."""
+    if os.environ.get("PYTHONBREAKPOINT") or _active is None:
+        return sys.__breakpointhook__(*args, **kwargs)
+    return _active.stop(frame)
 
 
-def _on_breakpoint(*_args: Any, **_kwargs: Any) -> None:
-    stop(sys._getframe(1))
+def _on_breakpoint(*args: Any, **kwargs: Any) -> Any:
+    return stop(sys._getframe(1), *args, **kwargs)
 
 
 class _TorchsPdb:
