@@ -21,7 +21,7 @@ from distcore import patience
 
 from ..record.breakpoints import any_stop
 from . import call_site, connections, outstanding, torch_private, waiting
-from .recorder import GroupRecord, Recorder
+from .recorder import GroupRecord, Recorder, report_own_fault
 
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB")
 """Variables that are set where the command line asked for breakpoints."""
@@ -87,6 +87,8 @@ class Timeouts:
     def __init__(self, recorder: Recorder, directory: Path) -> None:
         self._recorder = recorder
         self._directory = directory
+        self._owner = os.getpid()
+        self._off = False
         self._groups: dict[int, GroupRecord] = {}
         self._completed: dict[int, int] = {}
         self._waited_ns: dict[int, int] = {}
@@ -122,6 +124,18 @@ class Timeouts:
 
     def look(self) -> None:
         """Called with every heartbeat."""
+        if self._off:
+            return
+        try:
+            self._look()
+        except Exception as error:
+            self._off = True
+            report_own_fault("keeping the timeouts of groups", error)
+
+    def _look(self) -> None:
+        if os.getpid() != self._owner:
+            self._owner = os.getpid()
+            self._groups.clear()  # in a forked child, these were its parent's
         now_ns = time.monotonic_ns()
         step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
         self._looked_ns = now_ns
