@@ -48,7 +48,7 @@ def take_over(record: GroupRecord, inner: Any) -> None:
         _active is not None
         and connections.belong_to(record.name)
         and expected()
-        and torch_private.prolong(inner)
+        and torch_private.prolong(inner, waiting.ENDLESS)
     ):
         record.kept = True
         _active.keep(record)

@@ -23,7 +23,6 @@ c10d: Any = torch.distributed.distributed_c10d
 ProcessGroup: Any = torch.distributed.ProcessGroup
 
 Wrapped = Callable[..., Any]
-ENDLESS = timedelta(days=30)
 
 
 def patch(owner: Any, name: str, make: Callable[[Wrapped], Wrapped]) -> None:
@@ -227,8 +226,8 @@ def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
         patch(dist, name, lambda _original: lambda: make_pdb())
 
 
-def prolong(inner: Any) -> bool:
-    """Let the group's gloo wait for ever; whether it could be told to."""
+def prolong(inner: Any, timeout: timedelta) -> bool:
+    """Give the group's gloo this timeout; whether it could be told."""
     gloo = getattr(c10d, "ProcessGroupGloo", None)
     if gloo is None or is_python_group(inner):
         return False
@@ -236,7 +235,7 @@ def prolong(inner: Any) -> bool:
     if not all(isinstance(one, gloo) and hasattr(one, "set_timeout") for one in found):
         return False
     for one in found:
-        one.set_timeout(ENDLESS)
+        one.set_timeout(timeout)
     return bool(found)
 
 
