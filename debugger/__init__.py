@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .rank.user_log import log
 
-__all__ = ["__version__", "install", "log", "monitored_barrier"]
+__all__ = ["__version__", "breakpoint", "install", "log", "monitored_barrier"]
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,22 @@ def monitored_barrier(
     from .rank.library import barrier
 
     barrier(group, timeout, wait_all_ranks)
+
+
+def breakpoint(  # noqa: A001 - as torch's
+    rank: int = 0, condition: bool | Callable[[], object] | None = None
+) -> None:
+    """Stop on one rank of the world, at the line of the call; `distdebug attach` leads there.
+
+    `condition`, or what it returns when it is called, decides on that rank whether to stop. The
+    other ranks go on until they need it, and wait then for as long as it stands. PYTHONBREAKPOINT
+    is honoured as by Python's own `breakpoint()`.
+    """
+    from .rank.breakpoints import stop
+    from .rank.library import stops_on
+
+    if stops_on(rank, condition):
+        stop(sys._getframe(1))
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
+from .patience import Deadline, extended
+
 _FIRST_PAUSE_S = 0.0005
 _LAST_PAUSE_S = 0.02
 _ANSWER_S = 5.0
@@ -56,12 +58,12 @@ def monitored_barrier(
     prefix = f"monitored_barrier/{number}"
     arrivals = [f"{prefix}/{index}" for index in range(1, len(ranks))]
     answer = f"{prefix}/answer"
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline.after(timeout_s)
     if rank == 0:
         late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
     else:
         store.set(arrivals[rank - 1], "")
-        came = _wait(store, [answer], deadline + _ANSWER_S)
+        came = _wait(store, [answer], Deadline.after(timeout_s + _ANSWER_S))
         late = [] if came else [ranks[0]]
     named = late if wait_all_ranks else late[:1]
     text = ""
@@ -119,7 +121,10 @@ def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
     while not condition():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            return False
+            deadline = extended(deadline)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
     return True

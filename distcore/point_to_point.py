@@ -6,7 +6,6 @@ collectives and each other, except between the same two ranks with the same tag.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from . import call_text, checks
 from .buffers import bytes_of
 from .issuing import Issuing
+from .patience import Deadline
 from .staging import Staging
 from .work import PostedWork
 
@@ -73,7 +73,7 @@ class PointToPoint(Issuing):
 
         def start() -> PostedWork:
             mailbox = session.mailbox()
-            deadline = time.monotonic() + self._timeout_s
+            deadline = Deadline.after(self._timeout_s)
             post = mailbox.post_send if operator == "send" else mailbox.post_receive
             kind = call_text.tensor(data.dtype, data.numel())
             posting = post(peer, tag, bytes_of(flat), deadline, kind)

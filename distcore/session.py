@@ -6,13 +6,13 @@ a call that was left half-way would be taken for those of the next one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
 from . import leaving
 from .errors import Aborted, GroupFailed
+from .patience import Deadline
 from .queue import CallQueue
 from .transports.base import Transport
 
@@ -22,7 +22,6 @@ EXIT_DRAIN_S = 2.0
 """The same where the process ends, which somebody may have interrupted."""
 
 Body = Callable[[Transport], object]
-_now = time.monotonic
 
 
 class Session:
@@ -72,7 +71,7 @@ class Session:
         """Run one call: the caller has the turn. Raises what `distcore.errors` describes."""
         if self._failure is not None:
             raise self.unusable()
-        deadline = _now() + timeout_s
+        deadline = Deadline.after(timeout_s)
         mesh = self._mesh
         try:
             self.calls = mesh.begin(text, deadline) + 1

@@ -41,6 +41,7 @@ COMMANDS = (
     ),
     Entry("report", "report", "ReportCommand", "show what was found in a run"),
     Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
+    Entry("attach", "attach", "AttachCommand", "talk to a rank that stands at a breakpoint"),
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(

@@ -35,4 +35,4 @@ class ExecCommand(Command):
             )
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
-        return Session(Options(command=command, **options.common(args))).run()
+        return Session(Options(command=command, **options.common(args, command))).run()

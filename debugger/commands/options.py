@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
+from . import break_flags
 
 LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight")
@@ -58,6 +61,28 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
     )
+    group.add_argument(
+        "--break",
+        dest="breaks",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help=(
+            "stop before FILE:LINE, or before the call OP#SEQ of any group, such as all_reduce#12; "
+            "every rank that comes there, or with @RANK that one (may be repeated)"
+        ),
+    )
+    group.add_argument(
+        "--pdb",
+        action="store_true",
+        help="stop where an uncaught exception was raised, on the first rank that raises one",
+    )
+    group.add_argument(
+        "--debugger",
+        choices=("pdb", "debugpy"),
+        default="pdb",
+        help="what breakpoints wait for: `distdebug attach` (default), or an editor",
+    )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
@@ -65,8 +90,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def common(args: argparse.Namespace) -> dict[str, Any]:
-    """The shared flags as arguments for `session.Options`. Raises UsageError."""
+def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The shared flags as arguments for `session.Options`; `command` is what is run. Raises
+    UsageError."""
+    if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
+        raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     level = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() or "INFO"
     if level not in LEVELS:
         raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
@@ -76,6 +104,9 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
         "level": level,
         "checks": _checks(args.check),
         "log_max_mb": args.log_max_mb,
+        "breaks": break_flags.places(args.breaks, command),
+        "post_mortem": args.pdb,
+        "debugger": args.debugger,
         "on_finding": args.on_finding,
         "strict": args.strict,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",

@@ -30,6 +30,7 @@ from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
 from ..supervisor.output import OutputFollower, colour_wanted
+from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
 from ..supervisor.records import Records, newest_ranks
 from ..supervisor.watch import Look, Policy, Watch
@@ -58,6 +59,9 @@ class Options:
     level: str = "INFO"
     checks: tuple[str, ...] = ()
     log_max_mb: float = DEFAULT_MAX_MB
+    breaks: tuple[str, ...] = ()
+    post_mortem: bool = False
+    debugger: str = "pdb"
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -96,6 +100,8 @@ class Session:
                 world_size=options.world_size,
             )
             self._watch = Watch(Records(directory.ranks), table, policy)
+            latest = RunDirectory.latest() == directory.path
+            self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             follower = OutputFollower(directory.logs, sys.stdout, sys.stderr, options.log_max_mb)
             host = HostSampler(directory)
             try:
@@ -118,6 +124,7 @@ class Session:
         """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
         launcher_ended_s = 0.0
         while True:
+            self._tell_pauses()
             look = self._watch.look()
             self._tell(look)
             host.sample(
@@ -132,6 +139,15 @@ class Session:
                 if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
                     return look, None
             time.sleep(self._watch.pause_s)
+
+    def _tell_pauses(self) -> None:
+        """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
+        notices, paused = self._pauses.look()
+        for notice in notices:
+            self._say(notice)
+            self._directory.append_event("breakpoint", notice)
+        if paused:
+            self._watch.pause()
 
     def _tell(self, look: Look) -> None:
         """Notices at most every ten seconds each; findings once."""
@@ -271,6 +287,9 @@ class Session:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
         environment[MAX_MB] = f"{self._options.log_max_mb:g}"
+        environment["DISTDEBUG_BREAK"] = "\n".join(self._options.breaks)
+        environment["DISTDEBUG_PDB"] = "1" if self._options.post_mortem else ""
+        environment["DISTDEBUG_DEBUGGER"] = self._options.debugger
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.

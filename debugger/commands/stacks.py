@@ -10,9 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..diagnosis.evidence import standing
+from ..diagnosis.limits import Limits
+from ..diagnosis.world import World
 from ..errors import DistdebugError, UsageError
+from ..record.breakpoints import stops
 from ..record.run_directory import BASE, RunDirectory, is_live
 from ..record.sanitize import clean
+from ..record.snapshot import Snapshot
 from .base import Command, add_run_argument
 
 TIMEOUT_S = 20.0
@@ -81,7 +86,21 @@ def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
     }
     if not pids:
         raise UsageError(f"no rank of {directory.path} is running on this host yet")
+    if not as_json:
+        _show_breakpoints(directory.path, snapshots)
     return _show(pids, "rank", native, as_json, directory.stacks)
+
+
+def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:
+    """Who stands at a breakpoint, and who waits for that."""
+    for stop in stops(directory):
+        print(stop.notice(str(directory)))
+    for snapshot in snapshots:
+        world = World(snapshot, None, Limits())
+        for number in snapshot.ranks if world.paused else ():
+            state = standing(world, number).state
+            if number not in world.at_breakpoint:
+                print(f"rank {number}: {clean(state)}")
 
 
 def _below(pid: int, native: bool, as_json: bool) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..record.layout import Activity, CallState, Phase
 from ..record.snapshot import Call, CallSite, GroupKey
-from ..record.wording import call_text, printable, signal_name
+from ..record.wording import call_text, printable, ranks_text, signal_name
 from .findings import RankEvidence
 from .world import STOPPED, World, exit_status
 
@@ -49,14 +49,22 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         call = call_text(last) if failed else None
         return RankEvidence("failed in" if failed else "raised", call, last_site(world, rank))
     rows = world.pending(rank)
+    if rank in world.at_breakpoint:
+        paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
+        return RankEvidence("at a breakpoint", None, paused.wait.site or record.location)
     if awaited is not None and len(rows) > 1:
         rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
     for pending in rows:
         if pending.call is not None:
             site = pending.call.site or pending.wait.site
             word = "stopped in" if record.process.state in STOPPED else "waits in"
+            if world.at_breakpoint and word == "waits in":
+                word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
             return RankEvidence(word, call_text(pending.call), site)
     for pending in rows:
+        if world.at_breakpoint:
+            who = ranks_text(world.at_breakpoint)
+            return RankEvidence(f"waiting for breakpoint on {who}", None, pending.wait.site)
         return RankEvidence(
             wait_text(pending.wait.activity, pending.wait.detail),
             None,
@@ -86,7 +94,6 @@ def wait_text(activity: Activity, detail: object) -> str:
         Activity.INIT: "in init_process_group",
         Activity.NEW_GROUP: "in new_group",
         Activity.DESTROY: "in destroy_process_group",
-        Activity.PAUSED: "at a breakpoint",
     }.get(activity, "in a call")
 
 

@@ -209,11 +209,19 @@ class World:
         return self.now_ns - max(wait.since_ns, self.limits.clock_from_ns)
 
     @cached_property
+    def at_breakpoint(self) -> tuple[int, ...]:
+        """The ranks that stand at a breakpoint."""
+        return tuple(
+            number
+            for number, rank in sorted(self.ranks.items())
+            if any(wait.activity is Activity.PAUSED for wait in rank.waits)
+            and not self.ended(number)
+        )
+
+    @property
     def paused(self) -> bool:
         """Somebody is at a breakpoint: lateness means nothing."""
-        return any(
-            wait.activity is Activity.PAUSED for rank in self.ranks.values() for wait in rank.waits
-        )
+        return bool(self.at_breakpoint)
 
     def activity(self, rank: int, activity: Activity) -> Wait | None:
         """The rank's wait of that sort, if any (live ranks only)."""

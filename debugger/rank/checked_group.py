@@ -98,7 +98,8 @@ class CheckedGroup(ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls from now on that have no time limit of their own."""
         self._record.timeout_s = timeout.total_seconds()
-        self._inner.set_timeout(timeout)
+        if not self._record.kept:
+            self._inner.set_timeout(timeout)
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         self._gathers(True)

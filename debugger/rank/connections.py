@@ -14,24 +14,32 @@ import socket
 from collections.abc import Iterator
 
 _FOLDER = "/proc/self/fd"
-_known: dict[int, str] = {}
-"""Descriptor and socket (`socket:[inode]`) of every connection of a group."""
+_known: dict[int, tuple[str, str]] = {}
+"""Descriptor, socket (`socket:[inode]`) and group of every connection of a group."""
 
 
 @contextlib.contextmanager
-def remembered() -> Iterator[None]:
-    """Sockets that are opened in here belong to a group."""
+def remembered(group: str = "") -> Iterator[None]:
+    """Sockets that are opened in here belong to a group; its name, for `shut_down` of it alone."""
     before = _sockets()
     yield
     _known.update(
-        (number, name) for number, name in _sockets().items() if before.get(number) != name
+        (number, (name, group)) for number, name in _sockets().items() if before.get(number) != name
     )
 
 
-def shut_down() -> bool:
-    """End every connection of this process's groups; whether there was one."""
+def belong_to(group: str) -> bool:
+    """Whether the group has connections that can be shut down."""
+    return any(owner == group for _, owner in list(_known.values()))
+
+
+def shut_down(group: str | None = None) -> bool:
+    """End every connection of this process's groups, or of one group; whether there was one."""
     found = False
-    for number, name in list(_known.items()):
+    for number, (name, owner) in list(_known.items()):
+        if group not in (None, owner):
+            continue
+        del _known[number]
         with contextlib.suppress(OSError):
             # The number may be somebody else's by now.
             if os.readlink(f"{_FOLDER}/{number}") == name:
@@ -39,7 +47,6 @@ def shut_down() -> bool:
                     connection.getpeername()  # raises for gloo's listener, which must live on
                     connection.shutdown(socket.SHUT_RDWR)
                 found = True
-    _known.clear()
     return found
 
 

@@ -14,6 +14,8 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -235,9 +237,24 @@ def _note_exit(recorder: Recorder, message: str) -> None:
             recorder.note("exit", message, site)
 
 
+_post_mortem: Callable[[BaseException, Callable[[], None]], None] | None = None
+
+
+def set_post_mortem(show: Callable[[BaseException, Callable[[], None]], None]) -> None:
+    """`show(error, record)` is called before the process ends with an error; `record` may be called
+    from there."""
+    global _post_mortem
+    _post_mortem = show
+
+
 def _ending(recorder: Recorder, error: BaseException, status: int) -> BaseException:
     """Put on record that the process ends with this error; what it truly is."""
     error = _revealed(error)
+    if _post_mortem is not None and not isinstance(error, FindingRaised):
+        try:
+            _post_mortem(error, partial(record, recorder, error))
+        except FindingRaised as verdict:
+            error = verdict  # the run has ended meanwhile
     with rank_log.held():
         record(recorder, error)
         _leaving(recorder, status)

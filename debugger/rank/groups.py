@@ -9,7 +9,17 @@ from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import agreement, call_log, connections, data_checks, forks, in_flight, torch_private
+from . import (
+    agreement,
+    breakpoints,
+    call_log,
+    connections,
+    data_checks,
+    forks,
+    in_flight,
+    timeouts,
+    torch_private,
+)
 from .checked_group import CheckedGroup
 from .finding_errors import FindingRaised
 from .monitored import Monitor
@@ -31,7 +41,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         name = str(given.get("group_name"))
         backend = str(given.get("backend"))
         if not ranks:
-            with connections.remembered():
+            with connections.remembered(name):
                 created = original(*args, **kwargs)
             size = int(created[0].size())
             return _wrapped(recorder, created, list(range(size)), name, backend, given)
@@ -44,7 +54,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
         with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
-            with connections.remembered():
+            with connections.remembered(name):
                 created = original(*args, **kwargs)
             # Within: at DETAIL this waits for the other ranks as well.
             return _wrapped(recorder, created, ranks, name, backend, given)
@@ -121,9 +131,11 @@ def _checked(
     outer.attach(inner, recorder, record, wrap_split, barrier)
     agreement.guard(recorder, record, store)
     asked = os.environ.get(data_checks.CHECKS, "")
-    record.inspect = data_checks.inspector(asked, recorder, record)
+    looks = data_checks.inspector(asked, recorder, record)
+    record.inspect = breakpoints.before_calls(record.ranks, record.group_rank, looks)
     record.holds = in_flight.INFLIGHT in asked.split(",")
     call_log.watch(record)
     recorder.group_ready(record)
+    timeouts.take_over(record, inner)
     forks.watch_group(outer)
     return outer

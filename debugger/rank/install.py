@@ -22,6 +22,7 @@ from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import (
     agreement,
+    breakpoints,
     call_log,
     call_site,
     ddp,
@@ -33,6 +34,7 @@ from . import (
     monitored,
     python_warnings,
     rank_log,
+    timeouts,
     torch_private,
     unwinding,
 )
@@ -91,13 +93,19 @@ def _install(directory: Path) -> Recorder:
     levels.observe()
     torch_private.keep_uncompiled(call_site.DIRECTORIES)
     ddp.observe(recorder)
+    breakpoints.observe(recorder, directory)
+    limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private.on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))
 
+    def look() -> None:
+        watch.look()
+        limits.look()
+
     def begin() -> None:
         global _heartbeat
-        _heartbeat = Heartbeat(recorder, watch.look)
+        _heartbeat = Heartbeat(recorder, look)
         _heartbeat.start()
         _register_faulthandler(directory)
 

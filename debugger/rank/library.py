@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def install(level: str | None, run_dir: str | None) -> None:
 def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
     """See `debugger.monitored_barrier`."""
     dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:
+    """See `debugger.breakpoint`."""
+    own = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    if own != rank:
+        return False
+    return bool(condition() if callable(condition) else condition is None or condition)
 
 
 def _directory(asked: str | None) -> Path:

@@ -103,6 +103,8 @@ class GroupRecord:
         """What looks at the data of each call: see `data_checks`."""
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
+        self.kept = False
+        """Whether `timeouts` keeps the timeout in place of the backend."""
         self.keeper: Keeper | None = None
         """The same at every level."""
 
@@ -287,6 +289,8 @@ class Recorder:
             agree = hash64(agreement_key(signature))
             exact = hash64(exact_key(signature))
         wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
+        if group.kept and wait is waiting.whole:
+            wait = waiting.long
         known = Known(
             op_code=OP_CODES[op],
             signature_id=number,

@@ -234,6 +234,38 @@ def _watch_store(
     patch(store_class, name, make)
 
 
+def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
+    """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
+        patch(dist, name, lambda _original: lambda: make_pdb())
+
+
+def prolong(inner: Any, timeout: timedelta) -> bool:
+    """Give the group's gloo this timeout; whether it could be told."""
+    gloo = getattr(c10d, "ProcessGroupGloo", None)
+    if gloo is None or is_python_group(inner):
+        return False
+    found = [inner._get_backend(device) for device in inner._device_types]
+    if not all(isinstance(one, gloo) and hasattr(one, "set_timeout") for one in found):
+        return False
+    for one in found:
+        one.set_timeout(timeout)
+    return bool(found)
+
+
+def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
+    """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def set_timeout(timeout: timedelta, group: Any = None) -> Any:
+            found = c10d.GroupMember.WORLD if group is None else group
+            return None if changed(found, timeout) else original(timeout, group)
+
+        return set_timeout
+
+    patch(c10d, "_set_pg_timeout", make)
+
+
 def store_address(store: Any) -> str:
     """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
     while isinstance(store, dist.PrefixStore):

@@ -7,12 +7,14 @@ them by ending gloo's connections.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))
 NO_TIMEOUT = timedelta(0)
+ENDLESS = timedelta(days=30)
 
 WaitFunction = Callable[[Any, timedelta], Any]
 
@@ -25,6 +27,8 @@ def _no_other(error: BaseException) -> BaseException:
     return error
 
 
+expired: dict[int, str] = {}
+"""Threads whose call was ended because its group's timeout ran out, and what to say of it."""
 _check: Callable[[], None] = _no_verdict
 _instead: Callable[[BaseException], BaseException] = _no_other
 
@@ -38,10 +42,19 @@ def set_verdict(
     _check, _instead = check, instead
 
 
+def check() -> None:
+    """Raise the verdict of the run, if there is one."""
+    _check()
+
+
 def instead(error: BaseException) -> BaseException:
     """What to raise when a call ended with this error: the verdict, if there is one, for then the
     error is only that others went first."""
-    return _instead(error)
+    better = _instead(error)
+    if expired and better is error and isinstance(error, RuntimeError):
+        words = expired.pop(threading.get_ident(), None)
+        return error if words is None else RuntimeError(words)
+    return better
 
 
 def choose(backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunction:
@@ -66,6 +79,11 @@ def choose(backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunct
 def whole(work: Any, timeout: timedelta) -> Any:
     """Wait in one piece."""
     return work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
+
+
+def long(work: Any, timeout: timedelta) -> Any:
+    """Wait for a message of gloo whose timeout `timeouts` keeps: gloo itself knows another."""
+    return work.wait(ENDLESS if timeout == NO_TIMEOUT else timeout)
 
 
 def sliced(work: Any, timeout: timedelta) -> Any:

@@ -46,6 +46,9 @@ def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:
 def _standing(directory: Path, view: Rank) -> str:
     if not view.process.alive or view.phase is Phase.ENDED:
         return "has ended"
+    paused = next((wait for wait in view.waits if wait.activity is Activity.PAUSED), None)
+    if paused is not None:
+        return f"is at a breakpoint{at_site(paused.site)}"
     for wait in view.waits:
         call = view.history.call(wait.call) if view.history and wait.call is not None else None
         if call is not None:

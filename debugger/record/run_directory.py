@@ -120,6 +120,11 @@ class RunDirectory:
             raise RunDirectoryError(f"{path or found} {problem}")
         return cls(Path(os.path.realpath(found)))
 
+    @staticmethod
+    def latest(base: Path = BASE) -> Path:
+        """Where `open()` finds the newest run, whether there is one or not."""
+        return Path(os.path.realpath(base / LATEST))
+
     def close(self) -> None:
         """Ends the hold on the directory: from now on `prune` may remove it."""
         if self._lock >= 0:

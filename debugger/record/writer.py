@@ -338,6 +338,22 @@ class FlightWriter(FlightPlaces):
 
     # -- heartbeat -----------------------------------------------------------------------------
 
+    def waited_for(self) -> list[tuple[int, int]]:
+        """(thread, call) for each call that a thread is in or waits for, by threading's idents."""
+        return [
+            (ident, call - 1)
+            for ident, slot in list(self._threads.items())
+            for activity, call, _, _ in list(slot.nested)
+            if activity == _IN_CALL and call
+        ]
+
+    def group_of(self, number: int) -> tuple[int, bool]:
+        """The index of the group in which this call was made, and whether it is a message; -1 when
+        it is no longer on record."""
+        at = _RING_OFFSET + number % _RING * _SLOT_BYTES
+        row = layout.SLOT.unpack_from(self._map, at)
+        return (row[1], row[9] != _NO_CHANNEL) if row[0] == number + 1 else (-1, False)
+
     @property
     def serial(self) -> int:
         """Changes with every change of any thread's activity."""

@@ -76,6 +76,11 @@ class Watch:
         self._start_asked_s = 0.0
         self._starting = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
+        self._limits = policy.limits
+
+    def pause(self) -> None:
+        """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
+        self._limits = replace(self._limits, clock_from_ns=time.time_ns())
 
     @property
     def pause_s(self) -> float:
@@ -98,7 +103,7 @@ class Watch:
         notices: list[str] = []
         for snapshot in snapshots:
             key = _world_key(snapshot)
-            diagnosis = diagnose(snapshot, self._previous.get(key), self._policy.limits)
+            diagnosis = diagnose(snapshot, self._previous.get(key), self._limits)
             self._previous[key] = snapshot
             findings += [self._graded(one, snapshot) for one in diagnosis.findings]
             notices += diagnosis.notices

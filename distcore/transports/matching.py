@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
+from ..patience import extended
 from .frames import TEXT_BYTES, BadFrame, Ended, failure_from
 from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
 from .posting import Posting
@@ -72,6 +73,9 @@ class Matching:
 
     def expire(self, now: float) -> None:
         """End what is over by its deadline. Its memory is the caller's again."""
+        for posting in self.pending:
+            if now >= posting.deadline:
+                posting.deadline = extended(posting.deadline)
         for posting in [one for one in self._receives if now >= one.deadline]:
             self._receives.remove(posting)
             self._fail(posting, _too_late(posting, "it has no partner", self._name(posting)))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
+from ..patience import extended
 from . import shared_memory
 from .base import Receive, Send, Transport
 from .frames import (
@@ -278,7 +279,9 @@ class Mesh(Transport):
                 link = self._links[peer]
                 self._raise_for(link, link.ended or Ended("closed the connection", orderly=False))
         if now >= self._deadline:
-            self._give_up(receiving | sending, asked=False)
+            self._deadline = extended(self._deadline)
+            if now >= self._deadline:
+                self._give_up(receiving | sending, asked=False)
 
     # -- errors --------------------------------------------------------------------------------
 

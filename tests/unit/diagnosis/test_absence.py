@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from debugger.diagnosis.evidence import standing
 from debugger.diagnosis.lateness import refine_cause
+from debugger.diagnosis.limits import Limits
+from debugger.diagnosis.world import World
 from debugger.record.layout import Activity, Phase
 
 from .builder import Run, all_gather, all_reduce, barrier, broadcast, recv
@@ -302,6 +305,23 @@ class TestLate:
         result = run.diagnose()
         assert not result.findings
         assert not result.notices
+
+    def test_a_rank_that_died_at_its_breakpoint_stops_no_clock(self) -> None:
+        run = waiting()
+        run[2].waits_in(Activity.PAUSED)
+        run[2].exits(None, signal=9)
+        run.passes(100)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+        assert found.ranks[0].state == "waits in"
+
+    def test_the_others_wait_for_the_breakpoint(self) -> None:
+        run = waiting()
+        run[2].waits_in(Activity.PAUSED)
+        world = World(run.snapshot(), None, Limits())
+        assert world.at_breakpoint == (2,)
+        assert standing(world, 2).state == "at a breakpoint"
+        assert standing(world, 0).state == "waiting for breakpoint on rank 2"
 
 
 class TestRecorded:

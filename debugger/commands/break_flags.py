@@ -1,0 +1,51 @@
+"""`--break`: finds the file that is meant, and tells a line at which Python cannot stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import UsageError
+from ..record.break_at import BreakAt, canonical, lines_with_code, parse
+
+
+def places(texts: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+    """What the ranks of this command are told: with absolute names of files. Raises UsageError."""
+    return tuple(str(_place(text, command)) for text in texts)
+
+
+def _place(text: str, command: Sequence[str]) -> BreakAt:
+    try:
+        asked = parse(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if asked.op:
+        return asked
+    found = next((one for one in _candidates(asked.file, command) if one.is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"--break {text}: there is no file {asked.file} here, beside the script, or where "
+            "Python looks for modules"
+        )
+    try:
+        lines = lines_with_code(found.read_text(encoding="utf-8"), str(found))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(f"--break {text}: {found} cannot be read as Python: {error}") from None
+    if asked.line not in lines:
+        after = min((line for line in lines if line > asked.line), default=max(lines, default=0))
+        near = f"; line {after} has" if after else ""
+        raise UsageError(f"--break {text}: line {asked.line} has no code at which to stop{near}")
+    return replace(asked, file=canonical(str(found)))
+
+
+def _candidates(file: str, command: Sequence[str]) -> Iterator[Path]:
+    yield Path(file)
+    if not os.path.isabs(file):
+        for word in command:
+            if word.endswith(".py"):
+                yield Path(word).parent / file
+        folders = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+        yield from (Path(folder) / file for folder in folders if folder)

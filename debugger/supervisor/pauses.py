@@ -1,0 +1,27 @@
+"""Who stands at a breakpoint, as the supervisor sees it: what it says of it, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..record.breakpoints import Stop, stops
+
+
+class Pauses:
+    """Looks into the run directory. `run`: how `distdebug attach` is to be told of this run."""
+
+    def __init__(self, directory: Path, run: str, find: Callable[[Path], Sequence[Stop]] = stops):
+        self._directory = directory
+        self._run = run
+        self._find = find
+        self._told: dict[str, Stop] = {}
+
+    def look(self) -> tuple[list[str], bool]:
+        """Notices of what has changed since the last look; whether somebody stands now."""
+        now = {stop.name: stop for stop in self._find(self._directory)}
+        before, self._told = self._told, now
+        left = [stop for name, stop in before.items() if name not in now]
+        came = [stop for name, stop in now.items() if before.get(name) != stop]
+        notices = [f"{stop.who} has left its breakpoint ({stop.place})" for stop in left]
+        return notices + [stop.notice(self._run) for stop in came], bool(now)

@@ -1,0 +1,56 @@
+"""Deadlines that can be put off: a rank that a debugger holds is not late.
+
+Nobody is asked before a deadline has passed, so that it costs nothing until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_now = time.monotonic
+
+
+def _never_held(_began: float, _now: float) -> float:
+    return 0.0
+
+
+_held_s: Callable[[float, float], float] = _never_held
+
+
+def set_held(held_s: Callable[[float, float], float]) -> None:
+    """`held_s(began, now)` tells for how many seconds of that time (by time.monotonic()) a rank was
+    held, which are not counted."""
+    global _held_s
+    _held_s = held_s
+
+
+class Deadline(float):
+    """A moment by time.monotonic(): `limit_s` after `began`, or as much later as it was put off."""
+
+    __slots__ = ("began", "limit_s")
+
+    began: float
+    limit_s: float
+
+    @classmethod
+    def after(cls, limit_s: float) -> Deadline:
+        """That many seconds from now."""
+        began = _now()
+        made = cls(began + limit_s)
+        made.began = began
+        made.limit_s = limit_s
+        return made
+
+
+def extended(deadline: float) -> float:
+    """The deadline, which has passed, or a later one."""
+    if not isinstance(deadline, Deadline):
+        return deadline
+    held_s = _held_s(deadline.began, _now())
+    if held_s <= 0:
+        return deadline
+    later = Deadline(deadline.began + deadline.limit_s + held_s)
+    later.began = deadline.began
+    later.limit_s = deadline.limit_s
+    return later
