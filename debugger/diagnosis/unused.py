@@ -125,6 +125,8 @@ def _names(note: Note) -> list[str]:
 
 def _shown(note: Note) -> str:
     names = _names(note)[:MOST_SHOWN]
+    if not names:
+        return "parameters"
     more = int(note.data["count"]) - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 

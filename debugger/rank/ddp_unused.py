@@ -25,15 +25,15 @@ _OTHERS_S = 3.0
 
 
 class _Watched:
-    """One model: what its parameters are called, and whether it waits for gradients."""
+    """One model: what its parameters are called, and for which of them it waits."""
 
-    __slots__ = ("group", "in_parts", "name", "names", "waits")
+    __slots__ = ("group", "in_parts", "missing", "name", "names")
 
     def __init__(self, name: str, group: GroupRecord | None, names: list[str]) -> None:
         self.name = name
         self.group = group
         self.names = names
-        self.waits = False
+        self.missing: list[int] | None = None
         self.in_parts = False
         """A later backward has brought what one had left out: the program means it so."""
 
@@ -56,12 +56,14 @@ def _look(recorder: Recorder) -> None:
     try:
         for model, watched in list(_models.items()):
             missing = None if watched.in_parts else private.without_gradient(model)
+            if missing == watched.missing:
+                continue  # nothing new; it may be another model's backward
+            watched.missing = missing
             if missing is not None:
-                watched.waits = True
                 site = recorder.site(sys._getframe(1))
                 recorder.note("ddp_unused", "", site, **_told(recorder, watched, missing))
-            elif watched.waits:
-                watched.waits, watched.in_parts = False, True
+            else:
+                watched.in_parts = True
                 recorder.note("ddp_complete", "")
     except Exception as error:
         _models.clear()

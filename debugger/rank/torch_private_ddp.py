@@ -85,7 +85,7 @@ def parameter_names(model: Any) -> list[str]:
 
 def without_gradient(model: Any) -> list[int] | None:
     """Indices of the parameters for whose gradient the reducer still waits in a backward that has
-    begun; None where it waits for none. It counts what `torch` tells: maybe not all, or nothing."""
+    begun; None where it waits for none. Empty where torch does not say which."""
     try:
         model._check_reducer_finalized()
     except RuntimeError as error:

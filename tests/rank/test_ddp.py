@@ -158,6 +158,18 @@ def test_unused_parameters_by_name(level: str, tmp_path: Path) -> None:
             assert (line["level"], line["count"]) == ("error", 4)
 
 
+def test_what_does_not_change_is_noted_once(tmp_path: Path) -> None:
+    run = ranks.torchrun(tmp_path, 2, SCRIPTS / "ddp_in_parts.py")
+    assert run.run() == 0, run.explain()
+    for view in run.views():
+        notes = [note for note in view.notes if note.kind.startswith("ddp_")]
+        assert [(note.kind, note.data.get("parameters")) for note in notes] == [
+            ("ddp_unused", ["right.weight", "right.bias"]),
+            ("ddp_unused", ["right.weight", "right.bias"]),
+            ("ddp_complete", None),
+        ]
+
+
 @pytest.mark.long
 def test_compiled_models_train(tmp_path: Path) -> None:
     run = ranks.torchrun(tmp_path, 2, SCRIPTS / "ddp_compiled.py")
