@@ -12,7 +12,7 @@ from ..diagnosis.limits import Limits
 from ..errors import UsageError
 
 LEVELS = ("OFF", "INFO", "DETAIL")
-CHECKS = ("nan", "overflow", "inflight")
+CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -53,6 +53,9 @@ TITLES: dict[str, str] = {
     "nan": "NAN",
     "overflow": "OVERFLOW",
     "inflight_write": "WRITTEN IN FLIGHT",
+    "divergence": "DIVERGENCE",
+    "unsafe_tensor": "UNSAFE TENSOR",
+    "unwaited_work": "NOT WAITED FOR",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

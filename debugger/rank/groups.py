@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import agreement, connections, data_checks, forks, in_flight, torch_private
+from . import agreement, connections, forks, inspection, torch_private
 from .checked_group import CheckedGroup
 from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
@@ -120,9 +119,7 @@ def _checked(
     barrier = Monitor(recorder, record, store).barrier if reached else inner.monitored_barrier
     outer.attach(inner, recorder, record, wrap_split, barrier)
     agreement.guard(recorder, record, store)
-    asked = os.environ.get(data_checks.CHECKS, "")
-    record.inspect = data_checks.inspector(asked, recorder, record)
-    record.holds = in_flight.INFLIGHT in asked.split(",")
+    inspection.inspect(recorder, record)
     recorder.group_ready(record)
     forks.watch_group(outer)
     return outer

@@ -26,6 +26,7 @@ from . import (
     forks,
     groups,
     initialisation,
+    inspection,
     levels,
     monitored,
     rank_log,
@@ -81,6 +82,7 @@ def _install(directory: Path) -> Recorder:
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
+    inspection.observe()
     monitored.observe()
     levels.observe()
     torch_private.on_not_in_group(_note_not_in_group(recorder))

@@ -35,7 +35,7 @@ def looked_at(
     record = GroupRecord("0", "default_pg", 0, RANKS, rank, slot, "gloo", None)
     known: Any = SimpleNamespace(text=signature.to_json())
     notes: Any = Notes()
-    inspect = inspector(names, notes, record)
+    inspect = inspector(frozenset(names.split(",")), notes, record)
     assert inspect is not None
     return inspect(method, args, known, 7), notes
 
