@@ -50,6 +50,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"look at the data of each call: {', '.join(CHECKS)}, or all",
     )
+    group.add_argument(
+        "--check-every",
+        type=_steps,
+        default=1,
+        metavar="K",
+        help="with --check replicas: look after one step in K (default 1)",
+    )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
@@ -67,6 +74,7 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
         "checks": _checks(args.check),
+        "check_every": args.check_every,
         "on_finding": args.on_finding,
         "strict": args.strict,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
@@ -78,11 +86,18 @@ def _checks(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in (*CHECKS, "all"):
             raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
-    return CHECKS if "all" in names else tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0 or math.isinf(value):
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
+    return value
+
+
+def _steps(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of steps from 1 on, not {text}")
     return value

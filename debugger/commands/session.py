@@ -55,6 +55,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
     checks: tuple[str, ...] = ()
+    check_every: int = 1
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -260,6 +261,7 @@ class Session:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
+        environment["DISTDEBUG_CHECK_EVERY"] = str(self._options.check_every)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
             environment["TORCH_DISTRIBUTED_DEBUG"] = "INFO"

@@ -13,11 +13,17 @@ from .verdict import FindingRaised
 
 CHECKS = "DISTDEBUG_CHECK"
 """The names, with commas between."""
+ALL = "all"
 
 
 def asked() -> frozenset[str]:
-    """The checks that the user wants."""
+    """The checks that the user wants; `ALL` among them stands for every name."""
     return frozenset(filter(None, os.environ.get(CHECKS, "").split(",")))
+
+
+def wants(name: str) -> bool:
+    """Whether this check is asked for, by its name or with all others."""
+    return not asked().isdisjoint((name, ALL))
 
 
 def observe() -> None:
@@ -27,7 +33,7 @@ def observe() -> None:
 
 def inspect(recorder: Recorder, record: GroupRecord) -> None:
     """Look at the calls of this new group."""
-    record.holds = in_flight.INFLIGHT in asked()
+    record.holds = wants(in_flight.INFLIGHT)
     if len(record.ranks) > 1:
         made = Inspection(recorder, record)
         _inspections[record] = made
@@ -40,8 +46,9 @@ class Inspection:
     def __init__(self, recorder: Recorder, record: GroupRecord) -> None:
         self._record = weakref.ref(record)
         self._tensors: tensors.TensorCheck | None = tensors.TensorCheck(recorder, record)
-        self._always = tensors.TENSORS in asked()
-        self._data: Inspect | None = data_checks.inspector(asked(), recorder, record)
+        self._always = wants(tensors.TENSORS)
+        names = frozenset(filter(wants, data_checks.NAMES))
+        self._data: Inspect | None = data_checks.inspector(names, recorder, record)
 
     def switch(self, detail: bool) -> None:
         """Whether the level is DETAIL."""

@@ -30,7 +30,9 @@ from . import (
     levels,
     monitored,
     rank_log,
+    replicas,
     torch_private,
+    unwaited,
     unwinding,
 )
 from .heartbeat import Heartbeat
@@ -83,6 +85,7 @@ def _install(directory: Path) -> Recorder:
     unwinding.observe(recorder)
     agreement.observe()
     inspection.observe()
+    replicas.observe(recorder, directory)
     monitored.observe()
     levels.observe()
     torch_private.on_not_in_group(_note_not_in_group(recorder))
@@ -104,6 +107,8 @@ def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _heartbeat is not None:
         _heartbeat.stop()
+    if _recorder is not None:
+        unwaited.last_report(_recorder)
     settle()
 
 

@@ -11,6 +11,7 @@ backend refuses by itself, is nothing to this check.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ def _unsafe_for_gloo(group_rank: int, method: str, args: tuple[Any, ...]) -> str
     elif method in ALL_TO_ALL:
         output, given = args[0], args[1]
         if _overlap(output, given):
-            return "an output that lies in the input: what is received overwrites what is to be sent"
+            return "an output that lies in the input: what is received overwrites what is sent"
         if not _is_refused(given) and not _same_order(output, given):
             return f"an output with strides {output.stride()}, which gloo ignores: use contiguous()"
     return None
@@ -263,7 +264,7 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool:
 def _shared(outputs: Sequence[Tensor]) -> tuple[int, int] | None:
     """Two of the outputs that have memory in common."""
     ranges = sorted(_ranges(outputs))
-    for (_, end, index), (start, _, other) in zip(ranges, ranges[1:], strict=False):
+    for (_, end, index), (start, _, other) in pairwise(ranges):
         if start < end:
             return min(index, other), max(index, other)
     return None
