@@ -72,8 +72,13 @@ def poll() -> None:
 
 
 def pending() -> list[int]:
-    """The calls whose handles are still there, and that are not complete."""
-    return [number for number, (_, work) in list(works.items()) if not work.is_completed()]
+    """The calls whose handles are still there, that are not complete, and of which nobody asked for
+    the future."""
+    return [
+        number
+        for number, (_, work) in list(works.items())
+        if number not in awaited and not work.is_completed()
+    ]
 
 
 def forget() -> None:

@@ -103,8 +103,8 @@ class ReplicaReader:
         if len(self._map) < HEADER.size:
             raise ValueError(f"{path} is truncated")
         magic, version, self._entries, self._parameters, length = HEADER.unpack_from(self._map, 0)
-        self._start = HEADER.size + length
-        self._size = ENTRY.size + 8 * self._parameters + MARK.size
+        self._start: int = HEADER.size + length
+        self._size: int = ENTRY.size + 8 * self._parameters + MARK.size
         whole = len(self._map) >= self._start + self._entries * self._size
         if magic != MAGIC or version != VERSION or not whole or not self._entries:
             raise ValueError(f"{path} holds no digests, or those of another version")
