@@ -16,7 +16,9 @@ MASK = (1 << 64) - 1
 ROW = 1 << 16
 ROWS_AT_ONCE = 64
 _SEED = 0x5EED
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_WORDS = {1: torch.int8, 2: torch.int16}
+"""By the size of an element in bytes; larger ones are cut into 32 bits: of 64, two changed signs
+would make up for each other."""
 
 _weights: dict[torch.device, Tensor] = {}
 
@@ -34,7 +36,7 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
 
 def _digest(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().reshape(-1)
-    return _fold(flat.view(_WORDS[flat.element_size()]))
+    return _fold(flat.view(_WORDS.get(flat.element_size(), torch.int32)))
 
 
 def _fold(words: Tensor) -> Tensor:

@@ -50,6 +50,12 @@ def observe(recorder: Recorder, directory: Path) -> None:
     torch_private.on_optimizer_steps(check.before_step, check.after_step)
 
 
+def is_due(moment: int, every: int) -> bool:
+    """For one moment in `every`, spread evenly, and for the same on all ranks: by the count of its
+    own steps, a rank that has left one out would never be compared again."""
+    return ((moment + 1) * _GOLDEN & _MASK) * every >> 64 == 0
+
+
 @dataclass(slots=True)
 class Replica:
     """Parameters of one optimiser that must be the same on all ranks of a group."""
@@ -129,14 +135,9 @@ class ReplicaCheck:
             if issued == replica.moment[0]:
                 turn = replica.moment[1] + 1
             replica.moment = (issued, turn)
-            if self._is_due(issued + turn):
+            if is_due(issued + turn, self._every):
                 found = digest.digests(replica.tensors)
                 replica.writer.append(replica.moment, steps.made, site, time.monotonic_ns(), found)
-
-    def _is_due(self, moment: int) -> bool:
-        """For one moment of `every`, spread evenly, and for the same on all ranks: by the count of
-        its own steps, a rank that has left one out would never be compared again."""
-        return ((moment + 1) * _GOLDEN & _MASK) * self._every >> 64 == 0
 
     # -- what must be equal --------------------------------------------------------------------
 

@@ -119,11 +119,11 @@ def settle(
 def _unsafe_for_gloo(group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:
     if method in AS_IT_LIES or method == "allreduce_coalesced":
         for tensor in tensors_in(args[0]):
-            if method != "allreduce_coalesced" and not _is_dense(tensor):
+            if tensor.is_neg():  # torch hands on a copy of it
+                if _writes(group_rank, method, args):
+                    return "a tensor with a pending negation, which gloo loses: use resolve_neg()"
+            elif method in AS_IT_LIES and not _is_dense(tensor):
                 return _gaps(tensor)
-            passed_on = method in ("broadcast", "reduce") and not _writes(group_rank, method, args)
-            if tensor.is_neg() and not passed_on:
-                return "a tensor with a pending negation, which gloo loses: use resolve_neg()"
     elif method == "scatter":
         return _unsafe_parts(group_rank, args, "scatters")
     elif method == "reduce_scatter":
@@ -198,7 +198,9 @@ def _is_refused(given: Tensor) -> bool:
 
 
 def _writes(group_rank: int, method: str, args: tuple[Any, ...]) -> bool:
-    """Whether this rank's tensor receives the result of a broadcast or reduce."""
+    """Whether this rank's tensor receives the result of a call in place."""
+    if method not in ("broadcast", "reduce"):
+        return True
     root = int(getattr(args[1], "rootRank", args[1])) if len(args) > 1 else 0
     return (root == group_rank) == (method == "reduce")
 
