@@ -73,6 +73,11 @@ class Inspection:
 _inspections: weakref.WeakKeyDictionary[GroupRecord, Inspection] = weakref.WeakKeyDictionary()
 
 
+def groups() -> list[GroupRecord]:
+    """The groups of this process that have other ranks."""
+    return list(_inspections)
+
+
 def _switch_all(detail: bool) -> None:
     for inspection in list(_inspections.values()):
         inspection.switch(detail)

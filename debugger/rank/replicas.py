@@ -2,8 +2,9 @@
 
 What must be equal is what the program or the user has declared so: the parameters of each DDP model
 over its group, and where there is no DDP model and `replicas` was asked for by name, those of every
-optimiser over the default group. A rank only writes; that they differ is found by the supervisor
-(`diagnosis.replicas`), so that no rank ever waits for another one.
+optimiser over the default group, unless the ranks seem to share out one model: they send messages,
+talk in smaller groups, or hold shards. A rank only writes. That they differ is found by the
+supervisor (`diagnosis.replicas`), so that no rank ever waits for another one.
 
 Steps of different ranks belong together by the collectives of the group that came before them, not
 by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps, rightly so.
@@ -168,9 +169,16 @@ class ReplicaCheck:
                 yield number, group._record, named
         world = self._recorder.world
         if not self._models and self._declared and world is not None:
-            names = parameter_names.find(optimizer)
+            names = None if self._is_shared_out(world) else parameter_names.find(optimizer)
             if names is not None:
                 yield -1, world, [(names[id(one)], one) for one in parameters]
+
+    def _is_shared_out(self, world: GroupRecord) -> bool:
+        """Whether the ranks do different things, as the stages of a pipeline do."""
+        return self._recorder.has_messages or any(
+            len(group.ranks) < len(world.ranks) and group.slot.issued
+            for group in inspection.groups()
+        )
 
     def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)

@@ -145,7 +145,7 @@ class ReplicaReader:
         return None
 
     def _at(self, mark: int) -> int:
-        return self._start + (mark - 1) % self._entries * self._size
+        return int(self._start + (mark - 1) % self._entries * self._size)
 
     def _mark(self, slot: int) -> int:
         return int(MARK.unpack_from(self._map, self._start + slot * self._size)[0])
