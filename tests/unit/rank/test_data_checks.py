@@ -140,4 +140,4 @@ def test_nothing_to_overflow(method: str, signature: Signature) -> None:
 def test_nothing_asked_for() -> None:
     record: Any = SimpleNamespace(ranks=RANKS, group_rank=0)
     notes: Any = Notes()
-    assert inspector("", notes, record) is None
+    assert inspector(frozenset(), notes, record) is None
