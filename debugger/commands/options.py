@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--check",
         default="",
         metavar="NAMES",
-        help=f"look at the data of each call: {', '.join(CHECKS)}, or all",
+        help=f"look at the data: {', '.join(CHECKS)}, or all (then replicas of DDP models only)",
     )
     group.add_argument(
         "--check-every",

@@ -26,58 +26,56 @@ def wants(name: str) -> bool:
     return not asked().isdisjoint((name, ALL))
 
 
-def observe() -> None:
+def observe(recorder: Recorder) -> None:
     """From now on the level switches the checks that belong to it, in all groups."""
-    levels.on_detail(_switch_all)
+
+    def switch(detail: bool) -> None:
+        for record in groups():
+            _choose(recorder, record, detail)
+
+    levels.on_detail(switch)
 
 
 def inspect(recorder: Recorder, record: GroupRecord) -> None:
     """Look at the calls of this new group."""
     record.holds = wants(in_flight.INFLIGHT)
     if len(record.ranks) > 1:
-        made = Inspection(recorder, record)
-        _inspections[record] = made
-        made.switch(levels.is_detail())
-
-
-class Inspection:
-    """The checks of one group's calls on one rank."""
-
-    def __init__(self, recorder: Recorder, record: GroupRecord) -> None:
-        self._record = weakref.ref(record)
-        self._tensors: tensors.TensorCheck | None = tensors.TensorCheck(recorder, record)
-        self._always = wants(tensors.TENSORS)
-        names = frozenset(filter(wants, data_checks.NAMES))
-        self._data: Inspect | None = data_checks.inspector(names, recorder, record)
-
-    def switch(self, detail: bool) -> None:
-        """Whether the level is DETAIL."""
-        record = self._record()
-        if record is not None:
-            both = detail or self._always
-            record.inspect = self.before if both else self._data
-
-    def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
-        """See `data_checks.Inspector`; first of all, whether the backend can take the tensors."""
-        if self._tensors is not None:
-            try:
-                self._tensors.before(method, args, known, seq)
-            except FindingRaised:
-                raise
-            except Exception as error:
-                self._tensors = None
-                report_own_fault("the check of tensors", error)
-        return self._data(method, args, known, seq) if self._data is not None else None
-
-
-_inspections: weakref.WeakKeyDictionary[GroupRecord, Inspection] = weakref.WeakKeyDictionary()
+        _groups.add(record)
+        _choose(recorder, record, levels.is_detail())
 
 
 def groups() -> list[GroupRecord]:
     """The groups of this process that have other ranks."""
-    return list(_inspections)
+    return list(_groups)
 
 
-def _switch_all(detail: bool) -> None:
-    for inspection in list(_inspections.values()):
-        inspection.switch(detail)
+_groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+
+
+def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
+    names = frozenset(filter(wants, data_checks.NAMES))
+    data = data_checks.inspector(names, recorder, record)
+    if detail or wants(tensors.TENSORS):
+        record.inspect = Both(tensors.TensorCheck(recorder, record), data).before
+    else:
+        record.inspect = data
+
+
+class Both:
+    """The check of one group's tensors, and behind it that of their data, if there is one."""
+
+    def __init__(self, check: tensors.TensorCheck, data: Inspect | None) -> None:
+        self._check: tensors.TensorCheck | None = check
+        self._data = data
+
+    def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
+        """See `data_checks.Inspector`; first of all, whether the backend can take the tensors."""
+        if self._check is not None:
+            try:
+                self._check.before(method, args, known, seq)
+            except FindingRaised:
+                raise
+            except Exception as error:
+                self._check = None
+                report_own_fault("the check of tensors", error)
+        return self._data(method, args, known, seq) if self._data is not None else None

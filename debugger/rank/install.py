@@ -84,7 +84,7 @@ def _install(directory: Path) -> Recorder:
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
-    inspection.observe()
+    inspection.observe(recorder)
     replicas.observe(recorder, directory)
     monitored.observe()
     levels.observe()

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,6 +62,7 @@ def is_due(moment: int, every: int) -> bool:
 class Replica:
     """Parameters of one optimiser that must be the same on all ranks of a group."""
 
+    key: tuple[object, ...]
     group: GroupRecord
     tensors: Sequence[torch.Tensor]
     writer: ReplicaWriter
@@ -72,7 +74,7 @@ class Steps:
     """What is known of one optimiser."""
 
     made: int = 0
-    shape: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
     replicas: list[Replica] = field(default_factory=list)
 
 
@@ -83,7 +85,8 @@ class ReplicaCheck:
         self._recorder = recorder
         self._directory = directory
         self._declared = declared
-        self._every = max(1, int(os.environ.get(EVERY, "1") or 1))
+        every = os.environ.get(EVERY, "")
+        self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
         self._steps: weakref.WeakKeyDictionary[Optimizer, Steps] = weakref.WeakKeyDictionary()
         self._models: list[weakref.ref[DistributedDataParallel]] = []
@@ -99,8 +102,9 @@ class ReplicaCheck:
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
+        if not self._off:
+            rank_log.write("the check of replicas is off: the program averages its models itself")
         self._off = True
-        rank_log.write("the check of replicas is off: the program averages its models itself")
 
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
@@ -125,11 +129,12 @@ class ReplicaCheck:
     def _look(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
         steps = self._steps.setdefault(optimizer, Steps())
         steps.made += made
-        groups = optimizer.param_groups
-        shape = (len(self._models), *(len(group["params"]) for group in groups))
-        if shape != steps.shape:
-            steps.shape = shape
-            steps.replicas = list(self._replicas(optimizer))
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        seen = (len(self._models), *map(id, parameters))
+        if seen != steps.seen:
+            steps.seen = seen
+            plain = [one for one in parameters if _is_plain(one)]
+            steps.replicas = list(self._replicas(optimizer, plain, steps.replicas))
         site = self._recorder.safe_site(frame) if steps.replicas else 0
         for replica in steps.replicas:
             issued, turn = replica.group.slot.issued, 0
@@ -142,24 +147,23 @@ class ReplicaCheck:
 
     # -- what must be equal --------------------------------------------------------------------
 
-    def _replicas(self, optimizer: Optimizer) -> Iterator[Replica]:
-        parameters = [
-            one for group in optimizer.param_groups for one in group["params"] if _is_plain(one)
-        ]
+    def _replicas(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], before: Sequence[Replica]
+    ) -> Iterator[Replica]:
         for number, group, named in self._declarations(optimizer, parameters):
             if named and len(group.ranks) > 1:
-                made = self._replica(number, group, named)
+                made = self._replica(number, group, named, before)
                 if made is not None:
                     yield made
 
     def _declarations(
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[tuple[int, GroupRecord, Named]]:
-        models = [model for one in self._models if (model := one()) is not None]
         mine = {id(one) for one in parameters}
-        for number, model in enumerate(models):
-            group: Any = model.process_group
-            if isinstance(group, CheckedGroup):
+        for number, reference in enumerate(self._models):
+            model = reference()
+            group: Any = getattr(model, "process_group", None)
+            if model is not None and isinstance(group, CheckedGroup):
                 ignored = getattr(model, "parameters_to_ignore", ())
                 named = [
                     (name, one)
@@ -180,9 +184,15 @@ class ReplicaCheck:
             for group in inspection.groups()
         )
 
-    def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
+    def _replica(
+        self, number: int, group: GroupRecord, named: Named, before: Sequence[Replica]
+    ) -> Replica | None:
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
         key = (group.name, group.incarnation, number, hash64(layout))
+        tensors = [one for _, one in named]
+        for known in before:  # another model was made, or other parameters were added
+            if known.key == key and all(map(is_, known.tensors, tensors)):
+                return known
         namesake = self._namesakes.get(key, 0)
         self._namesakes[key] = namesake + 1
         if self._files >= MOST_FILES:
@@ -199,7 +209,7 @@ class ReplicaCheck:
             except FileExistsError:
                 continue  # of a process of that number before
         self._recorder.note(NOTE, "digests of parameters", file=name)
-        return Replica(group, [one for _, one in named], writer)
+        return Replica(key, group, tensors, writer)
 
 
 def _is_plain(parameter: Any) -> bool:
