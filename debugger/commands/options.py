@@ -16,7 +16,7 @@ from ..record.log_file import DEFAULT_MAX_MB
 from . import break_flags
 
 LEVELS = ("OFF", "INFO", "DETAIL")
-CHECKS = ("nan", "overflow", "inflight")
+CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--check",
         default="",
         metavar="NAMES",
-        help=f"look at the data of each call: {', '.join(CHECKS)}, or all",
+        help=f"look at the data: {', '.join(CHECKS)}, or all (then replicas of DDP models only)",
+    )
+    group.add_argument(
+        "--check-every",
+        type=_steps,
+        default=1,
+        metavar="K",
+        help="with --check replicas: look after one step in K (default 1)",
     )
     group.add_argument(
         "--log-max-mb",
@@ -107,6 +114,7 @@ def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
         "breaks": break_flags.places(args.breaks, command),
         "post_mortem": args.pdb,
         "debugger": args.debugger,
+        "check_every": args.check_every,
         "on_finding": args.on_finding,
         "strict": args.strict,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
@@ -118,7 +126,7 @@ def _checks(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in (*CHECKS, "all"):
             raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
-    return CHECKS if "all" in names else tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))
 
 
 def _megabytes(text: str) -> float:
@@ -132,4 +140,11 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0 or math.isinf(value):
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
+    return value
+
+
+def _steps(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of steps from 1 on, not {text}")
     return value

@@ -62,6 +62,7 @@ class Options:
     breaks: tuple[str, ...] = ()
     post_mortem: bool = False
     debugger: str = "pdb"
+    check_every: int = 1
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
@@ -291,6 +292,7 @@ class Session:
         environment["DISTDEBUG_PDB"] = "1" if self._options.post_mortem else ""
         environment["DISTDEBUG_DEBUGGER"] = self._options.debugger
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
+        environment["DISTDEBUG_CHECK_EVERY"] = str(self._options.check_every)
         if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
             environment["TORCH_DISTRIBUTED_DEBUG"] = "INFO"

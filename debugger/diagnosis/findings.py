@@ -55,6 +55,9 @@ TITLES: dict[str, str] = {
     "inflight_write": "WRITTEN IN FLIGHT",
     "straggler": "STRAGGLER",
     "ddp_unused_parameters": "UNUSED PARAMETERS",
+    "divergence": "DIVERGENCE",
+    "unsafe_tensor": "UNSAFE TENSOR",
+    "unwaited_work": "NOT WAITED FOR",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

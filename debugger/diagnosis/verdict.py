@@ -22,10 +22,12 @@ from .matching import mismatches
 from .needs import Needs
 from .notices import late_notices, recorded
 from .point_to_point import message_mismatches
+from .replicas import differing_replicas
 from .splits import split_mismatches
 from .threads import lost_threads, mentioned
 from .told import settled, told
 from .unused import explained_by_unused, unused_parameters
+from .unwaited import unwaited
 from .unwinding import explained
 from .wait_graph import deadlocks
 from .world import World
@@ -65,8 +67,9 @@ def diagnose(
         *unused_parameters(world),
         *lost_threads(world, needs),
         *missing_ranks(world, needs),
+        *differing_replicas(world),
         *own,
-        *(Candidate(finding) for finding in recorded(world)),
+        *(Candidate(finding) for finding in (*recorded(world), *unwaited(world))),
     ]
     causes = [
         explained(world, explained_by_unused(world, candidate))

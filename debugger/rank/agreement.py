@@ -19,8 +19,8 @@ from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.side_channel import SideChannel
 
 from ..record.dispute import settle
-from ..record.signature import Signature
-from . import connections, levels, waiting
+from ..record.signature import Signature, hash64
+from . import connections, levels, tensors, waiting
 from .deferred import Deferral
 from .own_findings import OwnFinding
 from .pair_agreement import COMPARES, PairGuard
@@ -73,6 +73,7 @@ class Guard:
         self._recorder = recorder
         self._record = record
         self._store = store
+        self._backend = tensors.backend_of_cpu(record.backend)
         self._channel: SideChannel | None = None
         self._opening = threading.Lock()
         self._ended = False
@@ -119,26 +120,30 @@ class Guard:
         if channel is None:
             return forward()
         limit_s = _limit_s(options, usual_s)
+        order = tensors.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
-            deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s), forward)
+            deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
             return deferral.start(channel.turn.submit)
         turn = channel.turn
         turn.enter()
         try:
-            self._agree(channel, known, seq, limit_s)
+            self._agree(channel, known, seq, limit_s, order)
             return forward()
         finally:
             turn.leave()
 
-    def _agree(self, channel: SideChannel, known: Known, seq: int, limit_s: float) -> None:
+    def _agree(
+        self, channel: SideChannel, known: Known, seq: int, limit_s: float, order: str
+    ) -> None:
         """Return when all ranks make this call, or when nobody can tell any more: then the backend
-        will say so in its own way."""
+        will say so in its own way. `order`: of the elements in memory, where that counts."""
         if self._ended:
             return
         try:
-            if channel.agree(known.exact, known.contribution, limit_s):
+            exact = known.exact ^ hash64(order) if order else known.exact
+            if channel.agree(exact, known.contribution, limit_s):
                 return
-            calls = channel.gather(known.text.encode(), limit_s)
+            calls = channel.gather(f"{known.text}\n{order}".encode(), limit_s)
         except DeadlineExceeded as error:
             call = Signature.from_json(known.text)
             who = "ranks" if error.culprit is None else f"rank {error.culprit}"
@@ -156,9 +161,12 @@ class Guard:
         self._raise(calls, seq)
 
     def _raise(self, calls: list[bytes], seq: int) -> None:
-        signatures = [Signature.from_json(text.decode()) for text in calls]
+        texts, _, orders = zip(*(call.decode().rpartition("\n") for call in calls), strict=True)
+        signatures = [Signature.from_json(text) for text in texts]
         record = self._record
         dispute = settle(signatures, record.ranks, record.place(seq))
+        if dispute is None:
+            dispute = tensors.settle(signatures[0], orders, record.ranks, record.place(seq))
         if dispute is None:
             return  # the hashes differ, and nothing that they are made of does
         finding = OwnFinding(record, seq, dispute.kind, dispute.message, dispute.culprits)

@@ -24,7 +24,7 @@ from ..record.wording import printable
 from . import call_site, editors, exceptions, torch_private, waiting
 from .break_places import Places
 from .prompt import Console, RankPdb
-from .recorder import Recorder, report_own_fault, say
+from .recorder import GroupRecord, Known, Recorder, report_own_fault, say
 
 DEBUGGER = "DISTDEBUG_DEBUGGER"
 POST_MORTEM = "DISTDEBUG_PDB"
@@ -302,23 +302,18 @@ def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, i
     return code.co_filename, best.tb_lineno, code.co_name
 
 
-Before = Callable[..., Callable[[], None] | None]
-
-
-def before_calls(ranks: tuple[int, ...], group_rank: int, then: Before | None) -> Before | None:
-    """What looks at each call of a group for `--break OP#SEQ`, and then does `then`."""
+def before_calls(record: GroupRecord) -> Callable[..., None] | None:
+    """What looks at each call of a group for `--break OP#SEQ`; None where none is asked for."""
     made = _active
-    calls = made.places.calls_on(ranks[group_rank]) if made is not None else None
+    calls = made.places.calls_on(record.ranks[record.group_rank]) if made is not None else None
     if made is None or not calls:
-        return then
+        return None
     stops = made.stop
 
-    def before(method: str, args: tuple[Any, ...], known: Any, seq: int) -> Any:
+    def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
         number = seq if known.channel is None else known.channel.issued - 1
-        after = then(method, args, known, seq) if then is not None else None
         if (known.op_code, number) in calls:
             frame = sys._getframe(1)
             stops(call_site.find(frame) or frame)
-        return after
 
     return before

@@ -76,6 +76,14 @@ def of_thread(ident: int) -> FrameType | None:
     return find(sys._current_frames().get(ident))
 
 
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the innermost frame of this error is the user's: in a signal's handler, say."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and frame_kind(trace.tb_frame.f_code.co_filename) == USER
+
+
 def is_distributed(filename: str) -> bool:
     """Whether a file is torch.distributed's front end, distcore's or this layer."""
     return filename.startswith((_HERE + os.sep, _DISTCORE)) or (

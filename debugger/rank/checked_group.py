@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG
 from ..record.signature import POINT_TO_POINT
-from . import agreement, in_flight
+from . import agreement, in_flight, outstanding
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
 from .tracked_work import track
@@ -110,6 +110,7 @@ class CheckedGroup(ProcessGroup):
         return self._inner._end_coalescing(*args, **kwargs)
 
     def _gathers(self, on: bool) -> None:
+        outstanding.gather(on)
         if self._record.keeper is not None:
             self._record.keeper.coalesces = on
 

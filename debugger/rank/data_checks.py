@@ -19,8 +19,7 @@ from .describe import METHODS, tensors_in
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder
 
-CHECKS = "DISTDEBUG_CHECK"
-NAN, OVERFLOW = "nan", "overflow"
+NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
 ADDS = frozenset({"sum", "avg", "product", "premul_sum"})
 """Reduce ops to which an Inf is as wrong as a NaN."""
@@ -29,9 +28,8 @@ After = Callable[[], None]
 Inspect = Callable[[str, tuple[Any, ...], Known, int], After | None]
 
 
-def inspector(names: str, recorder: Recorder, record: GroupRecord) -> Inspect | None:
+def inspector(asked: frozenset[str], recorder: Recorder, record: GroupRecord) -> Inspect | None:
     """What looks at each call of the group; None where no check of this file is asked for."""
-    asked = frozenset(filter(None, names.split(",")))
     if not asked & {NAN, OVERFLOW}:
         return None
     return Inspector(recorder, record, OVERFLOW in asked).before

@@ -53,6 +53,11 @@ def observe(recorder: Recorder) -> None:
 _exit_code = 0
 
 
+def failed() -> bool:
+    """Whether the process ends with another status than 0."""
+    return _exit_code != 0
+
+
 def _at_exit(recorder: Recorder) -> None:
     """Runs after the program's own handlers, since it was registered before them.
 

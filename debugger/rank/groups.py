@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from ..record.layout import Activity
-from . import (
-    agreement,
-    breakpoints,
-    call_log,
-    connections,
-    data_checks,
-    forks,
-    in_flight,
-    timeouts,
-    torch_private,
-)
+from . import agreement, connections, forks, inspection, timeouts, torch_private
 from .checked_group import CheckedGroup
 from .finding_errors import FindingRaised
 from .monitored import Monitor
@@ -130,11 +119,7 @@ def _checked(
     barrier = Monitor(recorder, record, store).barrier if reached else inner.monitored_barrier
     outer.attach(inner, recorder, record, wrap_split, barrier)
     agreement.guard(recorder, record, store)
-    asked = os.environ.get(data_checks.CHECKS, "")
-    looks = data_checks.inspector(asked, recorder, record)
-    record.inspect = breakpoints.before_calls(record.ranks, record.group_rank, looks)
-    record.holds = in_flight.INFLIGHT in asked.split(",")
-    call_log.watch(record)
+    inspection.inspect(recorder, record)
     recorder.group_ready(record)
     timeouts.take_over(record, inner)
     forks.watch_group(outer)

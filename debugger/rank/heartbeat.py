@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from . import call_site, outstanding
+from . import call_site, outstanding, unwaited
 from .recorder import Recorder, report_own_fault
 
 PERIOD_S = 0.1
@@ -57,6 +57,7 @@ class Heartbeat:
         """One look at the process."""
         writer = self._recorder.writer
         outstanding.poll()
+        unwaited.report(self._recorder)
         self._infer()
         serial = writer.serial
         free = self._free_threads()

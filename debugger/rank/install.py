@@ -23,19 +23,21 @@ from ..record.writer import FlightWriter
 from . import (
     agreement,
     breakpoints,
-    call_log,
     call_site,
     ddp,
     exceptions,
     forks,
     groups,
     initialisation,
+    inspection,
     levels,
     monitored,
     python_warnings,
     rank_log,
+    replicas,
     timeouts,
     torch_private,
+    unwaited,
     unwinding,
 )
 from .heartbeat import Heartbeat
@@ -83,12 +85,13 @@ def _install(directory: Path) -> Recorder:
     watch.install()
     rank_log.observe(recorder, directory)
     python_warnings.observe()
-    call_log.observe()
     initialisation.observe(recorder, directory)
     groups.observe(recorder)
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
+    inspection.observe(recorder)
+    replicas.observe(recorder, directory)
     monitored.observe()
     levels.observe()
     torch_private.keep_uncompiled(call_site.DIRECTORIES)
@@ -118,6 +121,8 @@ def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _heartbeat is not None:
         _heartbeat.stop()
+    if _recorder is not None:
+        unwaited.last_report(_recorder)
     settle()
 
 

@@ -6,17 +6,48 @@ never waits, or waits where this layer cannot see it (a future inside DDP's C++ 
 
 from __future__ import annotations
 
+import sys
 import weakref
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from . import call_site
 
 if TYPE_CHECKING:
     from .tracked_work import TrackedWork
 
-works: dict[int, weakref.ref[TrackedWork]] = {}
-"""By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
+works: dict[int, tuple[weakref.ref[TrackedWork], Any]] = {}
+"""By call number: the handle, and the backend's work. A call stays until it is done; one whose
+handle was dropped, until `poll`."""
 awaited: dict[int, TrackedWork] = {}
 """The calls whose future was handed out: somebody may be waiting without our knowledge, and may
 have dropped the handle (DDP does), so it is kept here until the call is done."""
+unwaited: deque[int] = deque()
+"""Calls whose handle was dropped before they were complete."""
+
+_gathering = 0
+
+
+def dropped(reference: weakref.ref[TrackedWork]) -> None:
+    """The program has dropped the handle of a call that nobody has seen finish.
+
+    Runs at any moment, on any thread: it takes no lock and puts nothing on record.
+    """
+    if _gathering or sys.exc_info()[0] is not None:
+        return  # a coalesced call is waited for as a whole; an exception leaves everything behind
+    if call_site.frame_kind(sys._getframe(1).f_code.co_filename) == call_site.OWN:
+        return  # torch's own: DDP's join() knows that it need not wait
+    for number, (known, work) in list(works.items()):
+        if known is reference:
+            if not work.is_completed():
+                unwaited.append(number)
+            return
+
+
+def gather(on: bool) -> None:
+    """Calls that are made now are coalesced: their own handles are none."""
+    global _gathering
+    _gathering = max(0, _gathering + (1 if on else -1))
 
 
 def remove(number: int) -> None:
@@ -32,7 +63,7 @@ def oldest_awaited() -> int | None:
 
 def poll() -> None:
     """Record the completion of calls that ended by themselves."""
-    for number, reference in list(works.items()):
+    for number, (reference, _) in list(works.items()):
         work = reference()
         if work is None:
             remove(number)  # the program dropped the handle
@@ -40,7 +71,18 @@ def poll() -> None:
             work.poll()
 
 
+def pending() -> list[int]:
+    """The calls whose handles are still there, that are not complete, and of which nobody asked for
+    the future."""
+    return [
+        number
+        for number, (_, work) in list(works.items())
+        if number not in awaited and not work.is_completed()
+    ]
+
+
 def forget() -> None:
     """In a forked child: these calls are the parent's."""
     works.clear()
     awaited.clear()
+    unwaited.clear()

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch.distributed
@@ -328,3 +329,64 @@ def take_debug_level(current: Callable[[], str], choose: Callable[[str], None], 
     patch(dist, "set_debug_level", lambda _own: set_debug_level)
     patch(dist, "set_debug_level_from_env", lambda _own: set_debug_level_from_env)
     return str(found.name)
+
+
+def on_model_replicated(model_class: Any, note: Callable[[Any], None]) -> None:
+    """Hear of every DDP model, once it is made."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            note(self)
+
+        return construct
+
+    patch(model_class, "__init__", make)
+
+
+def on_models_averaged(note: Callable[[], None]) -> None:
+    """Hear of torch's own averagers of models (local SGD), as they are made."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging import averagers
+
+    def make(original: Wrapped) -> Wrapped:
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            note()
+            original(self, *args, **kwargs)
+
+        return construct
+
+    patch(averagers.ModelAverager, "__init__", make)
+    patch(post_localSGD_hook.PostLocalSGDState, "__init__", make)
+
+
+def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Hear of each step of each optimiser."""
+    from torch.optim import optimizer
+
+    def hook(tell: Callable[[Any], None]) -> Callable[..., None]:
+        def call(stepping: Any, _args: Any, _kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():  # dynamo must not meet what follows
+                tell(stepping)
+
+        return call
+
+    optimizer.register_optimizer_step_pre_hook(hook(before))
+    optimizer.register_optimizer_step_post_hook(hook(after))
+
+
+def cannot_look(hook: FrameType) -> bool:
+    """Whether a step is no whole one, or its parameters cannot be read now. `hook` is the frame of
+    the function that torch called.
+
+    A step within another optimiser's is a part of that: ZeroRedundancyOptimizer's own brings the
+    ranks together. The capture of a CUDA graph must not meet a wait for the device.
+    """
+    step = hook.f_back
+    above = step.f_back if step is not None else None
+    while above is not None:
+        if step is not None and above.f_code is step.f_code:
+            return True
+        above = above.f_back
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

@@ -20,6 +20,7 @@ from .waiting import NO_TIMEOUT, WaitFunction, instead, whole
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
+_dropped = outstanding.dropped
 
 
 class TrackedWork(Work):
@@ -185,5 +186,5 @@ def track(
     tracked._open = True
     tracked._after = after
     tracked._held = None
-    outstanding.works[number] = ref(tracked)
+    outstanding.works[number] = (ref(tracked, _dropped), work)
     return tracked

@@ -18,7 +18,8 @@ from typing import Any
 from . import layout
 from .definitions import Definitions
 from .layout import Activity, CallState, GroupState, Phase, Role
-from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Wait
+from .replicas import NOTE, ReplicaFiles
+from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Wait
 
 UNKNOWN_GROUP: GroupKey = ("?", 0)
 _GROUP_STATES = frozenset(GroupState)
@@ -57,6 +58,7 @@ class FlightReader:
         finally:
             os.close(descriptor)
         self._definitions = Definitions(self._map)
+        self._replica_files = ReplicaFiles(path.parent)
         self._header: tuple[bytes, bytes] | None = None
         self.refresh_header()
 
@@ -152,8 +154,17 @@ class FlightReader:
             creations=tuple(self._definitions.creations),
             waits=self._read_waits(),
             notes=tuple(self._definitions.notes),
+            replicas=self._replicas(),
             history=self,
         )
+
+    def _replicas(self) -> tuple[Replicas, ...]:
+        files = (
+            self._replica_files.announced(note.data, self._definitions.site, self.wall_offset_ns)
+            for note in self._definitions.notes
+            if note.kind == NOTE
+        )
+        return tuple(found for found in files if found is not None)
 
     def _read_groups(self) -> dict[GroupKey, Group]:
         groups: dict[GroupKey, Group] = {}

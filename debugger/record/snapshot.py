@@ -142,6 +142,38 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Digest:
+    """What an optimiser's parameters were at one moment, in 64 bits.
+
+    `moment`: how many collectives of the group had been issued, and how many-th digest since then
+    it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
+    """
+
+    moment: tuple[int, int]
+    step: int
+    total: int
+    time_ns: int
+    site: CallSite | None
+
+
+class Replicas(Protocol):
+    """The parameters of one optimiser that must be the same on all ranks of a group.
+
+    `key` tells them apart from others: it is the same on all ranks that have the same parameters.
+    """
+
+    group: GroupKey
+    key: str
+    names: Sequence[str]
+
+    def digests(self) -> Sequence[Digest]:
+        """The last ones, oldest first."""
+
+    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
+        """The digest of each parameter at that moment; None when it was overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """What the operating system says of the process; a reader of a dead run only has `alive=False`.
 
@@ -207,6 +239,7 @@ class Rank:
     creations: Sequence[Creation] = ()
     waits: Sequence[Wait] = ()
     notes: Sequence[Note] = ()
+    replicas: Sequence[Replicas] = ()
     history: History | None = None
 
 

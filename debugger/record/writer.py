@@ -251,6 +251,11 @@ class FlightWriter(FlightPlaces):
             self._map[at + _STATE_AT] = state
             self._words[(at >> 3) + time_word] = _now()
 
+    def call_at(self, number: int) -> tuple[int, int] | None:
+        """Op code and site id of a call that is still on record."""
+        row = layout.SLOT.unpack_from(self._map, _RING_OFFSET + number % _RING * _SLOT_BYTES)
+        return (row[3], row[7]) if row[0] == row[17] == number + 1 else None
+
     # -- waits ---------------------------------------------------------------------------------
 
     def thread(self) -> ThreadSlot:

@@ -34,6 +34,7 @@ from debugger.record.snapshot import (
     CallSite,
     Channel,
     Creation,
+    Digest,
     Group,
     GroupKey,
     Note,
@@ -131,6 +132,22 @@ class ListHistory:
         return (call.chain, call.exact, call.balance) if call else None
 
 
+@dataclass
+class ListReplicas:
+    """`Replicas` over lists."""
+
+    group: GroupKey
+    key: str
+    names: Sequence[str]
+    rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
+
+    def digests(self) -> Sequence[Digest]:
+        return [row for row, _ in self.rows]
+
+    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
+        return next((values for row, values in self.rows if row.moment == moment), None)
+
+
 class RankBuilder:
     """One rank's record as it grows."""
 
@@ -152,6 +169,7 @@ class RankBuilder:
         self.location: CallSite | None = CallSite("/home/user/train.py", 40, "step")
         self.heartbeat_ns: int | None = None
         self.job = ""
+        self.replicas: list[ListReplicas] = []
 
     # -- what it does --------------------------------------------------------------------------
 
@@ -332,6 +350,20 @@ class RankBuilder:
         if exits:
             self.exits(1)
 
+    def steps(
+        self, moment: int, values: Sequence[int], *, turn: int = 0, key: str = "", line: int = 90
+    ) -> None:
+        """An optimiser's parameters have these digests after its next step."""
+        found = next((one for one in self.replicas if one.key == key), None)
+        if found is None:
+            names = [f"layer{number}.weight" for number in range(len(values))]
+            found = ListReplicas((WORLD, 0), key, names)
+            self.replicas.append(found)
+        site = CallSite("/home/user/train.py", line, "step")
+        step = len(found.rows) + 1
+        row = Digest((moment, turn), step, hash64(tuple(values)), self.run.tick(), site)
+        found.rows.append((row, tuple(values)))
+
     def is_stopped(self) -> None:
         self.process = replace(self.process, state="T")
 
@@ -359,6 +391,7 @@ class RankBuilder:
             creations=tuple(self.creations),
             waits=tuple(self.waits.values()),
             notes=tuple(self.notes),
+            replicas=tuple(self.replicas),
             history=ListHistory(list(self.history.calls), self.history.forgotten),
         )
 

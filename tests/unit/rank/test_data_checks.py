@@ -35,7 +35,7 @@ def looked_at(
     record = GroupRecord("0", "default_pg", 0, RANKS, rank, slot, "gloo", None)
     known: Any = SimpleNamespace(text=signature.to_json())
     notes: Any = Notes()
-    inspect = inspector(names, notes, record)
+    inspect = inspector(frozenset(names.split(",")), notes, record)
     assert inspect is not None
     return inspect(method, args, known, 7), notes
 
@@ -140,4 +140,4 @@ def test_nothing_to_overflow(method: str, signature: Signature) -> None:
 def test_nothing_asked_for() -> None:
     record: Any = SimpleNamespace(ranks=RANKS, group_rank=0)
     notes: Any = Notes()
-    assert inspector("", notes, record) is None
+    assert inspector(frozenset(), notes, record) is None

@@ -1,0 +1,43 @@
+"""Handles of asynchronous calls that ranks dropped without wait(): one warning for each line."""
+
+from __future__ import annotations
+
+from ..record.snapshot import CallSite, Note
+from ..record.wording import at_site, printable, ranks_text, verb
+from .evidence import chosen, stand
+from .findings import Finding, RankEvidence
+from .world import World
+
+
+def unwaited(world: World) -> list[Finding]:
+    """Of each line the ranks that did, and how often."""
+    lines: dict[tuple[str, CallSite | None], dict[int, Note]] = {}
+    for number, rank in sorted(world.ranks.items()):
+        for note in rank.notes:
+            if note.kind == "unwaited_work":
+                # A later note of the same line has the higher count.
+                lines.setdefault((str(note.data.get("op")), note.site), {})[number] = note
+    return [_finding(world, op, site, notes) for (op, site), notes in lines.items()]
+
+
+def _finding(world: World, op: str, site: CallSite | None, notes: dict[int, Note]) -> Finding:
+    ranks = tuple(notes)
+    count = sum(int(note.data.get("count", 1)) for note in notes.values())
+    handles = "the handle" if count == 1 else f"{count} handles"
+    message = (
+        f"{ranks_text(ranks)} dropped {handles} of {printable(op, 80)}{at_site(site)} without "
+        f"wait() while the {verb([0] * count, 'call was', 'calls were')} under way: nobody can "
+        "tell when the data may be used again, or whether it arrived"
+    )
+    evidence = stand(world, chosen(ranks, ()))
+    if site:
+        evidence |= {rank: RankEvidence("did not wait", op, site) for rank in evidence}
+    return Finding(
+        kind="unwaited_work",
+        message=message,
+        culprits=ranks,
+        severity="warning",
+        ranks=evidence,
+        observable_ns=min(note.time_ns for note in notes.values()),
+        data={"op": op, "count": count},
+    )

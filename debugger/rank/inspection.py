@@ -1,0 +1,90 @@
+"""What looks at the calls of a group before they are made: the log, checks, breakpoints.
+
+The checks are those of $DISTDEBUG_CHECK, and at DETAIL some more. Where nothing is to look, a call
+pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+from . import breakpoints, call_log, call_site, data_checks, in_flight, levels, tensors
+from .data_checks import After, Inspect
+from .finding_errors import FindingRaised
+from .recorder import GroupRecord, Known, Recorder, report_own_fault
+
+CHECKS = "DISTDEBUG_CHECK"
+"""The names, with commas between."""
+ALL = "all"
+
+
+def asked() -> frozenset[str]:
+    """The checks that the user wants; `ALL` among them stands for every name."""
+    return frozenset(filter(None, os.environ.get(CHECKS, "").split(",")))
+
+
+def wants(name: str) -> bool:
+    """Whether this check is asked for, by its name or with all others."""
+    return not asked().isdisjoint((name, ALL))
+
+
+def observe(recorder: Recorder) -> None:
+    """From now on the level switches what belongs to it, in all groups."""
+
+    def switch(detail: bool) -> None:
+        for record in list(_groups):
+            _choose(recorder, record, detail)
+
+    levels.on_detail(switch)
+
+
+def inspect(recorder: Recorder, record: GroupRecord) -> None:
+    """Look at the calls of this new group."""
+    _groups.add(record)
+    record.holds = wants(in_flight.INFLIGHT)
+    _choose(recorder, record, levels.is_detail())
+
+
+def groups() -> list[GroupRecord]:
+    """The groups of this process that have other ranks."""
+    return [record for record in _groups if len(record.ranks) > 1]
+
+
+_groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+
+
+def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
+    names = frozenset(filter(wants, data_checks.NAMES))
+    strided = len(record.ranks) > 1 and (detail or wants(tensors.TENSORS))
+    looks: dict[str, Inspect | None] = {
+        "the log of calls": call_log.before_calls(record),
+        "the check of tensors": tensors.TensorCheck(recorder, record).before if strided else None,
+        "the check of data": data_checks.inspector(names, recorder, record),
+        "breakpoints at calls": breakpoints.before_calls(record),
+    }
+    wanted = {what: look for what, look in looks.items() if look is not None}
+    record.inspect = InOrder(wanted).before if wanted else None
+
+
+class InOrder:
+    """All that looks at one group's calls; what fails by its own fault is switched off."""
+
+    def __init__(self, looks: dict[str, Inspect]) -> None:
+        self._looks = looks
+
+    def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
+        """See `data_checks.Inspector.before`."""
+        after = None
+        for what, look in list(self._looks.items()):
+            try:
+                after = look(method, args, known, seq) or after
+            except FindingRaised:
+                raise
+            except Exception as error:
+                if call_site.raised_by_user(error):
+                    raise  # by a signal's handler, which may run anywhere
+                self._looks.pop(what, None)
+                report_own_fault(what, error)
+        return after

@@ -1,0 +1,46 @@
+"""What the parameters of an optimiser are called in the modules that they belong to."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+def find(optimizer: Optimizer) -> dict[int, str] | None:
+    """By the parameter's id. None where a module has cut them into shards, which are no replicas.
+
+    Looks at all objects of the process: some hundredths of a second.
+    """
+    names = {
+        id(one): f'param_groups[{number}]["params"][{index}]'
+        for number, group in enumerate(optimizer.param_groups)
+        for index, one in enumerate(group["params"])
+    }
+    wanted = set(names)
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    for module in modules:
+        if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
+            return None
+    children = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in children]
+    # Of several modules that hold a parameter (an average of models, say), the one with the most.
+    for _, found in sorted((_named(root, wanted) for root in roots), key=lambda one: one[0]):
+        names.update(found)
+    return names
+
+
+def _named(root: nn.Module, wanted: set[int]) -> tuple[int, dict[int, str]]:
+    found = {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
+    return len(found), found
+
+
+def _is_sharded(module: Any) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = tuple(kind for name in SHARDED if (kind := getattr(fsdp, name, None)) is not None)
+    return isinstance(module, kinds)

@@ -1,0 +1,190 @@
+"""Digests of parameters, which a rank puts next to its flight record after optimiser steps.
+
+One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of kind `replicas`
+announces. It is allocated in full when it is made, and holds the last steps only:
+
+    HEADER, then the definition: JSON {"group": [name, incarnation], "key", "names"}
+    ring of `entries`: ENTRY, one 64-bit digest for each parameter, the entry's number + 1 again
+
+All numbers are little-endian. A reader takes an entry only if both numbers agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from .snapshot import CallSite, Digest, GroupKey
+
+NOTE = "replicas"
+MAGIC = b"DDREPLIC"
+VERSION = 1
+HEADER = Struct("<8sIIII")
+"""magic, version, entries, parameters, length of the definition"""
+ENTRY = Struct("<QQQQQQQ")
+"""number + 1, collectives of the group before it, how many-th of that moment, step, site, time (ns,
+CLOCK_MONOTONIC), digest of the digests"""
+MARK = Struct("<Q")
+
+MOST_BYTES = 4 << 20
+MOST_ENTRIES = 256
+LEAST_ENTRIES = 4
+_NAME = re.compile(r"pid-\d+-\d+\.replicas")
+
+
+def file_name(pid: int, number: int) -> str:
+    """Of the `number`-th optimiser of a process."""
+    return f"pid-{pid}-{number}.replicas"
+
+
+class ReplicaWriter:
+    """Writes one file. Raises OSError where it cannot be made."""
+
+    def __init__(self, path: Path, group: GroupKey, key: str, names: Sequence[str]) -> None:
+        definition = json.dumps({"group": list(group), "key": key, "names": list(names)}).encode()
+        self._parameters = len(names)
+        self._size = ENTRY.size + 8 * len(names) + MARK.size
+        self._entries = max(LEAST_ENTRIES, min(MOST_ENTRIES, MOST_BYTES // self._size))
+        self._start = HEADER.size + len(definition)
+        self._number = 0
+        total = self._start + self._entries * self._size
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, total)
+            self._map = mmap.mmap(descriptor, total)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+        self._map[HEADER.size : self._start] = definition
+        HEADER.pack_into(
+            self._map, 0, MAGIC, VERSION, self._entries, self._parameters, len(definition)
+        )
+
+    def append(
+        self, moment: tuple[int, int], step: int, site: int, time_ns: int, digests: Sequence[int]
+    ) -> None:
+        """Add an entry; `digests` are of 64 bits, in the order of the names."""
+        vector = struct.pack(f"<{self._parameters}Q", *digests)
+        total = int.from_bytes(hashlib.blake2b(vector, digest_size=8).digest(), "little")
+        at = self._start + self._number % self._entries * self._size
+        self._number += 1
+        mark = self._number
+        self._map[at + self._size - MARK.size : at + self._size] = MARK.pack(0)
+        ENTRY.pack_into(self._map, at, mark, *moment, step, site, time_ns, total)
+        self._map[at + ENTRY.size : at + ENTRY.size + len(vector)] = vector
+        MARK.pack_into(self._map, at + self._size - MARK.size, mark)
+
+
+class ReplicaReader:
+    """Reads one file while it is written. Implements `snapshot.Replicas`.
+
+    Raises ValueError and OSError where it is none.
+    """
+
+    def __init__(
+        self, path: Path, site: Callable[[int], CallSite | None], wall_offset_ns: int
+    ) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        if len(self._map) < HEADER.size:
+            raise ValueError(f"{path} is truncated")
+        magic, version, self._entries, self._parameters, length = HEADER.unpack_from(self._map, 0)
+        self._start: int = HEADER.size + length
+        self._size: int = ENTRY.size + 8 * self._parameters + MARK.size
+        whole = len(self._map) >= self._start + self._entries * self._size
+        if magic != MAGIC or version != VERSION or not whole or not self._entries:
+            raise ValueError(f"{path} holds no digests, or those of another version")
+        definition = json.loads(self._map[HEADER.size : self._start])
+        name, incarnation = definition["group"]
+        self.group: GroupKey = (str(name), int(incarnation))
+        self.key = str(definition["key"])
+        self.names: Sequence[str] = [str(one) for one in definition["names"]]
+        self._site = site
+        self._wall_offset_ns = wall_offset_ns
+        self._known: dict[int, Digest] = {}
+        self._last = 0
+
+    def digests(self) -> Sequence[Digest]:
+        """The last entries, oldest first."""
+        newest = self._last
+        while self._read(newest + 1) is not None:
+            newest += 1
+        if newest == self._last and self._read(newest) is None:
+            # It has been round since the last look: find the newest by their marks.
+            newest = max(self._mark(slot) for slot in range(self._entries))
+        for mark in range(max(self._last, newest - self._entries) + 1, newest + 1):
+            found = self._read(mark)
+            if found is not None:
+                self._known[mark] = found
+        self._last = newest
+        for mark in [mark for mark in self._known if mark <= newest - self._entries]:
+            del self._known[mark]
+        return list(self._known.values())
+
+    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
+        """The digest of each parameter at that moment; None when it was overwritten."""
+        for mark, digest in self._known.items():
+            if digest.moment == moment:
+                at = self._at(mark) + ENTRY.size
+                vector: tuple[int, ...] = struct.unpack_from(f"<{self._parameters}Q", self._map, at)
+                return vector if self._read(mark) is not None else None
+        return None
+
+    def _at(self, mark: int) -> int:
+        return int(self._start + (mark - 1) % self._entries * self._size)
+
+    def _mark(self, slot: int) -> int:
+        return int(MARK.unpack_from(self._map, self._start + slot * self._size)[0])
+
+    def _read(self, mark: int) -> Digest | None:
+        if mark < 1:
+            return None
+        at = self._at(mark)
+        first, collectives, turn, step, site, time_ns, total = ENTRY.unpack_from(self._map, at)
+        (last,) = MARK.unpack_from(self._map, at + self._size - MARK.size)
+        if not first == last == mark:
+            return None
+        return Digest(
+            moment=(collectives, turn),
+            step=step,
+            total=total,
+            time_ns=time_ns + self._wall_offset_ns,
+            site=self._site(site),
+        )
+
+
+class ReplicaFiles:
+    """The files of one rank, opened as its notes announce them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._readers: dict[str, ReplicaReader | None] = {}
+
+    def announced(
+        self, data: Mapping[str, Any], site: Callable[[int], CallSite | None], wall_offset_ns: int
+    ) -> ReplicaReader | None:
+        """The file that a note's data name; None where there is none, or it cannot be read."""
+        name = str(data.get("file"))
+        if name not in self._readers:
+            reader = None
+            if _NAME.fullmatch(name):
+                try:
+                    reader = ReplicaReader(self._directory / name, site, wall_offset_ns)
+                except (OSError, ValueError, KeyError, TypeError):
+                    reader = None
+            self._readers[name] = reader
+        return self._readers[name]
