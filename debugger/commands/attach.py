@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.breakpoints import FOLDER, Line, Stop, connect, stops
-from ..record.run_directory import RunDirectory, RunDirectoryError
+from ..record.breakpoints import Line, Stop, connect, stops
+from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from .base import Command, add_run_argument
 
@@ -52,7 +52,7 @@ class AttachCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        directory = _directory(args.run)
+        directory = RunDirectory.open(args.run).path
         stop = _chosen(directory, args.rank)
         if stop.address:
             raise UsageError(f"{stop.notice('')}")
@@ -67,17 +67,6 @@ class AttachCommand(Command):
             terminal = Terminal(line, stop, directory)
             with _readline(terminal):
                 return terminal.run()
-
-
-def _directory(run: str | None) -> Path:
-    """The run's directory; also one that a program keeps which has no supervisor."""
-    try:
-        return RunDirectory.open(run).path
-    except RunDirectoryError:
-        path = Path(run or "")
-        if run is None or not (path / FOLDER).is_dir() or path.stat().st_uid != os.geteuid():
-            raise
-        return path
 
 
 def _chosen(directory: Path, rank: int | None) -> Stop:

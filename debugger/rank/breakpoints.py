@@ -82,7 +82,7 @@ class Breakpoints:
     def __init__(self, recorder: Recorder, directory: Path) -> None:
         self._recorder = recorder
         self._directory = directory
-        self._supervised = (directory / "run.json").exists()
+        self._supervised = is_live(directory)
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._local = threading.local()
