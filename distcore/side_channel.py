@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from . import algorithms
 from .buffers import bytes_of, tensor_over
 from .connecting import connect
 from .key_value_store import KeyValueStore
+from .patience import Deadline
 from .queue import CallQueue
 from .reduction import reduction_for
 from .transports.base import Transport
@@ -97,15 +97,15 @@ class SideChannel:
         data = bytearray(_LENGTH.size + NOTE_BYTES)
         _LENGTH.pack_into(data, 0, len(note))
         data[_LENGTH.size : _LENGTH.size + len(note)] = note
-        deadline = time.monotonic() + timeout_s
-        self._session.mailbox().post_send(peer, lane, memoryview(data), deadline)
+        mailbox = self._session.mailbox()
+        mailbox.post_send(peer, lane, memoryview(data), Deadline.after(timeout_s))
 
     def await_note(self, peer: int, lane: int, timeout_s: float) -> Note:
         """The next note of that group rank on that lane."""
         data = bytearray(_LENGTH.size + NOTE_BYTES)
-        deadline = time.monotonic() + timeout_s
-        posting = self._session.mailbox().post_receive(peer, lane, memoryview(data), deadline)
-        return Note(posting, data)
+        mailbox = self._session.mailbox()
+        until = Deadline.after(timeout_s)
+        return Note(mailbox.post_receive(peer, lane, memoryview(data), until), data)
 
     def abort(self, reason: str) -> None:
         """End what runs, and the channel, on all ranks. From any thread."""
