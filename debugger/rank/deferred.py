@@ -40,6 +40,7 @@ class Deferral:
         self._caller = threading.get_ident()
         self._caller_left = False
         self._cancelled = False
+        self._made = False
         self._as_caller = _modes()
         self._on_entry: list[Callable[[], None]] = []
         self.error: BaseException | None = None
@@ -82,6 +83,14 @@ class Deferral:
             if threading.get_ident() != self._caller:
                 self._entered.wait()  # the turn is the caller's as long
             return
+        self._enter()
+
+    def _enter(self) -> None:
+        """Make the call, once, now that it is agreed on or refused."""
+        with self._guard:
+            if self._made:
+                return
+            self._made = True
         if self.error is None and not self._cancelled:
             try:
                 with self._as_caller():
@@ -106,8 +115,21 @@ class Deferral:
         return self._entered.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Until `entered`; whether it came true in time."""
-        return self._entered.wait(timeout_s)
+        """Until `entered`; whether it came true in time. Who waits here makes the call, as it would
+        without a deferral: what a profiler sees belongs to a thread."""
+        mine = left = False
+        try:
+            with self._guard:
+                if self._caller_left and not self._agreed.is_set():
+                    mine = True
+                    self._caller_left = False
+            if mine:
+                self._agreed.wait(timeout_s)
+        finally:
+            left = mine and self._leave()
+            if mine and not left:
+                self._enter()  # also when a signal's handler has raised: the group waits for it
+        return not left and self._entered.wait(timeout_s)
 
     def when_entered(self, tell: Callable[[], None]) -> None:
         """Call `tell()` then, on any thread."""

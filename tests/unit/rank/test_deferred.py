@@ -212,3 +212,37 @@ def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.M
     agreement.comes()
     assert turn.drain(LIMIT_S)
     assert backend.thread is None
+
+
+def test_who_waits_makes_the_call(turn: CallQueue) -> None:
+    """What a profiler sees belongs to a thread."""
+    backend, agreement = Backend(), Agreement()
+    work = Deferral(agreement, partial(backend)).start(turn.submit)
+    backend.future.set_result([])
+    threading.Timer(0.05, agreement.comes).start()
+    assert work.wait()
+    assert backend.thread == threading.current_thread().name
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_an_interrupted_wait(turn: CallQueue, agreed: bool) -> None:
+    """The call is made all the same, for the other ranks make it."""
+    backend, agreement = Backend(), Agreement()
+    deferral = Deferral(agreement, partial(backend))
+    work = deferral.start(turn.submit)
+    wait = deferral._agreed.wait
+
+    def interrupted(_timeout: float | None) -> bool:
+        if agreed:
+            agreement.comes()
+            assert wait(LIMIT_S)
+        raise KeyboardInterrupt
+
+    deferral._agreed.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    deferral._agreed.wait = wait  # type: ignore[method-assign]
+    agreement.comes()
+    backend.future.set_result([])
+    assert work.wait()
+    assert backend.thread is not None
