@@ -126,6 +126,11 @@ class Note:
     def __repr__(self) -> str:
         return f"<Note: {self._posting!r}>"
 
+    @property
+    def over(self) -> bool:
+        """Whether it is here, or will never be."""
+        return self._posting.done
+
     def when_over(self, tell: Callable[[], None]) -> None:
         """Call `tell()` when it is here, or will never be: at once, or on the channel's thread."""
         self._posting.when_over(tell)

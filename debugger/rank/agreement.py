@@ -20,10 +20,9 @@ from distcore.side_channel import SideChannel
 
 from ..record.dispute import settle
 from ..record.signature import Signature, hash64
-from . import connections, levels, tensors, waiting
+from . import connections, levels, pair_agreement, tensors, waiting
 from .deferred import Deferral
 from .own_findings import OwnFinding
-from .pair_agreement import COMPARES, PairGuard
 from .recorder import GroupRecord, Known, Recorder, say
 
 NEVER = frozenset({"monitored_barrier"})
@@ -39,6 +38,7 @@ _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 def observe() -> None:
     """From now on the level switches the guards of all groups."""
     levels.on_detail(_switch_all)
+    pair_agreement.observe()
 
 
 def _switch_all(on: bool) -> None:
@@ -61,9 +61,9 @@ def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
     if levels.is_detail():
         made.switch(True)
         channel = made.open(record.timeout_s)
-        if channel is not None and record.backend == COMPARES:
+        if channel is not None and record.backend == pair_agreement.COMPARES:
             # From the first message on, or never: they are compared by number.
-            record.pairs = PairGuard(recorder, record, channel).enter
+            record.pairs = pair_agreement.PairGuard(recorder, record, channel).enter
 
 
 class Guard:

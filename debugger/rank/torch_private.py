@@ -194,6 +194,20 @@ def keep_uncompiled(directories: list[str]) -> None:
     wrapt.register_post_import_hook(add, "torch._dynamo.trace_rules")
 
 
+def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> None:
+    """Be entered around each `send` and `recv`, which wait, unlike `isend` and `irecv`."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            with watch():
+                return original(*args, **kwargs)
+
+        return blocking
+
+    for name in ("send", "recv"):
+        patch(c10d, name, make)
+
+
 def on_not_in_group(note: Callable[[str], None]) -> None:
     """Hear of collectives that torch skips because the rank is not in the group."""
 

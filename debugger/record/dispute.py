@@ -86,7 +86,7 @@ def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> s
 
 
 def message_difference(
-    sent: Signature, received: Signature, source: int, destination: int, number: int
+    sent: Signature, received: Signature, source: int, destination: int, number: int | None = None
 ) -> str:
     """The finding's sentence for a send and its receive; `number` counts from 0 per channel."""
     tag = f", tag {sent.tag}" if sent.tag else ""
@@ -95,10 +95,10 @@ def message_difference(
         if sent.dtypes != received.dtypes
         else f"{sum(sent.counts)} elements against {sum(received.counts)}"
     )
+    which = "" if number is None else f" (message #{number} from {source} to {destination}{tag})"
     return (
         f"rank {source} sends {_content(sent)} to rank {destination}, which receives "
-        f"{_content(received)}: {what} "
-        f"(message #{number} from {source} to {destination}{tag})"
+        f"{_content(received)}: {what}{which}"
     )
 
 
