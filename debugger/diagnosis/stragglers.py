@@ -13,6 +13,7 @@ The beginning, where some import and compile longer than others, is left out.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,12 +87,16 @@ def _arrivals(rank: Rank, count: int) -> dict[tuple[GroupKey, int], Arrival]:
     """The rank's last collectives."""
     calls: Sequence[Call] = rank.history.recent(count) if rank.history else ()
     found = {}
+    ended_ns: list[int] = []  # of earlier calls, a heap: a wait may be for one of long ago
+    latest_ns = 0
     for before, call in pairwise(calls):
-        if call.signature.peer is not None:
-            continue
-        ended_ns = before.completed_ns
-        from_ns = ended_ns if 0 < ended_ns <= call.issued_ns else before.issued_ns
-        found[call.group, call.seq] = Arrival(call, max(0, call.issued_ns - from_ns))
+        if before.completed_ns:
+            heapq.heappush(ended_ns, before.completed_ns)
+        while ended_ns and ended_ns[0] <= call.issued_ns:
+            latest_ns = heapq.heappop(ended_ns)
+        if call.signature.peer is None:
+            from_ns = max(latest_ns, before.issued_ns)
+            found[call.group, call.seq] = Arrival(call, max(0, call.issued_ns - from_ns))
     return found
 
 

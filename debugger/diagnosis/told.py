@@ -6,6 +6,8 @@ also those of other hosts, whose records are not here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..record.snapshot import GroupKey, Note
 from .evidence import at_call, chosen, stand
 from .findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
@@ -53,7 +55,12 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
     members = tuple(sorted({*culprits, *victims}))
     kind, seq = str(data["finding"]), data["seq"]
     ranks = chosen(culprits, victims)
-    collective = seq is not None and kind != "p2p_mismatch"  # which counts messages
+    if seq is not None:
+        evidence = at_call(world, ranks, key, int(seq))
+    else:
+        evidence = stand(world, ranks)
+        if note.site is not None and teller in evidence:
+            evidence[teller] = replace(evidence[teller], location=note.site)
     return Finding(
         kind=kind,
         message=note.message,
@@ -61,7 +68,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         victims=victims,
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=seq,
-        ranks=at_call(world, ranks, key, int(seq)) if collective else stand(world, ranks),
+        ranks=evidence,
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

@@ -202,8 +202,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if is_async and work is not None:
                 tracked = track(work, recorder, counted, number, known, after)
                 if group.holds or group.guard is not None:
-                    seq = group.slot.issued - 1
-                    tracked.hold(in_flight.hold(name, given, recorder, group, known, seq))
+                    tracked.hold(in_flight.held(name, given, recorder, group, known))
                 writer.hand_over(number, thread)
                 return tracked
             started_ns = _now()

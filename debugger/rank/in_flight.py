@@ -8,14 +8,18 @@ has to copy.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..record.signature import Signature
+from . import call_site
 from .describe import METHODS, tensors_in
 from .own_findings import OwnFinding
-from .recorder import GroupRecord, Known, Recorder
+from .recorder import GroupRecord, Known, Recorder, report_own_fault
 
 INFLIGHT = "inflight"
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
@@ -24,10 +28,13 @@ SCALED = frozenset({"avg", "premul_sum"})
 """Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
 
 
+_broken = False
+
+
 class Held:
     """The inputs of one asynchronous call, as they were when it was made."""
 
-    __slots__ = ("_known", "_record", "_recorder", "_seq", "_tensors")
+    __slots__ = ("_known", "_record", "_recorder", "_seq", "_site", "_tensors")
 
     def __init__(
         self,
@@ -37,6 +44,7 @@ class Held:
         known: Known,
         seq: int,
     ) -> None:
+        self._site = recorder.safe_site(sys._getframe(2))
         self._tensors = tensors
         self._recorder = recorder
         self._record = record
@@ -61,8 +69,25 @@ class Held:
             "wait(): what the others get of it is chance"
         )
         finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
-        finding.put_on_record(self._recorder, 0)
+        finding.put_on_record(self._recorder, self._site)
         raise finding.raised()
+
+
+def held(
+    method: str, args: tuple[Any, ...], recorder: Recorder, record: GroupRecord, known: Known
+) -> Held | None:
+    """`hold` of the group's newest call; None where that fails by its own fault."""
+    global _broken
+    if _broken:
+        return None
+    try:
+        return hold(method, args, recorder, record, known, record.slot.issued - 1)
+    except Exception as error:
+        if call_site.raised_by_user(error):
+            raise  # by a signal's handler
+        _broken = True
+        report_own_fault("the check of buffers in flight", error)
+        return None
 
 
 def hold(
@@ -80,6 +105,8 @@ def hold(
     given = METHODS[method].given(args)
     if given is None or method in COPIES:
         return None
+    if not all(type(tensor) in (Tensor, Parameter) for tensor in tensors_in(args[:2])):
+        return None  # of a subclass, which may have no memory of its own
     written = () if given is args[0] else tensors_in(args[0])
     outputs = {tensor.untyped_storage().data_ptr() for tensor in written}
     in_place = method in IN_PLACE
@@ -95,6 +122,8 @@ def hold(
 
 def _counts_alone(tensor: Tensor, in_place: bool) -> bool:
     """Whether its count of writes is its own, and only the program writes it so."""
-    if tensor.is_sparse or tensor.is_inference() or tensor._is_view():
+    if tensor.layout != torch.strided or tensor.is_inference() or tensor._is_view():
         return False
+    if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+        return False  # a detached part of another tensor: they count together
     return not in_place or (tensor.is_contiguous() and tensor.is_cpu)

@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from ..record import layout
 from ..record.layout import Activity
-from . import forks, rank_log, torch_private
+from . import forks, rank_log, torch_private, torch_private_stores
 from .recorder import Recorder, report_own_fault
 
 
@@ -82,7 +82,7 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     detail: dict[str, Any] = {"backend": str(given.get("backend"))}
     if given.get("store") is not None:
-        detail["address"] = torch_private.store_address(given["store"])
+        detail["address"] = torch_private_stores.store_address(given["store"])
     elif method in (None, "env://"):
         environment = os.environ
         rank = int(environment.get("RANK", -1)) if rank < 0 else rank

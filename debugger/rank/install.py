@@ -37,6 +37,7 @@ from . import (
     replicas,
     timeouts,
     torch_private,
+    torch_private_stores,
     unwaited,
     unwinding,
 )
@@ -99,7 +100,7 @@ def _install(directory: Path) -> Recorder:
     breakpoints.observe(recorder, directory)
     limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
-    torch_private.on_store_waits(_store_watch(recorder))
+    torch_private_stores.on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))
 
     def look() -> None:

@@ -13,6 +13,7 @@ nothing that its rank receives is compared any more.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from functools import partial
 from typing import Any
@@ -171,7 +172,7 @@ class PairGuard:
             return
         if int.from_bytes(said[:_HASH_BYTES], "little") != known.exact:
             finding = self._finding(mine, said[_HASH_BYTES:])
-            finding.put_on_record(self._recorder, 0)
+            finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
             raise finding.raised()
 
     def _compare_later(self, heard: Note, peer: int, mine: Signature, known: Known) -> None:

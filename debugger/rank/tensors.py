@@ -10,6 +10,7 @@ backend refuses by itself, is nothing to this check.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -53,7 +54,7 @@ class TensorCheck:
         where, numbered = record.place_of(signature, seq)
         message = f"rank {rank} gives {signature}{where} {wrong}"
         finding = OwnFinding(record, numbered, "unsafe_tensor", message, (rank,))
-        finding.put_on_record(self._recorder, 0)
+        finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
         raise finding.raised()
 
 

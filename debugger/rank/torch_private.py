@@ -221,34 +221,6 @@ def on_not_in_group(note: Callable[[str], None]) -> None:
     patch(c10d, "_warn_not_in_group", make)
 
 
-def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:
-    """Hear of store operations that block until another rank sets a key."""
-    for store_class in (
-        dist.Store,
-        dist.TCPStore,
-        dist.FileStore,
-        dist.HashStore,
-        dist.PrefixStore,
-    ):
-        for name in ("get", "wait"):
-            if name in vars(store_class):
-                _watch_store(store_class, name, watch)
-
-
-def _watch_store(
-    store_class: Any, name: str, watch: Callable[[str, Any, Any], AbstractContextManager[None]]
-) -> None:
-    def make(original: Wrapped) -> Wrapped:
-        def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
-            keys = args[0] if args else next(iter(kwargs.values()), "")
-            with watch(f"store.{name}", self, keys):
-                return original(self, *args, **kwargs)
-
-        return blocking
-
-    patch(store_class, name, make)
-
-
 def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
     """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
     for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
@@ -279,19 +251,6 @@ def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
         return set_timeout
 
     patch(c10d, "_set_pg_timeout", make)
-
-
-def store_address(store: Any) -> str:
-    """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    name = type(store).__name__
-    if isinstance(store, dist.TCPStore):
-        return f"{name}:{store.port}"
-    if isinstance(store, dist.FileStore):
-        return f"{name}:{store.path}"
-    # A HashStore is this process's own; of the user's own kinds we know nothing.
-    return f"{name}:{os.getpid()}" if isinstance(store, dist.HashStore) else name
 
 
 def on_data_end(note: Callable[[int], None]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 
 import pytest
@@ -119,9 +120,9 @@ def message_too_large():
 def message_too_small():
     """gloo would say nothing."""
     if rank == 0:
-        dist.isend(t[:3], 1, tag=5).wait()
+        dist.send(t[:3], 1, tag=5)
     elif odd:
-        dist.irecv(t, 0, tag=5).wait()
+        dist.recv(t, 0, tag=5)
 
 
 def message_of_another_dtype():
@@ -167,6 +168,47 @@ def messages_from_any():
     t.fill_(3.0)
 
 
+def burst_into_any_source():
+    """Three sends are on their way when the first receive tells that none is compared."""
+    if rank == 0:
+        time.sleep(0.3)
+        for _ in range(6):
+            dist.recv(torch.empty(2), tag=8)
+    else:
+        for work in [dist.isend(torch.ones(2), 0, tag=8) for _ in range(3)]:
+            work.wait()
+    dist.barrier()
+    t.fill_(3.0)
+
+
+def from_one_rank_then_from_any():
+    """The receive that was posted first gets the first message."""
+    if rank == 1:
+        first, second = torch.empty(1), torch.empty(1)
+        works = [dist.irecv(first, 2, tag=9), dist.irecv(second, tag=9)]
+        dist.barrier()
+        for work in works:
+            work.wait()
+        assert (first.item(), second.item()) == (1.0, 2.0)
+    else:
+        dist.barrier()
+    if rank == 2:
+        dist.send(torch.tensor([1.0]), 1, tag=9)
+        dist.send(torch.tensor([2.0]), 1, tag=9)
+    t.fill_(3.0)
+
+
+def refused_by_gloo_and_sent_again():
+    if rank == 2:
+        for wrong in (torch.ones(4, 4).t()[:, :2], torch.ones(4, 4).to_sparse()):
+            with pytest.raises(RuntimeError):
+                dist.send(wrong, 0, tag=10)
+        dist.send(torch.ones(4, 4), 0, tag=11)
+    if rank == 0:
+        dist.recv(torch.empty(16), 2, tag=11)
+    t.fill_(3.0)
+
+
 def all_alike():
     dist.all_reduce(t)
     dist.all_reduce(t[:2], group=shaken)
@@ -175,7 +217,8 @@ def all_alike():
 WAYS = [
     kind, reduce_op, root, dtype_of_equal_bytes, count, shape, splits, asynchronous, coalesced,
     objects, of_a_pair, in_a_thread, a_message_before_the_others_come, message_too_large,
-    message_too_small, message_of_another_dtype, messages_crossing, messages_from_any, all_alike,
+    message_too_small, message_of_another_dtype, messages_crossing, messages_from_any,
+    burst_into_any_source, from_one_rank_then_from_any, refused_by_gloo_and_sent_again, all_alike,
 ]  # fmt: skip
 for way in WAYS:
     t.fill_(rank)

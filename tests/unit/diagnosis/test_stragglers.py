@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from debugger.diagnosis.stragglers import stragglers
-from tests.unit.diagnosis.builder import Run, all_reduce, barrier, send
+from tests.unit.diagnosis.builder import Run, all_reduce, barrier, recv, send
 
 STEPS = 40
 
@@ -77,6 +77,24 @@ def test_quiet_where_one_waits_for_a_message() -> None:
         run[0].calls(all_reduce(8), waits=True)
         run[1].calls(send(0), waits=True)
         run.passes(0.05)
+        run[1].goes_on()
+        run[1].calls(all_reduce(8), waits=True)
+        run[0].goes_on()
+        run[1].goes_on()
+    assert stragglers(run.snapshot()) == []
+
+
+def test_quiet_where_one_waits_for_an_older_handle() -> None:
+    """The handles are waited for in another order than they were made in."""
+    run = Run(2)
+    for _ in range(STEPS):
+        older = run[1].calls(recv(0, tag=1), waits=True)
+        newer = run[1].calls(recv(0, tag=2), thread=2, waits=True)
+        run[1].goes_on(thread=2)
+        run[0].calls(send(1, tag=2))
+        run[0].calls(all_reduce(8), waits=True)
+        run.passes(0.05)
+        assert older.number < newer.number
         run[1].goes_on()
         run[1].calls(all_reduce(8), waits=True)
         run[0].goes_on()

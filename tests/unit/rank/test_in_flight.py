@@ -20,7 +20,9 @@ Change = Callable[[torch.Tensor], object]
 def held(method: str, *args: Any, peer: int | None = None) -> tuple[Held | None, list[Any]]:
     """What is kept of the call, and where its finding goes."""
     notes: list[Any] = []
-    recorder: Any = SimpleNamespace(note=lambda *given, **data: notes.append((given, data)))
+    recorder: Any = SimpleNamespace(
+        note=lambda *given, **data: notes.append((given, data)), safe_site=lambda _frame: 3
+    )
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
     op = "send" if peer is not None else "all_reduce"
@@ -68,8 +70,19 @@ def test_what_counts_together_with_others_is_left_out() -> None:
     flat = torch.ones(8)
     assert held("allreduce", [flat[:4]])[0] is None
     assert held("allreduce", [flat.view(2, 4)])[0] is None
+    assert held("send", [flat[:4].detach()], peer=10)[0] is None
     with torch.inference_mode():
         assert held("allreduce", [torch.ones(4)])[0] is None
+
+
+def test_subclasses_are_left_out() -> None:
+    """They may have no memory of their own."""
+
+    class Tensor(torch.Tensor):
+        pass
+
+    assert held("send", [torch.ones(4).as_subclass(Tensor)], peer=10)[0] is None
+    assert held("send", [torch.nn.Parameter(torch.ones(4))], peer=10)[0] is not None
 
 
 def test_what_the_backend_copies_is_left_out() -> None:
