@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,13 +21,14 @@ __all__ = ["__version__", "breakpoint", "install", "log", "monitored_barrier"]
 __version__ = "0.1.0"
 
 
-def install(level: str | None = None, run_dir: str | None = None) -> None:
+def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = None) -> None:
     """Watch every process group that this process makes from now on.
 
     `level` is "OFF", "INFO" or "DETAIL", by default that of TORCH_DISTRIBUTED_DEBUG, or INFO. In
     `run_dir`, which all ranks of a host should share, the flight records are kept; by default they
     go with the processes. Below `distdebug run`, and when called again, only the level changes.
-    Raises `debugger.errors.UsageError` for another level, and after init_process_group.
+    Raises `debugger.errors.UsageError` for another level, where the directory cannot be made, and
+    after init_process_group.
     """
     from .rank.library import install as begin
 

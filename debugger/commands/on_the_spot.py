@@ -69,6 +69,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     else:
         look = look_killed(directory)
     if not supervised:
+        look = _newest_world(look)
         live = any(rank.process.alive for rank in look.ranks.values())
         if not live:
             look = replace(look, now=[replace(one, finished=True) for one in look.now])
@@ -106,6 +107,15 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         notes=notes,
     )
     return made, look.faults
+
+
+def _newest_world(look: Look) -> Look:
+    """Programs that were started one after the other may have kept their records in one place."""
+    started = [max(rank.started_ns for rank in world.ranks.values()) for world in look.now]
+    if len(started) < 2:
+        return look
+    newest = started.index(max(started))
+    return replace(look, now=look.now[newest : newest + 1], before=look.before[newest : newest + 1])
 
 
 def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:

@@ -43,7 +43,7 @@ def observe() -> None:
 
 def _switch_all(on: bool) -> None:
     for guard in list(_guards):
-        guard.switch(on)
+        guard.switch(on, at_once=True)
 
 
 def reaches(record: GroupRecord) -> bool:
@@ -77,14 +77,17 @@ class Guard:
         self._channel: SideChannel | None = None
         self._opening = threading.Lock()
         self._ended = False
+        self._alone = False
         self.coalesces = False
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "open" if self._channel else "not open yet"
         return f"<Guard of group {self._record.name!r}: {state}>"
 
-    def switch(self, on: bool) -> None:
-        """Whether the group's calls come here."""
+    def switch(self, on: bool, at_once: bool = False) -> None:
+        """Whether the group's calls come here. `at_once`: not from the group's beginning, so that
+        other ranks may never do so."""
+        self._alone = on and at_once
         self._record.guard = self if on and not self._ended else None
 
     def open(self, timeout_s: float) -> SideChannel | None:
@@ -104,11 +107,14 @@ class Guard:
                     self._store, record.name, record.ranks, record.group_rank, timeout_s
                 )
         except RendezvousError as error:
-            self._stop()
-            say(
-                f"group {record.name!r} goes on without agreement before its calls: {error} "
-                "(the debug level must be DETAIL on all of its ranks)"
-            )
+            self._go_on(str(error))
+
+    def _go_on(self, why: str) -> None:
+        self._stop()
+        say(
+            f"group {self._record.name!r} goes on without agreement before its calls: {why} "
+            "(the debug level must be DETAIL on all of its ranks)"
+        )
 
     def enter(
         self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
@@ -120,6 +126,8 @@ class Guard:
         if channel is None:
             return forward()
         limit_s = _limit_s(options, usual_s)
+        if self._alone:
+            limit_s = min(limit_s, _JOIN_S)
         order = tensors.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
@@ -141,10 +149,15 @@ class Guard:
             return
         try:
             exact = known.exact ^ hash64(order) if order else known.exact
-            if channel.agree(exact, known.contribution, limit_s):
+            agreed = channel.agree(exact, known.contribution, limit_s)
+            self._alone = False
+            if agreed:
                 return
             calls = channel.gather(f"{known.text}\n{order}".encode(), limit_s)
         except DeadlineExceeded as error:
+            if self._alone:
+                self._go_on(f"not all ranks have come to the first call in {limit_s:g} s")
+                return
             call = Signature.from_json(known.text)
             who = "ranks" if error.culprit is None else f"rank {error.culprit}"
             raise DeadlineExceeded(  # the first words are those of torch's own DETAIL

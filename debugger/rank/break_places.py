@@ -15,7 +15,7 @@ BREAK = "DISTDEBUG_BREAK"
 
 
 class Places:
-    """`lines` are (file, line)."""
+    """Places as they were given, by what they are about."""
 
     def __init__(self, places: Sequence[BreakAt]) -> None:
         self._calls = [one for one in places if one.op]
@@ -24,7 +24,6 @@ class Places:
             if one.file:
                 key = (break_at.canonical(one.file), one.line)
                 self._ranks.setdefault(key, []).append(one.rank)
-        self.lines = list(self._ranks)
 
     @classmethod
     def from_environment(cls) -> Places:
@@ -34,6 +33,14 @@ class Places:
             with contextlib.suppress(ValueError):
                 found.append(break_at.parse(text))
         return cls(found)
+
+    def lines_on(self, rank: int | None) -> list[tuple[str, int]]:
+        """(file, line) at which this rank may stop; all of them while it is not known."""
+        return [
+            place
+            for place, ranks in self._ranks.items()
+            if rank is None or None in ranks or rank in ranks
+        ]
 
     def on_rank(self, file: str, line: int, rank: int | None) -> bool:
         """Whether to stop at this line on this rank, if pdb has a breakpoint there: its user may

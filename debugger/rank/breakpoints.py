@@ -41,8 +41,7 @@ def observe(recorder: Recorder, directory: Path) -> None:
     if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = _on_breakpoint
     torch_private.on_breakpoint(_TorchsPdb)
-    if made.places.lines:
-        made.trace()
+    made.trace()
     if os.environ.get(POST_MORTEM):
         exceptions.set_post_mortem(made.post_mortem)
     atexit.register(made.end)
@@ -134,7 +133,10 @@ class Breakpoints:
 
     def trace(self) -> None:
         """Stop at the lines of `--break`, in this thread and in those that begin from now on."""
-        for file, line in self.places.lines:
+        lines = self.places.lines_on(self._rank())
+        if not lines:
+            return
+        for file, line in lines:
             self._pdb().set_break(file, line)
         threading.settrace(self._trace_thread)
         self._pdb().watch(sys._getframe(1))

@@ -25,9 +25,9 @@ FOLDERS = ("ranks", "logs", "stacks")
 """What the layer writes into in a run directory."""
 
 
-def install(level: str | None, run_dir: str | None) -> None:
+def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     """See `debugger.install`."""
-    name = level if level is None else level.upper()
+    name = level if level is None else str(level).upper()
     if name is not None and name not in levels.LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(levels.LEVELS)}")
     if layer.installed():
@@ -39,7 +39,9 @@ def install(level: str | None, run_dir: str | None) -> None:
             "call debugger.install() before torch.distributed.init_process_group(): "
             "a group that exists already cannot be watched"
         )
-    directory = _directory(run_dir or os.environ.get(layer.RUN_DIRECTORY))
+    if not isinstance(run_dir, str | os.PathLike | None):
+        raise UsageError(f"run_dir is the path of a directory, not {run_dir!r}")
+    directory = _directory(os.fspath(run_dir or os.environ.get(layer.RUN_DIRECTORY) or "") or None)
     asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
     if asked in levels.LEVELS:
         os.environ[levels.LEVEL] = asked
@@ -55,6 +57,8 @@ def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None
 
 def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:
     """See `debugger.breakpoint`."""
+    if not isinstance(rank, int):
+        raise UsageError(f"a breakpoint's rank is a number, not {rank!r}")
     own = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     if own != rank:
         return False
@@ -73,9 +77,15 @@ def _directory(asked: str | None) -> Path:
 
         atexit.register(remove)  # before the layer registers its own end, so it runs after that
     else:
-        path = Path(asked)
-    for name in FOLDERS:
-        (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = Path(os.path.abspath(asked))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path, *(path / name for name in FOLDERS)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep a record in {asked}: {(error.strerror or str(error)).lower()}"
+        ) from None
     directory = RunDirectory(path)
     if not directory.run_json.exists():  # now `distdebug report` knows it for a run
         directory.write_json(

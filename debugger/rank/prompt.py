@@ -6,14 +6,17 @@ on, and it stops at no further breakpoint. `continue` goes on to the next.
 
 from __future__ import annotations
 
+import bdb
 import code
 import pdb
 import select
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from ..record.breakpoints import Line, same_user
@@ -166,6 +169,7 @@ class RankPdb(pdb.Pdb):
         self._stopped = stopped
         self._wanted = wanted
         self.prompt = prompt
+        self._lines: dict[int, tuple[CodeType, frozenset[int]]] = {}
         self.reset()
 
     # -- beginning and end of a prompt ---------------------------------------------------------
@@ -198,17 +202,28 @@ class RankPdb(pdb.Pdb):
             frame = frame.f_back
 
     def only_files(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """The trace function of a thread that runs on: looks at files that have breakpoints."""
-        if not self.break_anywhere(frame):
+        """The trace function of a thread that runs on: looks at functions that have breakpoints."""
+        if not self._breaks_within(frame.f_code):
             return None
         if self.botframe is None:
             self.watch(frame)
         return self.trace_dispatch(frame, event, arg)
 
+    def _breaks_within(self, code: CodeType) -> bool:
+        lines = self.breaks.get(self.canonic(code.co_filename))
+        if not lines:
+            return False
+        known = self._lines.get(id(code))
+        if known is None:
+            found = frozenset(line for _, _, line in code.co_lines() if line is not None)
+            known = self._lines[id(code)] = (code, found)  # the reference keeps the id its own
+        return not known[1].isdisjoint(lines)
+
     def break_here(self, frame: FrameType) -> bool:
-        return super().break_here(frame) and self._wanted(
-            self.canonic(frame.f_code.co_filename), frame.f_lineno
-        )
+        place = (self.canonic(frame.f_code.co_filename), frame.f_lineno)
+        if self._console.left or place not in bdb.Breakpoint.bplist:
+            return False  # the prompt of another thread has cleared it
+        return super().break_here(frame) and self._wanted(*place)
 
     def set_continue(self) -> None:
         super().set_continue()
@@ -256,6 +271,17 @@ class RankPdb(pdb.Pdb):
         self.error("a rank cannot be started again from its prompt; start the run again")
 
     do_restart = do_run
+
+    def do_debug(self, arg: str) -> None:
+        """debug code
+        Step through the code, at a prompt within this one.
+        """
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            super().do_debug(arg)
+        finally:  # pdb's own would keep Ctrl-C, as above
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, handler)
 
     def do_interact(self, arg: str) -> None:  # noqa: ARG002 - as above
         """interact
