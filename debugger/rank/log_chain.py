@@ -6,17 +6,22 @@ how the program itself uses structlog or logging is its own matter.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Mapping, MutableMapping
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, MappingView, MutableMapping
 from typing import Any
 
 import structlog
 
 MOST_TEXT = 4096
-MOST_ITEMS = 1000
-MOST_DEPTH = 4
+MOST_ITEMS = 2000
+"""Within the lists and mappings of one record, all together."""
+MOST_DEPTH = 8
+MOST_BITS = 10_000
+"""Of a whole number; Python refuses to write longer ones, or takes long."""
+LEFT_OUT = "..."
 MOST_LINE_BYTES = 1 << 18
 FIRST = ("time_ns", "rank", "host", "pid", "level", "event", "group", "seq", "op", "file", "line")
 """The fields that records may have in common, in their order."""
@@ -51,7 +56,8 @@ def _harmless(_logger: Any, _method: str, event: Event) -> Event:
     trace = event.get("exception")
     if isinstance(trace, str):
         event["exception"] = trace[-MOST_TEXT:]  # its end is what counts
-    return {key[:MOST_TEXT]: plain(value) for key, value in event.items()}
+    values = _Values()
+    return {key[:MOST_TEXT]: values.plain(value) for key, value in event.items()}
 
 
 def _in_order(_logger: Any, _method: str, event: Event) -> Event:
@@ -72,37 +78,97 @@ def _json(event: Event) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """`value` as JSON can have it, of limited size: tensors and arrays of one element as their
-    number, what JSON does not know as its repr."""
-    try:
-        return _plain(value, depth)
-    except Exception:  # another thread changes it, or it is not what it seems
+_LISTS = (list, tuple, set, frozenset, deque, array, MappingView)
+_WALKED = (Mapping, *_LISTS)
+
+
+class _Values:
+    """The values of one record as JSON can have them, of limited size, whatever they are: tensors
+    and arrays of one element as their number, what JSON does not know as its repr."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ITEMS
+        self._around: set[int] = set()
+        """The containers, by `id`, in which the value is: one that holds itself has no end."""
+
+    def plain(self, value: Any) -> Any:
+        """`value`; what is too much of it is left out."""
+        try:
+            return self._plain(value)
+        except Exception:  # it is not what it seems
+            return _shown(value)
+
+    def _plain(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str(value[:MOST_TEXT])
+        if isinstance(value, int):
+            return int(value) if value.bit_length() < 1000 else _shown(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else repr(float(value))
+        if isinstance(value, _WALKED):
+            return self._container(value)
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            number = value.item()
+            return self._plain(number) if isinstance(number, (int, float, str)) else _shown(number)
         return _shown(value)
 
+    def _container(self, value: Any) -> Any:
+        if id(value) in self._around or len(self._around) == MOST_DEPTH:
+            return LEFT_OUT
+        self._around.add(id(value))
+        try:
+            return self._mapping(value) if isinstance(value, Mapping) else self._list(value)
+        finally:
+            self._around.discard(id(value))
 
-def _plain(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value[:MOST_TEXT])
-    if isinstance(value, int):
-        return int(value) if value.bit_length() < 1000 else _shown(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else repr(float(value))
-    if depth < MOST_DEPTH:
-        if isinstance(value, Mapping):
-            items = itertools.islice(value.items(), MOST_ITEMS)
-            return {str(key)[:MOST_TEXT]: plain(one, depth + 1) for key, one in items}
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return [plain(one, depth + 1) for one in itertools.islice(value, MOST_ITEMS)]
-        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            return plain(value.item(), MOST_DEPTH)
-    return _shown(value)
+    def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        found = {}
+        try:
+            for key, one in value.items():
+                if self._left <= 0:
+                    found[LEFT_OUT] = LEFT_OUT
+                    break
+                self._left -= 1
+                found[self._key(key)] = self.plain(one)
+        except Exception:  # another thread changes it
+            found[LEFT_OUT] = LEFT_OUT
+        return found
+
+    def _list(self, value: Iterable[Any]) -> list[Any]:
+        found = []
+        try:
+            for one in value:
+                if self._left <= 0:
+                    found.append(LEFT_OUT)
+                    break
+                self._left -= 1
+                found.append(self.plain(one))
+        except Exception:  # another thread changes it
+            found.append(LEFT_OUT)
+        return found
+
+    def _key(self, key: Any) -> str:
+        if isinstance(key, tuple):
+            items = self.plain(key)
+            return str(tuple(items) if isinstance(items, list) else items)[:MOST_TEXT]
+        if isinstance(key, (str, int, bytes, frozenset)):
+            return str(self.plain(key))[:MOST_TEXT]
+        try:
+            return str(key)[:MOST_TEXT]
+        except Exception:
+            return _shown(key)
 
 
 def _shown(value: Any) -> str:
     try:
+        if isinstance(value, _WALKED):
+            return LEFT_OUT
+        if isinstance(value, (bytes, bytearray)):
+            value = value[:MOST_TEXT]
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            return f"<int of {value.bit_length()} bits>"
         return repr(value)[:MOST_TEXT]
     except Exception:
         return f"<{type(value).__name__} without a repr>"

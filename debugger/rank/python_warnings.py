@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from typing import TextIO
 
 from ..record.log_levels import at_least
 from . import rank_log
 
+_SHOWS = "_showwarnmsg_impl"
+"""Private, for a replaced `warnings.showwarning` is not told the object that a ResourceWarning is
+about, and Python would no longer say where it was allocated. `catch_warnings` keeps this name, too,
+in all versions of Python that have it."""
+
 
 def observe() -> None:
     """From now on; a program that replaces `warnings.showwarning` itself takes them away again."""
-    original = warnings.showwarning
+    original = getattr(warnings, _SHOWS, None)
+    if original is None:
+        return
 
-    def showwarning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        original(message, category, filename, lineno, file, line)
-        if file is None and at_least("warning", rank_log.file_level()):
-            place = rank_log.at((filename, lineno))
-            text = {"category": category.__name__, "message": str(message), **place}
+    def show(message: warnings.WarningMessage) -> None:
+        original(message)
+        if message.file is None and at_least("warning", rank_log.file_level()):
+            place = rank_log.at((message.filename, message.lineno))
+            text = {"category": message.category.__name__, "message": str(message.message), **place}
             rank_log.put("python_warning", "warning", text, printed=True)
 
-    warnings.showwarning = showwarning
+    setattr(warnings, _SHOWS, show)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import reprlib
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,10 @@ _FOR_DIAGNOSIS = frozenset(
 )
 """What a note says to the diagnosis and to nobody else."""
 _LOGGED_BY_THEMSELVES = frozenset(("ddp_failed", "ddp_times"))
+_RESERVED = frozenset(
+    ("time_ns", "rank", "host", "pid", "level", "event", "file", "line", "printed")
+)
+"""What the log itself says in a record."""
 
 _recorder: Recorder | None = None
 _directory: Path | None = None
@@ -45,6 +51,7 @@ _debug_level: Callable[[], str] | None = None
 _made: Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None = None
 _thread = threading.local()
 _broken = False
+_dropped = False
 
 
 def _before_torch(what: str, error: BaseException) -> None:
@@ -88,7 +95,12 @@ def note(kind: str, message: str, data: Mapping[str, Any], place: tuple[str, int
     if not at_least(level, file_level()):
         return
     fields = {name: value for name, value in data.items() if name not in _FOR_DIAGNOSIS}
-    put(kind, level, {"message": message, **at(place), **fields}, printed=True)
+    put(kind, level, {"message": message, **renamed(fields), **at(place)}, printed=True)
+
+
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with a `_` behind each name that every record has, or may have, from the log."""
+    return {f"{name}_" if name in _RESERVED else name: one for name, one in fields.items()}
 
 
 def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False) -> None:
@@ -118,7 +130,6 @@ def held() -> Iterator[None]:
 
 
 def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printed: bool) -> None:
-    global _broken
     logs = _logs()
     if logs is None:
         return
@@ -146,13 +157,30 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
     except Exception as error:
         if isinstance(error, _passing):
             raise
-        _broken = True
-        _report_fault("the rank's log", error)
+        _drop(event, error)
+
+
+def _drop(event: str, error: Exception) -> None:
+    """A record that cannot be made is left out; of the first one, stderr and the log are told."""
+    global _dropped
+    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
+        raise error
+    if _dropped:
+        return
+    _dropped = True
+    # Neither may have a text that can be read.
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    what = f"a record of {reprlib.repr(event)}"
+    text = f"the log of process {os.getpid()} lacks {what}: {reason:.500}"
+    with contextlib.suppress(OSError):
+        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))
+    put("own_fault", "warning", {"message": text}, printed=True)
 
 
 def _chain() -> Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None:
-    """What makes the line; None while this thread imports it, which may give a warning."""
-    global _made
+    """What makes the line; None while this thread imports it, which may give a warning, and where
+    that fails: then there is no log."""
+    global _made, _broken
     if _made is None:
         if getattr(_thread, "imports", False):
             return None
@@ -161,6 +189,13 @@ def _chain() -> Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], byte
             from .log_chain import made
 
             _made = made
+        except OSError:
+            return None  # too many open files, say: the next record tries again
+        except Exception as error:
+            if isinstance(error, _passing):
+                raise
+            _broken = True
+            _report_fault("the rank's log", error)
         finally:
             _thread.imports = False
     return _made

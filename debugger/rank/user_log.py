@@ -10,7 +10,6 @@ from typing import Any
 from ..record.log_levels import at_least
 from . import rank_log
 
-_RESERVED = frozenset({"time_ns", "rank", "host", "pid", "level", "event", "file", "line"})
 _step: int | None = None
 
 
@@ -67,10 +66,7 @@ class Log:
         if not at_least(level, "info") and not at_least(level, rank_log.file_level()):
             return
         stepped = {} if _step is None else {"step": _step}
-        given = {
-            f"{name}_" if name in _RESERVED else name: value
-            for name, value in {**stepped, **self._fields, **fields}.items()
-        }
+        given = rank_log.renamed({**stepped, **self._fields, **fields})
         place = rank_log.at((frame.f_code.co_filename, frame.f_lineno))
         rank_log.put(event, level, {**given, **place})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +13,8 @@ from .sanitize import clean
 IN_PLACE = frozenset({"time_ns", "rank", "host", "pid", "level", "event", "file", "line"})
 """What every record has, or may have: shown in a place of its own, without its name."""
 TRACES = ("stack", "exception")
-"""Shown below, a line each, and not in the line itself."""
-HIDDEN = frozenset({"printed", *TRACES})
+"""Shown below, a line each, and not in the line itself, if they are text or a list."""
+HIDDEN = frozenset({"printed"})
 MOST_VALUE = 2000
 MOST_PLACE = 80
 _RESET, _DIM = "\x1b[0m", "\x1b[2m"
@@ -34,10 +34,11 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
     level = _text(record.get("level", ""), MOST_PLACE)
     shown_level = f"{level:<7}"
     event = _text(record.get("event", ""), MOST_VALUE)
+    traces = {name: rows for name in TRACES if (rows := _rows(record.get(name)))}
     pairs = [
         f"{_text(key, MOST_PLACE)}={_value(value)}"
         for key, value in record.items()
-        if key not in IN_PLACE and key not in HIDDEN
+        if key not in IN_PLACE and key not in HIDDEN and key not in traces
     ]
     place = _place(record)
     prefix, moment = _prefix(record), _clock(record.get("time_ns"))
@@ -45,15 +46,15 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
         shown_level = f"{_LEVEL_COLOURS.get(level, '')}{shown_level}{_RESET}"
         moment, place = f"{_DIM}{moment}{_RESET}", place and f"{_DIM}{place}{_RESET}"
     line = " ".join(filter(None, (prefix, moment, shown_level, event, *pairs, place)))
-    return "\n".join([line, *_traces(record)])
+    below = (f"    {_text(row, MOST_VALUE)}" for rows in traces.values() for row in rows)
+    return "\n".join([line, *below])
 
 
-def _traces(record: Mapping[str, Any]) -> Iterator[str]:
-    for name in TRACES:
-        trace = record.get(name, ())
-        rows = trace.splitlines() if isinstance(trace, str) else trace
-        if isinstance(rows, list):
-            yield from (f"    {_text(row, MOST_VALUE)}" for row in rows)
+def _rows(trace: object) -> list[Any]:
+    """What is shown below the line for this trace."""
+    if isinstance(trace, str):
+        return trace.splitlines()
+    return trace if isinstance(trace, list) else []
 
 
 def _prefix(record: Mapping[str, Any]) -> str:

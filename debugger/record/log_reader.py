@@ -25,6 +25,8 @@ STREAMS = (STDOUT, STDERR, RECORDS)
 TIMES_ENTRY = Struct("<QQ")
 MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16
+MOST_STARTS = 64
+"""Where a record may begin on a line: a torn one may itself hold objects that look like records."""
 _NAME = re.compile(r"(?:(0|[1-9]\d{0,8})|pid-([1-9]\d{0,9}))\.(out|err|jsonl)")
 _RECORD_START = b'{"time_ns":'
 
@@ -170,12 +172,8 @@ class _Source:
         return Entry(self._order(time_ns), time_ns, self.rank, self.stream, line)
 
     def _record(self, line: bytes) -> Iterator[Entry]:
-        try:
-            # Behind a line that a full disk has torn, too.
-            fields = json.loads(line[max(0, line.rfind(_RECORD_START)) :])
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(fields, dict):
+        fields = _fields(line)
+        if fields is None:
             return
         time_ns = fields.get("time_ns")
         time_ns = time_ns if isinstance(time_ns, int) else self._latest_ns
@@ -185,6 +183,24 @@ class _Source:
         # Merging needs sorted streams; two processes that add to one file are not quite.
         self._latest_ns = max(self._latest_ns, time_ns)
         return (self._latest_ns, *self._place)
+
+
+def _fields(line: bytes) -> dict[str, Any] | None:
+    """The record on the line, also where it stands behind others that a full disk has torn; None
+    where there is none."""
+    start = 0
+    for _ in range(MOST_STARTS):
+        try:
+            fields = json.loads(line[start:])
+        except ValueError:
+            start = line.find(_RECORD_START, start + 1)
+        except RecursionError:
+            return None
+        else:
+            return fields if isinstance(fields, dict) else None
+        if start < 0:
+            break
+    return None
 
 
 class LogReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..record.wording import ranks_text
 TIMES = ("forward_ms", "backward_compute_ms", "backward_comm_ms", "overlap_ms")
 HEADS = ("forward", "backward", "communication", "overlap")
 MOST_RANKS = 8
+MOST_MODELS = 4
 
 
 def of_ranks(ranks: Mapping[int, Rank]) -> list[dict[str, Any]]:
@@ -44,13 +46,15 @@ def _times(rank: int, note: Note) -> dict[str, Any] | None:
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A table of the times: of each model one line a rank, the slowest backward first."""
-    models = dict.fromkeys((row["model"], row["module_name"]) for row in rows)
-    for model, name in models:
+    models = list(dict.fromkeys((row["model"], row["module_name"]) for row in rows))
+    names = Counter(name for _, name in models)
+    for model, name in models[:MOST_MODELS]:
         found = [row for row in rows if row["model"] == model and row["module_name"] == name]
         found.sort(key=lambda row: (-row["backward_compute_ms"], row["rank"]))
         shown = sorted(found[:MOST_RANKS], key=lambda row: row["rank"])
         upto = max(row["iteration"] for row in found)
-        yield f"  DDP {name}, averages in ms up to iteration {upto}:"
+        number = f" (model {model})" if names[name] > 1 else ""
+        yield f"  DDP {name}{number}, averages in ms up to iteration {upto}:"
         width = max(len(ranks_text([row["rank"]])) for row in shown)
         yield f"  {'':<{width}}" + "".join(f"   {head:>13}" for head in HEADS)
         for row in shown:
@@ -58,3 +62,5 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"  {ranks_text([row['rank']]):<{width}}{numbers}"
         if len(found) > MOST_RANKS:
             yield f"  ... and {len(found) - MOST_RANKS} more ranks in report.json"
+    if len(models) > MOST_MODELS:
+        yield f"  ... and {len(models) - MOST_MODELS} more models in report.json"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import subprocess
 import sys
+import tracemalloc
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,16 @@ class _NoScalar:
         raise RuntimeError("no")
 
 
+class _Changing(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        raise RuntimeError("changed size during iteration")
+
+
+KNOT: list[Any] = []
+KNOT.extend([KNOT] * 40)
+
+
 @pytest.mark.parametrize(
     ("value", "logged"),
     [
@@ -92,7 +105,16 @@ class _NoScalar:
         (range(5), "range(0, 5)"),
         (b"\x00", "b'\\x00'"),
         ("x" * 10_000, "x" * 4096),
-        (list(range(9999)), list(range(1000))),
+        (list(range(9999)), [*range(2000), "..."]),
+        ([[0] * 1999, [1], 2], [[0] * 1999, "..."]),
+        ([[[[[[[[[1]]]]]]]]], [[[[[[[["..."]]]]]]]]),
+        (KNOT, ["..."] * 40),
+        ({b"b": 1, (1, "a"): 2, None: 3, 1.5: 4}, {"b'b'": 1, "(1, 'a')": 2, "None": 3, "1.5": 4}),
+        (_Changing(), [1, "..."]),
+        (collections.deque([1, 2]), [1, 2]),
+        ({1: 2}.keys(), [1]),
+        (b"\0" * 9999, repr(b"\0" * 4096)[:4096]),
+        ([1 << 99_999], ["<int of 100000 bits>"]),
         (_NoRepr(), "<_NoRepr without a repr>"),
         (10**400, repr(10**400)),
         ("\ud800\n\x1b", "\ud800\n\x1b"),
@@ -105,13 +127,29 @@ def test_values(logs: Path, value: object, logged: object) -> None:
     assert record["value"] == logged
 
 
+def test_what_is_large_is_not_copied(logs: Path) -> None:
+    debugger.log.info("first")  # what it takes to import the chain
+    large = bytes(20_000_000)
+    rows = [[0] * 1000] * 1000
+    tracemalloc.start()
+    try:
+        debugger.log.info("x", large=large, array=bytearray(large), rows=rows, keys={large: 1})
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 22_000_000  # of which the bytearray is 20
+
+
 def test_names_and_sizes_that_could_do_harm(logs: Path) -> None:
     fields = {"rank": 1, "event": 2, "method_name": 3, "self": 4, "time_ns": 5, "put": 6}
+    fields["printed"] = 7
     debugger.log.info("x", **fields)
     knot: list[Any] = []
     knot.append(knot)
     debugger.log.info("y", knot=knot, **{f"k{i}": "v" * 4000 for i in range(99)})
     first, second = _records(logs)
+    assert first["printed_"] == 7
+    assert "printed" not in first
     assert {name: first[name] for name in ("rank", "rank_", "event_", "method_name", "self")} == {
         "rank": 3,
         "rank_": 1,
@@ -196,18 +234,98 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda *args: shown.append(args))
+    monkeypatch.setattr(warnings, "_showwarnmsg_impl", shown.append)
     python_warnings.observe()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warnings, "filters", [("always", None, Warning, None, 0)])
         warnings.warn("careful", FutureWarning, stacklevel=1)
         with warnings.catch_warnings(record=True) as caught:
             warnings.warn("expected", stacklevel=1)
-    assert [str(args[0]) for args in shown] == ["careful"]
+    assert [str(one.message) for one in shown] == ["careful"]
     assert [str(one.message) for one in caught] == ["expected"]
     [record] = _records(logs)
     assert (record["event"], record["category"]) == ("python_warning", "FutureWarning")
     assert (record["message"], record["file"], record["level"]) == ("careful", __file__, "warning")
+
+
+WARNS = """
+import logging, sys, warnings
+if sys.argv[1] == "watched":
+    from debugger.rank import python_warnings
+    python_warnings.observe()
+
+def lose():
+    file = open(sys.executable, "rb")
+
+lose()
+with warnings.catch_warnings(record=True) as caught:
+    lose()
+print(caught[0].source)
+logging.basicConfig(format="log: %(message)s")
+logging.captureWarnings(True)
+warnings.warn("to logging")
+logging.captureWarnings(False)
+warnings.warn("not to logging")
+warnings.showwarning = lambda *args: print("own:", *args)
+warnings.warn("to the program's own")
+"""
+
+
+def test_pythons_warnings_say_the_same_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "warns.py").write_text(WARNS)
+    said = []
+    for how in ("alone", "watched"):
+        command = [sys.executable, "-X", "tracemalloc=5", "-W", "always", "warns.py", how]
+        (tmp_path / how / "logs").mkdir(parents=True)
+        env = {name: value for name, value in os.environ.items() if "DISTDEBUG" not in name}
+        env["PYTHONPATH"] = str(Path(__file__).parents[3])
+        env["DISTDEBUG_RUN_DIR"] = str(tmp_path / how)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        )
+        said.append((done.returncode, done.stdout, done.stderr))
+    assert said[0] == said[1]
+    assert "Object allocated at" in said[1][2]
+    (file,) = (tmp_path / "watched" / "logs").iterdir()
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["category"] for record in records] == ["ResourceWarning", "UserWarning"]
+    assert list((tmp_path / "alone" / "logs").iterdir()) == []
+
+
+def test_the_place_of_a_note_is_its_own(logs: Path) -> None:
+    rank_log.note("replicas", "digests", {"file": "digests.bin", "step": 1}, ("train.py", 7))
+    [record] = _records(logs)
+    assert (record["file"], record["line"], record["message"]) == ("train.py", 7, "digests")
+    assert (record["file_"], record["step"]) == ("digests.bin", 1)
+
+
+def test_a_record_that_cannot_be_made_is_left_out(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.setattr(rank_log, "_dropped", False)
+    wrong = torch.tensor([1, 2])  # is neither true nor false
+    with pytest.raises(RuntimeError, match="Boolean value"):
+        debugger.log.info("bad", exc_info=wrong)
+    monkeypatch.delenv("DISTDEBUG_RAISE_OWN_FAULTS")
+    for number in range(2):
+        debugger.log.info("bad", exc_info=wrong)
+        debugger.log.info(f"good {number}")
+    assert [record["event"] for record in _records(logs)] == ["own_fault", "good 0", "good 1"]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"distdebug: the log of process {os.getpid()} lacks a record of 'bad': ")
+    assert _records(logs)[0]["message"] in line
+
+
+def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(rank_log, "_broken", False)
+    monkeypatch.setattr(rank_log, "_made", None)
+    monkeypatch.setattr(rank_log, "_report_fault", lambda what, error: told.append(what))
+    monkeypatch.setitem(sys.modules, "debugger.rank.log_chain", None)
+    debugger.log.info("x")
+    debugger.log.info("y")
+    assert told == ["the rank's log"]
+    assert _records(logs) == []
 
 
 def test_a_full_disk_costs_the_log_only(logs: Path) -> None:

@@ -155,6 +155,19 @@ def test_what_is_no_record_is_left_out(tmp_path: Path) -> None:
     assert list(reader.finish()) == []
 
 
+@pytest.mark.parametrize("torn", [b"", b'{"time_ns":1,"ev', b'{"time_ns":1,"e":[{"time_ns":2},{"t'])
+def test_a_record_that_holds_what_looks_like_one(tmp_path: Path, torn: bytes) -> None:
+    whole = _record(3, event="listed", events=[{"time_ns": 1, "x": 2}, {"time_ns": 4}])
+    (tmp_path / "0.jsonl").write_bytes(torn + whole)
+    (entry,) = LogReader(tmp_path, 0).poll()
+    assert (entry.time_ns, entry.fields["event"]) == (3, "listed")
+
+
+def test_a_line_of_nothing_but_starts_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_bytes(b'{"time_ns":' * 40_000 + b"\n" + _record(1, event="next"))
+    assert _events(LogReader(tmp_path, 0)) == ["next"]
+
+
 def test_the_readable_form() -> None:
     moment = datetime(2026, 3, 10, 14, 15, 2, 123456).astimezone()
     record = {
@@ -176,6 +189,14 @@ def test_the_readable_form() -> None:
     assert "\x1b[32minfo" in readable(record, colour=True)
     trace = readable({"event": "oops", "exception": "Traceback\n  File", "stack": ["a", "b"]})
     assert trace.splitlines()[1:] == ["    a", "    b", "    Traceback", "      File"]
+
+
+def test_a_trace_that_is_no_text_is_shown_in_the_line() -> None:
+    text = readable({"event": "x", "exception": {"a": 1}, "stack": 2})
+    assert text.endswith(' x exception={"a": 1} stack=2')
+    assert readable({"event": "x", "exception": "", "stack": []}).endswith(
+        ' x exception="" stack=[]'
+    )
 
 
 @pytest.mark.parametrize(

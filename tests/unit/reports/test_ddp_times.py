@@ -56,6 +56,17 @@ def test_of_many_ranks_the_slowest_backward_is_shown() -> None:
     assert shown[-1] == "  ... and 12 more ranks in report.json"
 
 
+def test_models_of_one_name_have_a_number_and_not_all_are_shown() -> None:
+    run = Run(1)
+    for model in range(40):
+        tells(run[0], 10, 1.0, model=model, module_name="Net" if model < 39 else "Critic")
+    shown = list(ddp_times.lines(ddp_times.of_ranks(run.snapshot().ranks)))
+    assert [line for line in shown if "DDP" in line] == [
+        f"  DDP Net (model {model}), averages in ms up to iteration 10:" for model in range(4)
+    ]
+    assert shown[-1] == "  ... and 36 more models in report.json"
+
+
 def test_what_is_no_number_is_left_out() -> None:
     run = Run(1)
     tells(run[0], 10, float("nan"))
