@@ -18,6 +18,8 @@ from .. import __version__, hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.stragglers import stragglers
+from ..record.exits import ExitLog, ExitStatus
+from ..record.records import Records, newest_ranks
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
@@ -25,12 +27,11 @@ from ..record.wording import finding_line
 from ..reports import document, junit, text
 from ..supervisor.ending import end_tree
 from ..supervisor.evidence import Evidence, gather
-from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
+from ..supervisor.oom import OomWatch
 from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.processes import ProcessTable
-from ..supervisor.records import Records, newest_ranks
 from ..supervisor.watch import Look, Policy, Watch
 
 INTERRUPT_GRACE_S = 0.4

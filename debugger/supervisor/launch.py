@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DistdebugError, UsageError
+from ..record.exits import ExitLog, ExitStatus
 from . import warden
-from .exits import ExitLog, ExitStatus
 
 _CLOSE_TIMEOUT_S = 5.0
 
