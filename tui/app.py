@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +64,7 @@ def _bindings() -> list[BindingType]:
     found: list[BindingType] = [
         Binding(key.key, f"common({key.key!r})", show=False, priority=True) for key in KEYS
     ]
+    found.append(Binding("ctrl+c", "common('q')", show=False, priority=True))
     own = {key.key for view in VIEWS for key in view.keys} | set(MOVES)
     found += [Binding(key, f"press({key!r})", show=False, priority=True) for key in sorted(own)]
     for number, view in enumerate(VIEWS, 1):
@@ -104,6 +108,8 @@ class TerminalApp(App[None]):
         self._sheet = self.query_one("#body", Sheet)
         self._sheet.can_focus = False
         self.watch(self, "theme", self._paint, init=True)
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: a test
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.feed.start()
 
     def on_unmount(self) -> None:

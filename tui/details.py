@@ -12,7 +12,7 @@ from debugger.record.snapshot import Call, GroupKey, Rank
 from .files import RankLogs
 from .picture import Matrix, RankDetail
 
-COLUMNS = 48
+COLUMNS = 64
 """So many of a group's last collectives are looked at."""
 MOST_RANKS = 128
 RECENT = 64
@@ -26,14 +26,10 @@ def matrix_of(
     if not states:
         return None
     members = sorted({rank for group in states.values() for rank in group.ranks} | set(states))
-    shown = [rank for rank in first if rank in states] + [
-        rank for rank in members if rank not in set(first)
-    ]
+    shown = list(dict.fromkeys([*(rank for rank in first if rank in members), *members]))
     rows = tuple(sorted(shown[:MOST_RANKS]))
     front = max(group.issued for group in states.values())
-    # Who is far behind stays in sight: the columns end at the front, and begin where the last is.
-    behind = min((states[rank].issued for rank in rows if rank in states), default=front)
-    start = max(0, min(front - COLUMNS // 2, behind - 4), front - COLUMNS)
+    start = max(0, front - COLUMNS)
     seqs = tuple(range(start, front))
     calls = {}
     for number in rows:

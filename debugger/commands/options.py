@@ -52,6 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
+    group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
     )
@@ -69,6 +70,7 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
         "checks": _checks(args.check),
         "on_finding": args.on_finding,
         "strict": args.strict,
+        "tui": args.tui,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
 

@@ -169,7 +169,7 @@ def _diff(call: str, usual: tuple[str, str] | None, odd: bool) -> list[tuple[str
     end = 0
     while end < min(len(call), len(other)) - start and call[-1 - end] == other[-1 - end]:
         end += 1
-    changed = call[start : len(call) - end] or "∅"
+    changed = call[start : len(call) - end]
     return [(call[:start], ""), (changed, "mark"), (call[len(call) - end :] if end else "", "")]
 
 
