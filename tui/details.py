@@ -27,7 +27,7 @@ def matrix_of(
         return None
     members = sorted({rank for group in states.values() for rank in group.ranks} | set(states))
     shown = list(dict.fromkeys([*(rank for rank in first if rank in members), *members]))
-    rows = tuple(sorted(shown[:MOST_RANKS]))
+    rows = tuple(members if len(members) <= MOST_RANKS else shown[:MOST_RANKS])
     front = max(group.issued for group in states.values())
     start = max(0, front - COLUMNS)
     seqs = tuple(range(start, front))

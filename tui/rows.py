@@ -141,6 +141,8 @@ def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
         return "finished"
     if state is State.STOPPED:
         return "stopped by a signal"
+    if state is State.LATE:
+        return "others wait for it"
     if state is State.BREAKPOINT:
         return "at a breakpoint"
     awaited = next((row for row in waits.rows.get(number, ()) if row.for_ranks), None)

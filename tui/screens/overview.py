@@ -173,17 +173,17 @@ def _searched(row: RankRow) -> str:
 _COLUMNS = (
     ("rank", 0, 6),
     ("state", 0, 10),
-    ("what", 110, 22),
+    ("what", 120, 20),
     ("call", 0, 0),
-    ("group", 130, 12),
+    ("group", 140, 12),
     ("seq", 0, 7),
     ("for", 0, 7),
     ("lag", 0, 4),
     ("line", 0, 0),
-    ("step", 100, 7),
-    ("loss", 100, 8),
-    ("cpu", 100, 5),
-    ("memory", 100, 6),
+    ("step", 110, 7),
+    ("loss", 110, 8),
+    ("cpu", 120, 5),
+    ("memory", 120, 6),
     ("gpu", 150, 4),
     ("gpumem", 150, 6),
 )
@@ -215,11 +215,11 @@ def _line(row: RankRow, now_ns: int, width: int) -> Line:
     tone = heat.TONE[row.state]
     ended = row.state in (State.DEAD, State.FINISHED)
     usage = row.usage
-    state = row.state.value if width >= 110 else _short(row)
+    state = row.state.value if width >= 120 else _short(row)
     cells = [
         (f"▸{row.rank}" if row.culprit else f" {row.rank}", "mark" if row.culprit else ""),
         (state, tone),
-        (row.words, tone),
+        ("" if row.words == row.state.value else row.words, tone),
         (row.call, "dim" if ended else ""),
         (row.group, "dim"),
         ("" if row.seq is None else f"#{row.seq}", ""),

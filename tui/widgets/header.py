@@ -107,8 +107,8 @@ def _found(found: Found, width: int) -> list[Line]:
         return [(*title, ("  ", ""), (found.message, ""))]
     lines: list[Line] = [title, *(line("  ", (row, "")) for row in rows)]
     if len(lines) > MOST_BANNER - 1:
-        cut = lines[MOST_BANNER - 2]
-        lines = [*lines[: MOST_BANNER - 2], (*clip(cut, width - 1), ("…", "dim"))]
+        lines = lines[: MOST_BANNER - 1]
+        lines[-1] = (*clip(lines[-1], width - 2), (" …", "dim"))
     return lines
 
 
