@@ -178,6 +178,7 @@ class TerminalApp(App[None]):
         return super().check_action(action, parameters)
 
     def action_press(self, key: str) -> None:
+        self.chosen.touched = True
         if not self.view.press(key, self.picture, max(1, self._sheet.size.height)):
             self._scroll(key)
         self.draw()
@@ -240,6 +241,7 @@ class TerminalApp(App[None]):
                     self.action_view(view.name)
                 at = end
         elif message.sender == "body":
+            self.chosen.touched = True
             self.view.pointed(message.column, message.row, self.picture)
             self.draw()
 

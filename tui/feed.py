@@ -87,18 +87,16 @@ class Feed:
 
     def look_if_changed(self) -> Picture | None:
         """A picture, or None where nothing can have changed since the last one."""
-        stage = self._picture.stage
-        mark = (self._focus, _marks(self.path) if stage in (Stage.ENDED, Stage.KILLED) else None)
-        if mark[1] is not None and mark == self._mark:
+        focus = self._focus  # which may change meanwhile
+        over = self._picture.stage in (Stage.ENDED, Stage.KILLED)
+        mark = (focus, _marks(self.path)) if over else None
+        if over and mark == self._mark:
             return None
-        picture = self.look()
-        over = picture.stage in (Stage.ENDED, Stage.KILLED)
-        self._mark = (self._focus, _marks(self.path)) if over else None
-        return picture
+        self._mark = mark
+        return self.look(focus)
 
-    def look(self) -> Picture:
+    def look(self, focus: Focus) -> Picture:
         """One picture of the run as it is now. Never raises: a fault is a state on the screen."""
-        focus = self._focus
         try:
             directory = RunDirectory.open(self.path)
         except RunDirectoryError as error:

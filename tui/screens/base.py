@@ -37,6 +37,17 @@ class Chosen:
     def __init__(self) -> None:
         self.rank: int | None = None
         self.follow = False
+        self.touched = False
+        """Whether the user has moved anything: until then the cursor goes to the culprit."""
+
+    def settle(self, picture: Picture) -> int | None:
+        """The chosen rank; of its own accord it is the first to look at."""
+        known = [rank for rank in sorted(picture.culprits) if rank in picture.states]
+        if known and not self.touched:
+            self.rank = known[0]
+        elif self.rank not in picture.states:
+            self.rank = next(iter(picture.states), None)
+        return self.rank
 
 
 class View(ABC):

@@ -40,6 +40,7 @@ class Collectives(View):
             return Body(top=self._tabs(picture, width), lines=[line((what, "dim"))])
         column = self._column(matrix)
         columns = grid.window(matrix, column if self._seq is not None else None, width)
+        self.chosen.settle(picture)
         row = self._row(matrix)
         shown = len(matrix.ranks)
         below = detail_lines(matrix, matrix.seqs[column], matrix.ranks[row], width)
@@ -73,9 +74,8 @@ class Collectives(View):
         return max(0, min(len(matrix.seqs) - 1, self._seq - matrix.seqs[0]))
 
     def _row(self, matrix: Matrix) -> int:
-        if self.chosen.rank not in matrix.ranks:
-            self.chosen.rank = matrix.ranks[0]
-        assert self.chosen.rank is not None
+        if self.chosen.rank is None or self.chosen.rank not in matrix.ranks:
+            return 0
         return matrix.ranks.index(self.chosen.rank)
 
     def press(self, key: str, picture: Picture, page: int) -> bool:

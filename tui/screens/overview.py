@@ -66,7 +66,7 @@ class Overview(View):
         if not rows:
             text = f"no row matches {self.filter!r}; press / and Enter to see all"
             return Body(top=[_head(width, self.sort)], lines=[line((text, "dim"))])
-        at = self._at(rows)
+        at = self._row = self._at(picture, rows)
         return Body(
             top=[_head(width, self.sort)],
             lines=[_line(row, picture.now_ns, width) for row in rows],
@@ -84,9 +84,11 @@ class Overview(View):
         wanted = self.filter.lower()
         return [row for row in rows if wanted in _searched(row)] if wanted else rows
 
-    def _at(self, rows: list[RankRow]) -> int:
+    def _at(self, picture: Picture, rows: list[RankRow]) -> int:
         """The cursor's row. It stays with the rank when that is followed, else where it is."""
-        ranks = [row.rank for row in rows]
+        ranks: list[int | None] = [row.rank for row in rows]
+        if not self.chosen.touched and self.chosen.settle(picture) in ranks:
+            return ranks.index(self.chosen.rank)
         if self.chosen.rank in ranks and (self.chosen.follow or self.sort == "rank"):
             self._row = ranks.index(self.chosen.rank)
         self._row = max(0, min(self._row, len(ranks) - 1))
@@ -94,12 +96,11 @@ class Overview(View):
         return self._row
 
     def _map(self, picture: Picture, width: int, height: int) -> Body:
-        if self.chosen.rank is None or self.chosen.rank not in picture.states:
-            self.chosen.rank = min(picture.culprits & set(picture.states), default=0)
-        ranks = list(picture.states)
-        position = ranks.index(self.chosen.rank)
-        lines = heat.heat_lines(picture.states, width, picture.culprits, self.chosen.rank)
-        selected = picture.rows.get(self.chosen.rank)
+        chosen = self.chosen.settle(picture)
+        assert chosen is not None  # there are ranks
+        position = list(picture.states).index(chosen)
+        lines = heat.heat_lines(picture.states, width, picture.culprits, chosen)
+        selected = picture.rows.get(chosen)
         odd = [row for row in self.rows(picture) if row is not selected or row.culprit]
         below: list[Line] = [_head(width, self.sort)]
         if selected is not None and not selected.culprit:

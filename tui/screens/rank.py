@@ -44,7 +44,7 @@ class RankView(View):
     """The line of the cursor in the log; None: the newest, as it comes."""
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
-        number = self._number(picture)
+        number = self.chosen.settle(picture)
         detail = picture.detail
         if number is None or number not in picture.states:
             return Body(lines=[line(("no rank has been seen yet", "dim"))])
@@ -65,11 +65,6 @@ class RankView(View):
         over = picture.stage in (Stage.ENDED, Stage.KILLED)
         ended = picture.states[number] in (State.DEAD, State.FINISHED) or over
         return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
-
-    def _number(self, picture: Picture) -> int | None:
-        if self.chosen.rank is None and picture.states:
-            self.chosen.rank = min(picture.culprits & set(picture.states), default=0)
-        return self.chosen.rank
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
         state = picture.states[number]

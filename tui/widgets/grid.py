@@ -8,7 +8,7 @@ from debugger.record.snapshot import Call
 from ..picture import Matrix
 from ..text import Line, Piece, fit
 
-LABEL = 8
+LABEL = 11
 CELL = 2
 SYMBOLS = {
     "left": ("■", "good"),

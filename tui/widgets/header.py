@@ -86,7 +86,8 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
         for one in warnings[:2]:
             lines += _found(one, width)
         warnings = warnings[2:]
-        lines += [clip(line(("… ", "warn"), (text, "warn")), width) for text in picture.notices[:2]]
+        for text in picture.notices[:2]:
+            lines += _text("… ", text, "warn", width)[:2]
     more = [f"{len(errors)} more errors"] if errors else []
     more += [f"{len(warnings)} warnings"] if warnings else []
     if more:

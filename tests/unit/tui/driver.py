@@ -1,4 +1,4 @@
-"""Drives the app on a made run: waits until it shows what it was asked for, and reads the screen."""
+"""Drives the app on a made run: waits until it shows what was asked for, and reads the screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from debugger.record.run_directory import RunDirectory
-from fixtures.make_run import clock_of, make
+from fixtures.make_run import START_NS, clock_of, make
 from tui.app import TerminalApp
 from tui.picture import Stage
 
@@ -67,11 +67,16 @@ async def opened(
 ) -> AsyncIterator[Driver]:
     """The app on this run directory."""
     app = TerminalApp(path, clock)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=True) as pilot:
         driver = Driver(app, pilot)
         if settle:
             await driver.settled()
         yield driver
+
+
+def a_year_later() -> int:
+    """A clock that reads long after every made run."""
+    return START_NS + 365 * 86_400 * 10**9
 
 
 def made(path: Path, state: str, ranks: int = 4, *, hold: bool = False) -> RunDirectory:
@@ -79,4 +84,4 @@ def made(path: Path, state: str, ranks: int = 4, *, hold: bool = False) -> RunDi
     return make(path / f"{state}{ranks}", state, ranks, hold=hold)
 
 
-__all__ = ["Driver", "clock_of", "made", "opened", "text_of"]
+__all__ = ["Driver", "a_year_later", "clock_of", "made", "opened", "text_of"]
