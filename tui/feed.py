@@ -31,6 +31,8 @@ EVERY_S = 0.25
 OVER_EVERY_S = 0.5
 SHARE = 4
 """A look is followed by a rest of so many times its own length."""
+SMALL_S = 0.02
+"""A diagnosis that takes longer is not made at every look."""
 FAR_ALIVE_NS = 10_000_000_000
 """A run on another host lives while a heartbeat is younger than this."""
 NOTICE_NS = 15_000_000_000
@@ -149,6 +151,7 @@ class _Run:
         self._host.poll()
         self._events.poll()
         self._processes.exits.poll()
+        self._records.drop_shrunken()
         self._records.look(again=bool(self._records.faults))
         now_ns = self._clock()
         limits = _limits(run)
@@ -261,7 +264,7 @@ class _Run:
             return judging.judge_once(snapshots, before, limits)
         began_s = time.monotonic()
         at_s, took_s = self._judged_s
-        if began_s - at_s >= 2 * SHARE * took_s:  # of a very large run not at every look
+        if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:
             self._own = self._judge.look(snapshots, limits)
             self._judged_s = (began_s, time.monotonic() - began_s)
         return judging.together(self._events.found, self._own[0], supervised)

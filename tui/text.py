@@ -113,7 +113,9 @@ def duration(time_ns: int) -> str:
     if minutes < 60:
         return f"{minutes}m{rest_s:02}"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
+    if hours < 48:
+        return f"{hours}h{minutes:02}"
+    return f"{hours // 24}d{hours % 24:02}h" if hours < 2400 else f"{hours // 24}d"
 
 
 def size(amount_bytes: float) -> str:

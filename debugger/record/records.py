@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from . import layout
 from .layout import Role
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
@@ -46,6 +47,18 @@ class Records:
             return
         for reader in self._readers.values():
             reader.refresh_header()
+
+    def drop_shrunken(self) -> None:
+        """Forget records whose files have been cut short: what is mapped beyond a file's end
+        cannot be read without being killed for it (SIGBUS)."""
+        for inode, reader in list(self._readers.items()):
+            try:
+                cut = os.stat(reader.path).st_size < layout.FILE_BYTES
+            except OSError:
+                continue  # it has another name now, or none: what is mapped stays
+            if cut:
+                self.faults[reader.path.name] = f"{reader.path}: is truncated"
+                del self._readers[inode]
 
     def _open(self, path: Path) -> None:
         try:
