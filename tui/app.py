@@ -116,7 +116,7 @@ class TerminalApp(App[None]):
         self.feed.stop()
 
     def on_resize(self) -> None:
-        self.draw()
+        self.call_later(self.draw)  # when the new size is known everywhere
 
     def _paint(self) -> None:
         palette = palette_of(self.current_theme)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
+from .terminal_app import need_terminal
 
 LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight")
@@ -63,6 +64,8 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
     level = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() or "INFO"
     if level not in LEVELS:
         raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
+    if args.tui:
+        need_terminal()
     return {
         "run_dir": args.run_dir,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),

@@ -23,12 +23,17 @@ _END_S = 5.0
 _LOOK_EVERY_S = 0.05
 
 
-def command_line(run: Path) -> list[str]:
-    """The command that opens the app on a run directory. Raises UsageError without a terminal."""
+def need_terminal() -> None:
+    """Raises UsageError where the app cannot be shown."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "the terminal app needs a terminal; `distdebug report` and `distdebug logs` do not"
         )
+
+
+def command_line(run: Path) -> list[str]:
+    """The command that opens the app on a run directory. Raises UsageError where it cannot."""
+    need_terminal()
     found = importlib.util.find_spec("tui")
     if found is None or found.origin is None:
         raise UsageError("the terminal app is not installed; reinstall distdebug")
@@ -44,7 +49,7 @@ class Beside:
         self._streams: tuple[TextIO, TextIO] | None = None
 
     def start(self, run: Path) -> None:
-        """Open the app. Raises UsageError without a terminal."""
+        """Open the app. Raises UsageError where it cannot be shown."""
         self._process = subprocess.Popen(command_line(run))
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (_Behind(one, self) for one in self._streams)
