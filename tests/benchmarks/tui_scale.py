@@ -76,7 +76,7 @@ class App:
 
     def answers_in_s(self, key: bytes) -> float:
         """Seconds from a key until something is drawn."""
-        while self.read(0):
+        while self.read(0.06):
             pass
         began_s = time.monotonic()
         os.write(self.master, key)
@@ -139,6 +139,7 @@ def measure(ranks: int, path: Path) -> None:
     try:
         app = App(path)
         first_s = app.until(b" calls", 60.0)
+        first_cpu_s = app.cpu_s()
         app.rests(3.0)
         before_s, began_s, before = app.cpu_s(), time.monotonic(), app.written_bytes
         app.rests(MEASURED_S)
@@ -154,7 +155,8 @@ def measure(ranks: int, path: Path) -> None:
     looks_s = refreshes(path)
     directory.close()
     print(
-        f"{ranks:>6} ranks: first screen {first_s:.2f} s, {share:.1%} of a core, "
+        f"{ranks:>6} ranks: first screen {first_s:.2f} s ({first_cpu_s:.2f} s of CPU), "
+        f"{share:.1%} of a core, "
         f"{total / 2**20:.0f} MB ({anonymous / 2**20:.0f} MB own), "
         f"a key {statistics.median(keys_s) * 1e3:.0f} ms (worst {max(keys_s) * 1e3:.0f}), "
         f"a refresh {statistics.median(looks_s) * 1e3:.0f} ms, {written / 1024:.1f} kB/s drawn",
@@ -179,7 +181,8 @@ def main() -> None:
         move(Path(sys.argv[2]))
         return
     for ranks in [int(word) for word in sys.argv[1:]] or [8, 1024, 16384]:
-        with tempfile.TemporaryDirectory() as scratch:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(dir=memory) as scratch:
             measure(ranks, Path(scratch) / "run")
 
 
