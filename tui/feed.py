@@ -100,12 +100,13 @@ class Feed:
     def look(self, focus: Focus) -> Picture:
         """One picture of the run as it is now. Never raises: a fault is a state on the screen."""
         try:
-            directory = RunDirectory.open(self.path)
+            # `latest` may come to mean another run: this app stays with the one it has opened.
+            directory = RunDirectory.open(self._run.directory.path if self._run else self.path)
         except RunDirectoryError as error:
             self._picture = self._without(safe(error, 2000))
             return self._picture
         try:
-            if self._run is None or self._run.directory.path != directory.path:
+            if self._run is None:
                 self._run = _Run(directory, self._clock)
             self._picture = self._run.look(focus)
         except Exception as error:  # a damaged directory must not end the app
