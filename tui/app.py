@@ -39,6 +39,7 @@ KEYS = (
     Key("q", "q", "quit", "leave; the run goes on"),
     Key("space", "Space", "pause", "freeze the screen, and go on counting; again: go on"),
     Key("slash", "/", "filter", "only lines with a text; empty: all"),
+    Key("d", "d", "details", "all findings in full"),
     Key("f", "f", "follow", "keep the cursor on this rank, wherever it is sorted to"),
     Key("enter", "Enter", "open", "open the chosen rank"),
     Key("escape", "Esc", "back", "back to the overview; ends a filter"),
@@ -160,7 +161,7 @@ class TerminalApp(App[None]):
         common = {key.key: key for key in KEYS}
         first = [common[name] for name in ("question_mark", "q", "space", "slash", "enter")]
         acts = [Key(one.key, one.key, one.label, one.explained) for one in actions.ACTIONS]
-        rest = [common[name] for name in ("f", "e", "E", "T", "escape")]
+        rest = [common[name] for name in ("d", "f", "e", "E", "T", "escape")]
         return [*first, *self.view.keys, acts[0], acts[-1], *rest, *acts[1:-1]]
 
     def screen_lines(self) -> list[Line]:
@@ -206,6 +207,8 @@ class TerminalApp(App[None]):
                 self.exit()
             case "question_mark":
                 self._help()
+            case "d":
+                self._read_findings()
             case "slash":
                 self._ask_filter()
             case "space":
@@ -258,10 +261,16 @@ class TerminalApp(App[None]):
             self.picture = self.newest
 
     def _help(self) -> None:
-        from .screens.dialogs import Help
+        from .screens.dialogs import Reading, help_lines
 
         keys = [*KEYS, *(Key(one.key, one.key, "", one.explained) for one in actions.ACTIONS)]
-        self.push_screen(Help(list(self.views.values()), keys, self._sheet.palette))
+        lines = partial(help_lines, list(self.views.values()), keys)
+        self.push_screen(Reading(lines, self._sheet.palette))
+
+    def _read_findings(self) -> None:
+        from .screens.dialogs import Reading, finding_lines
+
+        self.push_screen(Reading(partial(finding_lines, self.picture), self._sheet.palette))
 
     def _ask_filter(self) -> None:
         from .screens.dialogs import Filter

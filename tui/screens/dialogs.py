@@ -1,8 +1,8 @@
-"""What opens above a screen: a question before an action, the help, the line for a filter."""
+"""What opens above a screen: a question, something to read, the line for a filter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -11,7 +11,9 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from ..picture import State
+from debugger.record.wording import ranks_text
+
+from ..picture import Picture, State
 from ..text import Line, fit, line, wrap
 from ..widgets import grid, heat
 from ..widgets.palette import Palette
@@ -68,26 +70,23 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(yes)
 
 
-class Help(ModalScreen[None]):
-    """Explains every state and every key."""
+class Reading(ModalScreen[None]):
+    """Lines to read above a screen: the help, or the findings in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close"),
-        Binding("question_mark", "close"),
-        Binding("q", "close"),
-        Binding("enter", "close"),
+        Binding(key, "close") for key in ("escape", "q", "enter", "question_mark", "d")
     ]
 
-    def __init__(self, views: Sequence[View], keys: Sequence[Key], palette: Palette) -> None:
+    def __init__(self, lines: Callable[[int], list[Line]], palette: Palette) -> None:
         super().__init__()
-        self._views, self._keys, self._palette = views, keys, palette
+        self._lines, self._palette = lines, palette
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog", id="help"):
-            yield Sheet("help-text")
+        with Vertical(classes="dialog", id="reading"):
+            yield Sheet("reading-text")
 
     def on_mount(self) -> None:
-        sheet = self.query_one("#help-text", Sheet)
+        sheet = self.query_one("#reading-text", Sheet)
         sheet.palette = self._palette
         sheet.can_focus = True
         sheet.focus()
@@ -97,11 +96,30 @@ class Help(ModalScreen[None]):
         self._fill()
 
     def _fill(self) -> None:
-        sheet = self.query_one("#help-text", Sheet)
-        sheet.show(help_lines(self._views, self._keys, (sheet.size.width or 70) - 2))
+        sheet = self.query_one("#reading-text", Sheet)
+        sheet.show(self._lines((sheet.size.width or 70) - 2))
 
     def action_close(self) -> None:
         self.dismiss()
+
+
+def finding_lines(picture: Picture, width: int) -> list[Line]:
+    """Every finding in full, then notices and what cannot be read."""
+    lines: list[Line] = []
+    for found in picture.found:
+        tone = "bad" if found.is_error else "warn"
+        who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""
+        title = f" {found.kind} "
+        lines.append(line((title, "mark" if found.is_error else "warn"), (who, tone)))
+        lines += [line("  ", row) for row in wrap(found.message, width - 2)]
+        lines += [
+            line("    ", (row, "dim")) for one in found.details for row in wrap(one, width - 4)
+        ]
+        lines += [line(("  found by the " + found.told_by, "dim")), ()]
+    for sign, rows in (("… ", picture.notices), ("! ", picture.faults)):
+        for text in rows:
+            lines += [line((sign, "warn"), row) for row in wrap(text, width - 2)]
+    return lines or [line(("nothing was found", "dim"))]
 
 
 def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[Line]:

@@ -43,7 +43,9 @@ def _figures(picture: Picture) -> Line:
         parts.append((f"{outcome}{code}", "good" if outcome == "ok" else "bad"))
     elif picture.stage is Stage.LIVE:
         late = bool(picture.notices)
-        parts.append(("nothing proven so far", "warn") if late else ("nothing wrong so far", "good"))
+        parts.append(
+            ("nothing proven so far", "warn") if late else ("nothing wrong so far", "good")
+        )
     if picture.started_ns:
         until_ns = picture.ended_ns or picture.now_ns
         parts.append((duration(until_ns - picture.started_ns), ""))

@@ -58,6 +58,15 @@ async def _help(driver: Driver) -> None:
     assert "What a rank does" not in driver.text
 
 
+@key("", "d", "deadlock")
+async def _findings(driver: Driver) -> None:
+    await driver.press("d")
+    assert "rank 1 in recv(src=0, float32[64])" in driver.text
+    assert "found by the app" in driver.text
+    await driver.press("d")
+    assert "found by the app" not in driver.text
+
+
 @key("", "q")
 async def _quit(driver: Driver) -> None:
     await driver.pilot.press("q")
