@@ -135,6 +135,9 @@ class TerminalApp(App[None]):
             self.picture = message.picture
         else:
             self.missed += 1
+            wanted = self.view.focus()
+            if self.picture.focus != wanted == message.picture.focus:
+                self.picture = message.picture  # what is frozen lacks what this screen shows
         self.draw()
 
     def draw(self) -> None:

@@ -38,6 +38,8 @@ FAR_ALIVE_NS = 10_000_000_000
 NOTICE_NS = 15_000_000_000
 """A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
 RATE_OVER_S = 1.0
+END_S = 1.0
+MOST_RANKS = 1 << 17
 
 Post = Callable[[Picture], object]
 
@@ -63,11 +65,11 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Read no more; returns when the last look is over."""
+        """Read no more; returns when the last look is over, or after a second."""
         self._ending = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(5.0)
+            self._thread.join(END_S)
 
     def show(self, focus: Focus) -> None:
         """What the next pictures need; a look follows at once."""
@@ -157,6 +159,7 @@ class _Run:
         now_ns = self._clock()
         limits = _limits(run)
         stage, snapshots = self._snapshots(run, bool(report), now_ns)
+        snapshots = [_believable(one) for one in snapshots]
         ended_ns = self._ended_ns(stage, run, report, snapshots)
         if stage is Stage.KILLED:
             now_ns = max((one.taken_ns for one in snapshots), default=now_ns)
@@ -347,6 +350,13 @@ class _Run:
         first_ns, first = self._rates[0]
         lasted_s = (picture.now_ns - first_ns) / 1e9
         return max(0, calls - first) / lasted_s if lasted_s >= RATE_OVER_S else None
+
+
+def _believable(snapshot: Snapshot) -> Snapshot:
+    """A damaged record may claim a world of two thousand million ranks."""
+    if snapshot.world_size <= MOST_RANKS:
+        return snapshot
+    return replace(snapshot, world_size=0)
 
 
 def _with_end(rank: Rank, processes: Processes) -> Rank:

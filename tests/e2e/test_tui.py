@@ -55,7 +55,7 @@ def test_a_live_run_from_the_first_screen_to_the_verdict(tmp_path: Path) -> None
         terminal.press("s")
         terminal.until("MainThread of ranks", "<module> (train.py:")
         (tmp_path / "go").touch()
-        terminal.until("op_mismatch", "▸ rank 1", "calls broadcast")
+        terminal.until("op_mismatch", "▸ rank 1", "broadcast(src=0")
         seen_s = time.time()
         fault_s = max((tmp_path / f"fault{rank}").stat().st_mtime for rank in range(3))
         assert seen_s - fault_s < SEEN_WITHIN_S

@@ -37,6 +37,7 @@ class Collectives(View):
         matrix = picture.matrix
         if matrix is None or not matrix.seqs:
             what = "no group has been made yet" if not picture.groups else "no collective yet"
+            what = what if picture.focus.view == self.name else "reading ..."
             return Body(top=self._tabs(picture, width), lines=[line((what, "dim"))])
         column = self._column(matrix)
         columns = grid.window(matrix, column if self._seq is not None else None, width)

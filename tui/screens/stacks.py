@@ -27,6 +27,8 @@ class StacksView(View):
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
         stacks = picture.stacks
+        if picture.focus.view != self.name:
+            return Body(lines=[line(("reading ...", "dim"))])
         if stacks is None or not stacks.threads:
             live = picture.stage is Stage.LIVE
             hint = "press S to take them" if live else "none were taken in this run"

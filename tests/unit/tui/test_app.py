@@ -205,6 +205,15 @@ def test_a_fault_while_reading_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(check())
 
 
+def test_a_screen_that_is_opened_while_paused(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("space", "c")
+        await driver.until(lambda: "#17 of group" in driver.text, "the collectives")
+        assert "PAUSED" in driver.text
+
+    drive(made(tmp_path, "mismatch"), check)
+
+
 def test_a_newer_picture_takes_the_place_of_one_not_drawn_yet(tmp_path: Path) -> None:
     fresh = Fresh(Picture(tmp_path))
     assert fresh.can_replace(Fresh(Picture(tmp_path)))

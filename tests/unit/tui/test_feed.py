@@ -163,6 +163,14 @@ def test_a_record_that_shrinks_while_it_is_mapped(tmp_path: Path) -> None:
     assert "is truncated" in picture.faults[0]
 
 
+def test_a_world_size_that_cannot_be(tmp_path: Path) -> None:
+    directory = made(tmp_path, "healthy")
+    with open(directory.flight(2), "r+b") as file:
+        file.seek(20)
+        file.write((2**31 - 1).to_bytes(4, "little"))
+    assert sorted(look(directory.path).states) == [0, 1, 2, 3]
+
+
 def test_other_files_may_hold_anything(tmp_path: Path) -> None:
     directory = made(tmp_path, "late")
     for name in ("events.jsonl", "exits.jsonl", "host.jsonl", "report.json", "stacks/stacks.json"):
@@ -224,6 +232,8 @@ def test_the_thread_posts_and_stops(tmp_path: Path) -> None:
     feed.start()
     assert came.wait(20)
     feed.stop()
+    assert feed._thread is not None
+    feed._thread.join(20)
     assert not any(one.name == "distdebug-feed" for one in threading.enumerate())
 
 
