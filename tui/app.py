@@ -32,6 +32,7 @@ from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
 VIEWS: tuple[type[View], ...] = (Overview, Collectives, RankView, StacksView, WaitsView)
+SCROLLBAR = 1
 PARTS = ("head", "banner", "top", "below", "bar")
 
 KEYS = (
@@ -145,13 +146,13 @@ class TerminalApp(App[None]):
         width, height = self.size
         if not width or not hasattr(self, "_parts"):
             return
-        self.view.width = width
+        self.view.width = width - SCROLLBAR
         picture = self.picture
         tabs = [(view.key, view.title) for view in VIEWS]
         parts = self._parts
         parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width))
         parts["banner"].show(banner_lines(picture, width)[: max(2, height // 4)])
-        body = self.view.body(picture, width, height)
+        body = self.view.body(picture, width - SCROLLBAR, height)
         parts["top"].show(body.top)
         parts["below"].show(body.below)
         bar, self._bar = bar_line([(key.shown, key.label) for key in self.bar_keys()], width)

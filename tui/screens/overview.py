@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..picture import Picture, RankRow, State
 from ..rows import MOST_ROWS
-from ..text import Line, clip, columns, duration, line, plain, size
+from ..text import Line, clip, columns, duration, line, size
 from ..widgets import heat
 from .base import Body, Key, View, moved
 
@@ -242,8 +242,3 @@ def _short(row: RankRow) -> str:
     if row.state is State.DEAD and row.words.startswith("killed by SIG"):
         return row.words.removeprefix("killed by ")
     return row.state.value
-
-
-def text_of(lines: list[Line]) -> str:
-    """The lines as plain text."""
-    return "\n".join(plain(one).rstrip() for one in lines)

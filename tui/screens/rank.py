@@ -62,8 +62,7 @@ class RankView(View):
             return Body(top=top, lines=stack_lines(picture, number))
         if self.part == "about":
             return Body(top=top, lines=about_lines(picture, detail, width))
-        over = picture.stage in (Stage.ENDED, Stage.KILLED)
-        ended = picture.states[number] in (State.DEAD, State.FINISHED) or over
+        ended = picture.states[number] in (State.DEAD, State.FINISHED)
         return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
@@ -139,7 +138,7 @@ def stack_lines(picture: Picture, number: int) -> list[Line]:
     stacks = picture.stacks
     lines: list[Line] = []
     for name, ranks, tree in stacks.threads if stacks else ():
-        if number in ranks:
+        if number in ranks and not name.startswith("distdebug"):
             lines.append(line((name, "title")))
             for node in _path(tree, number):
                 for frame, quiet in zip(node.frames, node.quiet, strict=True):

@@ -13,7 +13,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..text import EMPTY, Line, clip, width_of
+from ..text import EMPTY, Line, clip
 from .palette import Palette
 
 
@@ -73,7 +73,7 @@ class Lines(Widget):
 class Sheet(ScrollView, can_focus=True):
     """Lines that scroll, one of which the cursor may be on."""
 
-    DEFAULT_CSS = "Sheet { height: 1fr; }"
+    DEFAULT_CSS = "Sheet { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
@@ -92,8 +92,7 @@ class Sheet(ScrollView, can_focus=True):
         before, self._lines = self._lines, found
         moved, self._cursor = self._cursor, cursor
         if found != before:
-            wide = max((width_of(row) for row in found), default=0)
-            size = Size(min(wide, self.size.width or wide), len(found))
+            size = Size(1, len(found))  # what is too wide is cut, not scrolled
             if size != self.virtual_size:
                 self.virtual_size = size
                 self.refresh()
@@ -104,14 +103,16 @@ class Sheet(ScrollView, can_focus=True):
         if moved != cursor:
             self.refresh()
         if cursor is not None and (moved != cursor or follow):
-            self._bring_into_view(cursor)
+            self.call_after_refresh(self._bring_into_view)  # when the height is known
 
     def _visible(self) -> range:
         top = self.scroll_offset.y
         return range(top, min(len(self._lines), top + self.size.height))
 
-    def _bring_into_view(self, row: int) -> None:
-        top, height = self.scroll_offset.y, self.size.height
+    def _bring_into_view(self) -> None:
+        row, top, height = self._cursor, self.scroll_offset.y, self.size.height
+        if row is None:
+            return
         if height and row < top:
             self.scroll_to(y=row, animate=False)
         elif height and row >= top + height:

@@ -214,6 +214,19 @@ def test_a_screen_that_is_opened_while_paused(tmp_path: Path) -> None:
     drive(made(tmp_path, "mismatch"), check)
 
 
+def test_the_end_of_a_log_is_in_view_and_the_cursor_too(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("r", "tab", "tab")
+        await driver.until(lambda: "epoch 0 step 16" in driver.text, "the last line")
+        assert "epoch 0 step 2\n" not in driver.text
+        await driver.press("home")
+        await driver.until(lambda: "epoch 0 step 0\n" in driver.text, "the first line")
+        await driver.press("o", "end")
+        await driver.until(lambda: "\n 19 " in driver.text, "the last rank")
+
+    drive(made(tmp_path, "healthy", 20), check, (80, 12))
+
+
 def test_a_newer_picture_takes_the_place_of_one_not_drawn_yet(tmp_path: Path) -> None:
     fresh = Fresh(Picture(tmp_path))
     assert fresh.can_replace(Fresh(Picture(tmp_path)))
