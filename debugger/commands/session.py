@@ -80,7 +80,7 @@ class Session:
         self._recorded: set[tuple[object, ...]] = set()
         self._evidence = Evidence()
         self._ranks: Mapping[int, Rank] = {}
-        self._app = Beside()
+        self._app = Beside(options.tui)
         self._asked_to_stop = False
 
     def run(self) -> int:
@@ -88,7 +88,7 @@ class Session:
         options = self._options
         exits = ExitLog()
         find_command(options.command, os.environ, os.getcwd())
-        with Launch(exits) as launch, self._signals(), self._app:
+        with Launch(exits, self._app.aside) as launch, self._signals(), self._app:
             directory = RunDirectory.create(BASE, options.run_dir)
             exits.follow(directory.exits)
             self._directory = directory
@@ -260,6 +260,8 @@ class Session:
         if self._signal is None or self._asked_to_stop:
             self._app.wait(until=lambda: self._signal is not None and not self._asked_to_stop)
         self._app.close()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(clean(self._app.printed_aside(), newlines=True))
         self._show_launcher_output(outcome, findings)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text.render(report, colour=colour_wanted(sys.stderr)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from ..errors import UsageError
 
@@ -20,6 +22,7 @@ _START = (
     "from tui.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
 )
 _END_S = 5.0
+_MOST_BYTES = 1 << 16
 _LOOK_EVERY_S = 0.05
 
 
@@ -44,7 +47,10 @@ class Beside:
     """The app on this terminal while a run goes on. What the run prints meanwhile is in its logs;
     from the moment that the app is left, the terminal is the run's again."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool) -> None:
+        # Closed at the end of the `with`.
+        self.aside: IO[bytes] | None = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
+        """What the command itself prints: a launcher, whose words have no log."""
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[TextIO, TextIO] | None = None
 
@@ -69,6 +75,15 @@ class Beside:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        if self.aside is not None:
+            self.aside.close()
+
+    def printed_aside(self) -> str:
+        """The end of what went to `aside`; it may be anything."""
+        if self.aside is None:
+            return ""
+        self.aside.seek(max(0, self.aside.seek(0, os.SEEK_END) - _MOST_BYTES))
+        return self.aside.read().decode(errors="backslashreplace")
 
     def close(self) -> None:
         """Leave the app if the user has not, and give the streams back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -90,6 +91,31 @@ def test_a_run_that_is_stopped_from_the_app(tmp_path: Path) -> None:
         terminal.until("ENDED", "interrupted, exit code 130")
         terminal.press("q")
         terminal.until("CODE 130")
+
+
+@needs_tmux
+@pytest.mark.long
+def test_what_a_launcher_prints_does_not_disturb_the_app(tmp_path: Path) -> None:
+    script, parent = tmp_path / "train.py", tmp_path / "parent.py"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    parent.write_text(
+        "import subprocess, sys, threading\n"
+        "ranks = ['-m', 'torch.distributed.run', '--nproc-per-node', '2', 'train.py']\n"
+        "process = subprocess.Popen([sys.executable, *ranks])\n"
+        "while True:\n"
+        "    print('the launcher speaks', flush=True)\n"
+        "    try:\n"
+        "        raise SystemExit(process.wait(0.1))\n"
+        "    except subprocess.TimeoutExpired:\n"
+        "        pass\n"
+    )
+    run = [str(DISTDEBUG), "exec", "--tui", "--run-dir", str(tmp_path / "run"), "--"]
+    with Terminal([*run, sys.executable, "parent.py"], tmp_path) as terminal:
+        assert "speaks" not in terminal.until("LIVE", "calls/s")
+        (tmp_path / "go").touch()
+        assert "speaks" not in terminal.until("ENDED", "exit code 91")
+        terminal.press("q")
+        terminal.until("SignalException", "MISMATCH", "CODE 91")  # torchrun's last words, too
 
 
 @needs_tmux
