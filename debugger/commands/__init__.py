@@ -39,6 +39,7 @@ COMMANDS = (
         "ExecCommand",
         "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
     ),
+    Entry("tui", "tui", "TuiCommand", "watch a run in the terminal, live or after the fact"),
     Entry("report", "report", "ReportCommand", "show what was found in a run"),
     Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
     Entry("attach", "attach", "AttachCommand", "talk to a rank that stands at a breakpoint"),

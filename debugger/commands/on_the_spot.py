@@ -13,28 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..diagnosis.findings import Finding
+from ..diagnosis.last_signs import as_it_was, standing_still
 from ..diagnosis.limits import Limits
 from ..diagnosis.stragglers import stragglers
 from ..diagnosis.verdict import diagnose, verdict
 from ..diagnosis.world import exit_status
-from ..record.layout import Phase
+from ..record.exits import ExitLog
+from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object
-from ..record.snapshot import Process, Rank, Snapshot
+from ..record.snapshot import Rank, Snapshot
 from ..reports import document
 from ..reports.stored import Document
-from ..supervisor.exits import ExitLog, ExitStatus
 from ..supervisor.processes import ProcessTable
-from ..supervisor.records import Records, newest_ranks
 
 SECOND_LOOK_AFTER_S = 0.4
 EXIT_KILLED = 128 + signal.SIGKILL
 EXIT_FAILED = 1
-
-_END_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
-_END_NS = 1_500_000_000
-"""Deaths by such a signal this short before the last sign of life belong to the end of the run."""
-_STILL_NS = 1_000_000_000
-"""A rank whose waits are older than this, at its last sign of life, did not move any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,48 +131,6 @@ def look_killed(directory: RunDirectory) -> Look:
     exits.poll()
     records = Records(directory.ranks)
     records.look()
-    snapshots = [_as_it_was(snapshot, exits) for snapshot in records.snapshots(finished=False)]
-    before = [_still(snapshot) for snapshot in snapshots]
+    snapshots = [as_it_was(snapshot, exits) for snapshot in records.snapshots(finished=False)]
+    before = [standing_still(snapshot) for snapshot in snapshots]
     return Look(snapshots, before, tuple(records.faults.values()))
-
-
-def _as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
-    """The snapshot at the last sign of life, with those alive that only the end killed."""
-    last_ns = max(map(_last_sign_ns, snapshot.ranks.values()), default=snapshot.taken_ns)
-    ranks = {
-        number: replace(
-            rank, process=_process(rank, exits.find(rank.pid, rank.started_ns), last_ns)
-        )
-        for number, rank in snapshot.ranks.items()
-    }
-    return replace(snapshot, taken_ns=last_ns, ranks=ranks)
-
-
-def _process(rank: Rank, status: ExitStatus | None, last_ns: int) -> Process:
-    if status is not None:
-        late = not status.time_ns or status.time_ns > last_ns - _END_NS
-        if not (late and status.signal in _END_SIGNALS):
-            return Process(
-                alive=False,
-                exit_code=status.code,
-                signal=status.signal,
-                ended_ns=status.time_ns or rank.process.ended_ns,
-            )
-    if rank.phase is Phase.ENDED:
-        return rank.process
-    return Process(alive=True, state="S")
-
-
-def _last_sign_ns(rank: Rank) -> int:
-    waits = (wait.since_ns for wait in rank.waits)
-    return max(rank.heartbeat_ns, rank.started_ns, rank.process.ended_ns or 0, *waits)
-
-
-def _still(snapshot: Snapshot) -> Snapshot:
-    """What an earlier look would have seen alike: the ranks that had not moved for a while."""
-    ranks = {
-        number: replace(rank)
-        for number, rank in snapshot.ranks.items()
-        if rank.waits and all(snapshot.taken_ns - w.since_ns >= _STILL_NS for w in rank.waits)
-    }
-    return replace(snapshot, ranks=ranks)

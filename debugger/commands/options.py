@@ -14,6 +14,7 @@ from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
 from . import break_flags
+from .terminal_app import need_terminal
 
 LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
@@ -92,6 +93,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
+    group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
     )
@@ -105,6 +107,8 @@ def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     level = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() or "INFO"
     if level not in LEVELS:
         raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
+    if args.tui:
+        need_terminal()
     return {
         "run_dir": args.run_dir,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
@@ -117,6 +121,7 @@ def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
         "check_every": args.check_every,
         "on_finding": args.on_finding,
         "strict": args.strict,
+        "tui": args.tui,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
 

@@ -18,25 +18,29 @@ from .. import __version__, hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.stragglers import stragglers
+from ..record.exits import ExitLog, ExitStatus
 from ..record.log_file import DEFAULT_MAX_MB, MAX_MB
+from ..record.records import Records, newest_ranks
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
 from ..record.wording import finding_line
 from ..reports import document, junit, text
+from ..supervisor.control import ControlServer
 from ..supervisor.ending import end_tree
 from ..supervisor.evidence import Evidence, gather
-from ..supervisor.exits import ExitLog, ExitStatus, OomWatch
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
+from ..supervisor.oom import OomWatch
 from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
-from ..supervisor.records import Records, newest_ranks
 from ..supervisor.watch import Look, Policy, Watch
+from .terminal_app import Beside
 
 INTERRUPT_GRACE_S = 0.4
 INTERRUPT_STACKS_S = 0.6
+ASKED_STACKS_S = 10.0
 END_GRACE_S = 2.0
 RAISE_GRACE_S = 3.0
 ORPHAN_GRACE_S = 1.0
@@ -70,6 +74,7 @@ class Options:
     world_size: int | None = None
     redirect: bool = True
     shown_command: Sequence[str] = ()
+    tui: bool = False
 
 
 class Session:
@@ -81,13 +86,16 @@ class Session:
         self._told: dict[str, float] = {}
         self._recorded: set[tuple[object, ...]] = set()
         self._evidence = Evidence()
+        self._ranks: Mapping[int, Rank] = {}
+        self._app = Beside(options.tui)
+        self._asked_to_stop = False
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
         options = self._options
         exits = ExitLog()
         find_command(options.command, os.environ, os.getcwd())
-        with Launch(exits) as launch, self._signals():
+        with Launch(exits, self._app.aside) as launch, self._signals(), self._app:
             directory = RunDirectory.create(BASE, options.run_dir)
             exits.follow(directory.exits)
             self._directory = directory
@@ -104,13 +112,20 @@ class Session:
             latest = RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             follower = OutputFollower(directory.logs, sys.stdout, sys.stderr, options.log_max_mb)
+            if options.tui:
+                self._app.start(directory.path)
+            control = ControlServer(
+                directory.path, {"stacks": self._take_stacks, "stop": self._stop}
+            )
             host = HostSampler(directory)
             try:
+                control.start()
                 launch.start(options.command, self._environment(directory))
                 follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
             finally:
+                control.close()
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
             if finding is None:
@@ -128,9 +143,8 @@ class Session:
             self._tell_pauses()
             look = self._watch.look()
             self._tell(look)
-            host.sample(
-                {rank.rank: rank.pid for one in look.snapshots for rank in one.ranks.values()}
-            )
+            self._ranks = newest_ranks(look.snapshots)
+            host.sample({number: rank.pid for number, rank in self._ranks.items()})
             if self._signal is not None:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
@@ -179,6 +193,20 @@ class Session:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"distdebug: {clean(sentence)}\n")
             sys.stderr.flush()
+
+    # -- what the control socket may ask -------------------------------------------------------
+
+    def _take_stacks(self, request: Mapping[str, Any]) -> str:
+        ranks = self._ranks
+        if not any(rank.process.alive for rank in ranks.values()):
+            raise ValueError("no rank is running yet")
+        evidence = gather(self._directory, ranks, request.get("native") is True, ASKED_STACKS_S)
+        return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
+
+    def _stop(self, _request: Mapping[str, Any]) -> str:
+        if self._signal is None:
+            self._asked_to_stop, self._signal = True, signal.SIGINT
+        return "the run is being stopped"
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -247,13 +275,18 @@ class Session:
         directory.write_json(directory.report_json.name, report)
         directory.write_text(directory.report_text.name, text.render(report))
         directory.write_text(directory.junit.name, junit.render(report))
+        directory.close()
+        if self._signal is None or self._asked_to_stop:
+            self._app.wait(until=lambda: self._signal is not None and not self._asked_to_stop)
+        self._app.close()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(clean(self._app.printed_aside(), newlines=True))
         self._show_launcher_output(outcome, findings)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text.render(report, colour=colour_wanted(sys.stderr)))
             sys.stderr.flush()
         for failure in directory.failures:
             self._say(failure)
-        directory.close()
         return code
 
     def _outcome(
@@ -326,6 +359,7 @@ class Session:
 
         def remember(number: int, _frame: Any) -> None:
             self._signal = self._signal or number
+            self._asked_to_stop = False
 
         kept: Mapping[int, Any] = {
             number: signal.signal(number, remember)

@@ -70,9 +70,9 @@ def _stored(directory: RunDirectory, as_json: bool) -> int:
 
 
 def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
-    from ..supervisor.exits import ExitLog
+    from ..record.exits import ExitLog
+    from ..record.records import Records
     from ..supervisor.processes import ProcessTable
-    from ..supervisor.records import Records
 
     records = Records(directory.ranks)
     records.look()

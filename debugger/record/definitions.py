@@ -6,6 +6,7 @@ hostile writer made is left out, and its id reads as unknown.
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 from collections.abc import Mapping
@@ -74,20 +75,14 @@ class Definitions:
 
     def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
         if kind == Definition.SIGNATURE:
-            self._signatures[number] = Signature.from_json(text)
+            self._signatures[number] = _signature(text)
+            return
+        if kind == Definition.GROUP:
+            self._groups[number] = _group(text)
             return
         value = json.loads(text)
         if kind == Definition.SITE:
             self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
-        elif kind == Definition.GROUP:
-            timeout_s = value.get("timeout_s")
-            self._groups[number] = GroupText(
-                key=_key(value),
-                desc=str(value["desc"]),
-                ranks=_ranks(value["ranks"]),
-                backend=str(value["backend"]),
-                timeout_s=None if timeout_s is None else float(timeout_s),
-            )
         elif kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(
                 _key(value), str(value["op"]), int(value["peer"]), int(value["tag"])
@@ -147,6 +142,23 @@ class Definitions:
             except ValueError:
                 pass  # cut off: it did not fit
         return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
+
+
+# All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
+@functools.lru_cache(maxsize=1024)
+def _group(text: str) -> GroupText:
+    value = json.loads(text)
+    timeout_s = value.get("timeout_s")
+    return GroupText(
+        key=_key(value),
+        desc=str(value["desc"]),
+        ranks=_ranks(value["ranks"]),
+        backend=str(value["backend"]),
+        timeout_s=None if timeout_s is None else float(timeout_s),
+    )
+
+
+_signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
 
 
 def _key(value: Mapping[str, Any]) -> GroupKey:

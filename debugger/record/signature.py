@@ -89,7 +89,7 @@ class Signature:
     def __str__(self) -> str:
         parts = []
         if self.root is not None:
-            parts.append(f"{RULES[self.op].root or 'root'}={self.root}")
+            parts.append(f"{RULES.get(self.op, Rule()).root or 'root'}={self.root}")
         if self.reduce_op:
             parts.append(self.reduce_op)
         if self.peer is not None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ..record.process_stat import TICKS_PER_S, read_stat
 from ..record.run_directory import RunDirectory
-from .processes import TICKS_PER_S, read_stat
 
 SAMPLE_EVERY_S = 1.0
 

@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from ..errors import DistdebugError, UsageError
+from ..record.exits import ExitLog, ExitStatus
 from . import warden
-from .exits import ExitLog, ExitStatus
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -26,10 +27,11 @@ class Launch:
 
     Make it first of all: the warden then starts up while the supervisor prepares. Statuses that
     the warden reaps (the command's, and orphans') go to `exits`. If this process dies, by SIGKILL
-    too, the warden kills everything below it.
+    too, the warden kills everything below it. `aside` is where all below writes that has no file
+    of its own, for a run that does not have the terminal; then it cannot read from it either.
     """
 
-    def __init__(self, exits: ExitLog | None = None) -> None:
+    def __init__(self, exits: ExitLog | None = None, aside: IO[bytes] | None = None) -> None:
         self.exits = exits if exits is not None else ExitLog()
         self.pid = 0
         """The command's process id; 0 before `start`."""
@@ -49,6 +51,9 @@ class Launch:
                 # What a launcher above us hands down (PMI_FD, a make jobserver) must arrive below.
                 close_fds=False,
                 start_new_session=True,
+                stdin=None if aside is None else subprocess.DEVNULL,
+                stdout=aside,
+                stderr=aside,
             )
         finally:
             os.close(hears)
@@ -61,7 +66,7 @@ class Launch:
         cwd: str | os.PathLike[str] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Starts the command with this process's standard streams.
+        """Starts the command with this process's standard streams, or those `aside`.
 
         Raises UsageError where the command cannot be started, and DistdebugError where the
         warden does not answer.

@@ -9,52 +9,18 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..record.exits import ExitLog, ExitStatus
+from ..record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
 from ..record.sanitize import clean
 from ..record.snapshot import Process
-from .exits import ExitLog, ExitStatus, OomWatch
 from .launch import Launch
+from .oom import OomWatch
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 BUSY_WINDOW_S = 0.25
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
 crowded machine a computing rank is runnable at every look and yet gets little."""
 YOUNG_S = 60.0
-_DEAD_STATES = "ZXx"
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """The fields of /proc/<pid>/stat that this tool needs."""
-
-    state: str
-    parent: int
-    cpu_ticks: int
-    threads: int
-    start_ticks: int
-    rss_bytes: int
-    wait_status: int
-    """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
-
-
-def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
-    """None when there is no such process, or it cannot be read. About 15 µs."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read(2048)
-        fields = text[text.rindex(b")") + 2 :].split()
-        return Stat(
-            state=fields[0].decode(),
-            parent=int(fields[1]),
-            cpu_ticks=int(fields[11]) + int(fields[12]),
-            threads=int(fields[17]),
-            start_ticks=int(fields[19]),
-            rss_bytes=int(fields[21]) * PAGE_BYTES,
-            wait_status=int(fields[49]) if len(fields) > 49 else 0,
-        )
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 @dataclass(slots=True)
@@ -129,7 +95,7 @@ class ProcessTable:
         if stat is None:
             seen.ended_ns = time.time_ns()
             return self._ended(pid, seen)
-        if stat.state in _DEAD_STATES:
+        if stat.state in DEAD_STATES:
             seen.ended_ns = time.time_ns()
             if stat.state == "Z" and self._owned(pid):
                 seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)

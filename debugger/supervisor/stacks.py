@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..record import stack_dump
+from ..record.process_stat import read_stat
 from ..record.sanitize import clean
-from .processes import read_stat
 
 WORKERS = 8
 _ATTEMPT_TIMEOUT_S = 5.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.verdict import diagnose, verdict
+from ..record.records import Records
 from ..record.snapshot import Snapshot
 from .processes import ProcessTable
-from .records import Records
 
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05

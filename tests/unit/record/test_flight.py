@@ -40,6 +40,10 @@ KEY = ("0", 0)
 ALIVE = Process(alive=True)
 
 
+def test_a_signature_of_an_op_that_nobody_knows() -> None:
+    assert str(Signature("fly", root=3)) == "fly(root=3)"
+
+
 class Author:
     """Writes calls as the layer does."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from debugger.errors import UsageError
-from debugger.supervisor.exits import ExitStatus
+from debugger.record.exits import ExitStatus
 from debugger.supervisor.launch import Launch
 from tests.unit.supervisor.process_tools import (
     REPOSITORY,

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor.exits import ExitLog, OomWatch
-from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable, read_stat, who_listens
+from debugger.record.exits import ExitLog
+from debugger.record.process_stat import read_stat
+from debugger.supervisor.oom import OomWatch
+from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable, who_listens
 from tests.unit.supervisor.process_tools import python, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,11 +12,11 @@ import pytest
 
 from debugger import hook
 from debugger.diagnosis.verdict import diagnose
+from debugger.record.exits import ExitLog
+from debugger.record.records import Records, worlds_of
 from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank
-from debugger.supervisor.exits import ExitLog
 from debugger.supervisor.processes import ProcessTable
-from debugger.supervisor.records import Records, worlds_of
 from tests.unit.diagnosis.builder import Run
 
 

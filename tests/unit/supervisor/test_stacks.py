@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.process_stat import read_stat
 from debugger.supervisor import stacks
-from debugger.supervisor.processes import read_stat
 from debugger.supervisor.stack_tree import render, waits_for_lock
 from debugger.supervisor.stacks import ThreadStack, capture, parse_faulthandler
 from tests.unit.supervisor.process_tools import until

@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ..record.layout import Role
-from ..record.reader import FlightError, FlightReader
-from ..record.snapshot import Note, Process, Rank, Snapshot
+from . import layout
+from .layout import Role
+from .reader import FlightError, FlightReader
+from .snapshot import Note, Process, Rank, Snapshot
 
 FAR_HEARTBEAT_S = 30.0
 """A rank on another host counts as alive while its heartbeat is younger than this."""
@@ -31,11 +32,12 @@ class Records:
         self._listed_ns = -1
         self.faults: dict[str, str] = {}
 
-    def look(self) -> None:
-        """Find new records, and what known ones have learnt about themselves."""
+    def look(self, again: bool = False) -> None:
+        """Find new records, and what known ones have learnt about themselves. `again`: look through
+        the directory also where no name in it has changed."""
         try:
             changed_ns = os.stat(self._directory).st_mtime_ns
-            if changed_ns != self._listed_ns:
+            if again or changed_ns != self._listed_ns:
                 # A change within the clock's grain of the listing would be missed: look again.
                 recent = time.time_ns() - changed_ns < 50_000_000
                 self._listed_ns = -1 if recent else changed_ns
@@ -45,6 +47,18 @@ class Records:
             return
         for reader in self._readers.values():
             reader.refresh_header()
+
+    def drop_shrunken(self) -> None:
+        """Forget records whose files have been cut short: what is mapped beyond a file's end
+        cannot be read without being killed for it (SIGBUS)."""
+        for inode, reader in list(self._readers.items()):
+            try:
+                cut = os.stat(reader.path).st_size < layout.FILE_BYTES
+            except OSError:
+                continue  # it has another name now, or none: what is mapped stays
+            if cut:
+                self.faults[reader.path.name] = f"{reader.path}: is truncated"
+                del self._readers[inode]
 
     def _open(self, path: Path) -> None:
         try:
@@ -58,19 +72,29 @@ class Records:
             return  # it was given another name just now
 
     @property
+    def readers(self) -> Collection[FlightReader]:
+        """Every record that can be read."""
+        return self._readers.values()
+
+    @property
     def change_mark(self) -> tuple[object, ...]:
         """Equal as long as nothing happened in any rank."""
         return tuple(reader.change_mark for reader in self._readers.values())
 
     def snapshots(
-        self, observe: Observe | None = None, world_size: int | None = None, finished: bool = False
+        self,
+        observe: Observe | None = None,
+        world_size: int | None = None,
+        finished: bool = False,
+        now_ns: int = 0,
     ) -> list[Snapshot]:
         """One snapshot for each world, oldest first.
 
         `observe` is None for a run that is over: then no process is alive. `world_size` overrides
-        what the ranks say (0: unknown, as on one node of several).
+        what the ranks say (0: unknown, as on one node of several). `now_ns` is the time of the look
+        (0: ask the clock).
         """
-        now_ns = time.time_ns()
+        now_ns = now_ns or time.time_ns()
         here = socket.gethostname()
         views: list[Rank] = []
         forked: list[tuple[int, Note]] = []

@@ -1,0 +1,121 @@
+"""Starts the terminal app, which is a program of its own: on this terminal, or beside a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TextIO
+
+from ..errors import UsageError
+
+# With -c the first entry of sys.path is the current directory, where a user's file may have the
+# name of one of our imports: the place of the package takes its place.
+_START = (
+    "import sys; sys.path[0] = sys.argv.pop(1); "
+    "from tui.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+)
+_END_S = 5.0
+_MOST_BYTES = 1 << 16
+_LOOK_EVERY_S = 0.05
+
+
+def need_terminal() -> None:
+    """Raises UsageError where the app cannot be shown."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "the terminal app needs a terminal; `distdebug report` and `distdebug logs` do not"
+        )
+
+
+def command_line(run: Path) -> list[str]:
+    """The command that opens the app on a run directory. Raises UsageError where it cannot."""
+    need_terminal()
+    found = importlib.util.find_spec("tui")
+    if found is None or found.origin is None:
+        raise UsageError("the terminal app is not installed; reinstall distdebug")
+    return [sys.executable, "-c", _START, str(Path(found.origin).parents[1]), str(run)]
+
+
+class Beside:
+    """The app on this terminal while a run goes on. What the run prints meanwhile is in its logs;
+    from the moment that the app is left, the terminal is the run's again."""
+
+    def __init__(self, wanted: bool) -> None:
+        # Closed at the end of the `with`.
+        self.aside: IO[bytes] | None = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
+        """What the command itself prints: a launcher, whose words have no log."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: tuple[TextIO, TextIO] | None = None
+
+    def start(self, run: Path) -> None:
+        """Open the app. Raises UsageError where it cannot be shown."""
+        self._process = subprocess.Popen(command_line(run))
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (_Behind(one, self) for one in self._streams)
+
+    @property
+    def open(self) -> bool:
+        """Whether the app has the terminal."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait for the user to leave the app, or for that to come true."""
+        while self.open and not until():
+            time.sleep(_LOOK_EVERY_S)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self.aside is not None:
+            self.aside.close()
+
+    def printed_aside(self) -> str:
+        """The end of what went to `aside`; it may be anything."""
+        if self.aside is None:
+            return ""
+        self.aside.seek(max(0, self.aside.seek(0, os.SEEK_END) - _MOST_BYTES))
+        return self.aside.read().decode(errors="backslashreplace")
+
+    def close(self) -> None:
+        """Leave the app if the user has not, and give the streams back."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._streams is not None:
+            sys.stdout, sys.stderr = self._streams
+            self._streams = None
+
+
+class _Behind:
+    """A stream that shows nothing while the app is open."""
+
+    def __init__(self, stream: TextIO, app: Beside) -> None:
+        self._stream = stream
+        self._app = app
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        return len(text) if self._app.open else self._stream.write(text)
+
+    def flush(self) -> None:
+        if not self._app.open:
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()

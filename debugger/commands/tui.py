@@ -1,0 +1,29 @@
+"""`distdebug tui`: opens the terminal app on a run."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+from .base import Command, add_run_argument
+
+
+class TuiCommand(Command):
+    name = "tui"
+    help = "watch a run in the terminal, live or after the fact"
+    epilog = (
+        "`distdebug run --tui ...` starts a run and opens the app on it; ? explains every key.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug tui\n"
+        "  distdebug tui 20260310-141502-7f3a"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_run_argument(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ..record.run_directory import RunDirectory
+        from .terminal_app import command_line
+
+        return subprocess.call(command_line(RunDirectory.open(args.run).path))

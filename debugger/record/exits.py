@@ -1,0 +1,85 @@
+"""How processes ended: the wait statuses that whoever reaped them has told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped."""
+
+    code: int | None
+    signal: int | None
+    time_ns: int = 0
+
+    @classmethod
+    def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
+        """From a raw status as `os.waitpid` gives it."""
+        if os.WIFSIGNALED(status):
+            return cls(None, os.WTERMSIG(status), time_ns)
+        return cls(os.WEXITSTATUS(status), None, time_ns)
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell would show: 128 + n for signal n."""
+        return 128 + self.signal if self.signal is not None else self.code or 0
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit code {self.code}"
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+
+class ExitLog:
+    """Exit statuses by pid. Reads what parents append to `exits.jsonl`, and is told by the warden.
+
+    A reused pid is told apart by time: `find` leaves out what ended before the process began.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._offset = 0
+        self._unread = b""
+        self._exits: dict[int, ExitStatus] = {}
+
+    def follow(self, path: Path) -> None:
+        """Read that file from now on."""
+        self._path = path
+
+    def add(self, pid: int, status: int, time_ns: int) -> None:
+        self._exits[pid] = ExitStatus.from_wait(status, time_ns)
+
+    def find(self, pid: int, started_ns: int = 0) -> ExitStatus | None:
+        """How `pid` ended, if that was after `started_ns` (Unix time)."""
+        found = self._exits.get(pid)
+        return None if found is None or 0 < found.time_ns < started_ns else found
+
+    def poll(self) -> None:
+        """Takes in the lines that were added since the last call; a line that is no JSON object
+        with these fields is skipped. Costs one `stat` when there are none."""
+        if self._path is None:
+            return
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(self._offset)
+                received = file.read(1 << 20)
+        except OSError:
+            return
+        self._offset += len(received)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            try:
+                value = json.loads(line)
+                self.add(int(value["pid"]), int(value["status"]), int(value["time_ns"]))
+            except (ValueError, TypeError, KeyError):
+                continue

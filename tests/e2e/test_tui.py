@@ -1,0 +1,149 @@
+"""The terminal app in a real terminal, on a live run and afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from debugger.record.run_directory import RunDirectory
+from tests.support.runs import DISTDEBUG
+from tests.support.tmux import Terminal, needs_tmux
+
+SCRIPT = """
+import pathlib, time
+import torch
+import torch.distributed as dist
+
+def step(tensor):
+    dist.all_reduce(tensor)
+
+dist.init_process_group("gloo")
+tensor, here = torch.ones(4), pathlib.Path({here!r})
+stop = torch.zeros(1)
+while not stop:
+    step(tensor)
+    stop.fill_((here / "go").exists())
+    dist.broadcast(stop, 0)
+    time.sleep(0.01)
+rank = dist.get_rank()
+(here / f"fault{{rank}}").touch()
+if rank == 1:
+    dist.broadcast(tensor, 0)
+else:
+    step(tensor)
+"""
+SEEN_WITHIN_S = 5.0
+"""On two idle cores it is a second; the bound holds on a crowded machine, too."""
+
+
+@needs_tmux
+@pytest.mark.long
+def test_a_live_run_from_the_first_screen_to_the_verdict(tmp_path: Path) -> None:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    command = [str(DISTDEBUG), "run", "--tui", "-n", "3", "--run-dir", str(directory), str(script)]
+    with Terminal(command, tmp_path) as terminal:
+        terminal.until("LIVE", "nothing wrong so far", "calls/s", "3 ranks", "train.py:")
+        terminal.press("S")
+        terminal.until("Take the stacks of all ranks now?")
+        terminal.press("y")
+        terminal.until("took the stacks of 3 of 3 ranks")
+        terminal.press("s")
+        terminal.until("MainThread of ranks", "<module> (train.py:")
+        (tmp_path / "go").touch()
+        terminal.until("op_mismatch", "▸ rank 1", "broadcast(src=0")
+        seen_s = time.time()
+        fault_s = max((tmp_path / f"fault{rank}").stat().st_mtime for rank in range(3))
+        assert seen_s - fault_s < SEEN_WITHIN_S
+        print(f"the verdict was on the screen {seen_s - fault_s:.2f} s after the fault")
+        terminal.until("ENDED", "exit code 91")
+        terminal.press("q")
+        text = terminal.until("CODE 91")
+        assert "MISMATCH" in text
+        assert "evidence:" in text
+    report = json.loads((directory / "report.json").read_text())
+    assert report["outcome"] == "op_mismatch"
+
+    with Terminal([str(DISTDEBUG), "tui", str(directory)], tmp_path, (80, 24)) as terminal:
+        terminal.until("ENDED", "op_mismatch, exit code 91", "▸1")
+        terminal.press("c")
+        terminal.until("≠ rank 1")
+        terminal.press("C-c")
+        terminal.until("CODE 0")
+
+
+@needs_tmux
+@pytest.mark.long
+def test_a_run_that_is_stopped_from_the_app(tmp_path: Path) -> None:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    command = [str(DISTDEBUG), "run", "--tui", "-n", "2", "--run-dir", str(directory), str(script)]
+    with Terminal(command, tmp_path) as terminal:
+        terminal.until("LIVE", "calls/s")
+        terminal.press("X")
+        terminal.until("Stop the run?")
+        terminal.press("y")
+        terminal.until("ENDED", "interrupted, exit code 130")
+        terminal.press("q")
+        terminal.until("CODE 130")
+
+
+@needs_tmux
+@pytest.mark.long
+def test_what_a_launcher_prints_does_not_disturb_the_app(tmp_path: Path) -> None:
+    script, parent = tmp_path / "train.py", tmp_path / "parent.py"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    parent.write_text(
+        "import subprocess, sys, threading\n"
+        "ranks = ['-m', 'torch.distributed.run', '--nproc-per-node', '2', 'train.py']\n"
+        "process = subprocess.Popen([sys.executable, *ranks])\n"
+        "while True:\n"
+        "    print('the launcher speaks', flush=True)\n"
+        "    try:\n"
+        "        raise SystemExit(process.wait(0.1))\n"
+        "    except subprocess.TimeoutExpired:\n"
+        "        pass\n"
+    )
+    run = [str(DISTDEBUG), "exec", "--tui", "--run-dir", str(tmp_path / "run"), "--"]
+    with Terminal([*run, sys.executable, "parent.py"], tmp_path) as terminal:
+        assert "speaks" not in terminal.until("LIVE", "calls/s")
+        (tmp_path / "go").touch()
+        assert "speaks" not in terminal.until("ENDED", "exit code 91")
+        terminal.press("q")
+        terminal.until("SignalException", "MISMATCH", "CODE 91")  # torchrun's last words, too
+
+
+@needs_tmux
+@pytest.mark.long
+def test_the_run_goes_on_when_the_app_is_left(tmp_path: Path) -> None:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT.format(here=str(tmp_path)) + "\nprint('never')\n")
+    command = [str(DISTDEBUG), "run", "--tui", "-n", "2", "--run-dir", str(directory), str(script)]
+    with Terminal(command, tmp_path) as terminal:
+        terminal.until("LIVE", "calls/s")
+        terminal.press("q")
+        (tmp_path / "go").touch()
+        terminal.until("MISMATCH", "CODE 91")
+
+
+def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    RunDirectory.create(tmp_path / ".distdebug").close()
+    for arguments in (["tui"], ["run", "--tui", "-n", "1", "x.py"]):
+        done = subprocess.run(
+            [str(DISTDEBUG), *arguments],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "needs a terminal" in done.stderr
+    assert len(list((tmp_path / ".distdebug").iterdir())) == 2  # one run, and `latest`

@@ -1,0 +1,261 @@
+"""The app as a whole: the mouse, dialogs, actions on a live run, sizes, trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.record.run_directory import RunDirectory
+from debugger.supervisor.control import ControlServer
+from tui.app import VIEWS, Fresh
+from tui.picture import Picture
+from tui.widgets.header import bar_line
+
+from .driver import Driver, a_year_later, clock_of, made, opened
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def drive(
+    directory: RunDirectory,
+    check: Callable[[Driver], Awaitable[None]],
+    size: tuple[int, int] = (100, 30),
+    live: bool = False,
+) -> None:
+    async def whole() -> None:
+        clock = clock_of(directory) if live else a_year_later
+        async with opened(directory.path, clock, size) as driver:
+            await check(driver)
+
+    try:
+        asyncio.run(whole())
+    finally:
+        directory.close()
+
+
+def test_the_mouse(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.pilot.click("#body", offset=(3, 1))
+        await driver.settled()
+        assert driver.app.chosen.rank == 1
+        await driver.pilot.click("#head", offset=(18, 2))
+        await driver.settled()
+        assert driver.app.view.name == "collectives"
+        await driver.pilot.click("#body", offset=(13, 3))
+        await driver.settled()
+        assert driver.app.chosen.rank == 3
+        assert "#1 of group" in driver.text
+        keys = [(key.shown, key.label) for key in driver.app.bar_keys()]
+        _, places = bar_line(keys, 100)
+        start = next(start for start, _, index in places if keys[index][1] == "pause")
+        await driver.pilot.click("#bar", offset=(start + 1, 0))
+        await driver.until(lambda: driver.app.missed is not None, "a pause")
+
+    drive(made(tmp_path, "mismatch"), check)
+
+
+def test_the_mouse_on_the_map(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.pilot.click("#body", offset=(7 + 5, 2))
+        await driver.settled()
+        assert driver.app.chosen.rank == 2 * 64 + 5
+
+    drive(made(tmp_path, "late", 256), check)
+
+
+def _server(directory: RunDirectory, asked: list[Mapping[str, Any]]) -> ControlServer:
+    def note(request: Mapping[str, Any]) -> str:
+        asked.append(request)
+        return "it is done"
+
+    server = ControlServer(directory.path, {"stacks": note, "break": note})
+    server.start()
+    return server
+
+
+def test_an_action_is_asked_for_and_then_taken(tmp_path: Path) -> None:
+    directory = made(tmp_path, "late", hold=True)
+    asked: list[Mapping[str, Any]] = []
+    server = _server(directory, asked)
+
+    async def check(driver: Driver) -> None:
+        await driver.press("S")
+        assert "Take the stacks of all ranks now?" in driver.text
+        await driver.press("n")
+        assert "Take the stacks" not in driver.text
+        await driver.press("N", "escape", "S", "y")
+        await driver.until(lambda: "it is done" in driver.text, "the answer")
+        await driver.press("down", "B")
+        assert "Stop rank 1 at its next line?" in driver.text
+        await driver.press("enter")
+        await driver.until(lambda: len(asked) == 2, "the second action")
+        await driver.press("X", "y")
+        await driver.until(lambda: "this run cannot stop" in driver.text, "the refusal")
+
+    drive(directory, check, live=True)
+    server.close()
+    assert asked == [{"action": "stacks"}, {"rank": 1, "action": "break"}]
+
+
+def test_a_click_answers_a_question(tmp_path: Path) -> None:
+    directory = made(tmp_path, "late", hold=True)
+    asked: list[Mapping[str, Any]] = []
+    server = _server(directory, asked)
+
+    async def check(driver: Driver) -> None:
+        await driver.press("S")
+        await driver.pilot.click("#question", offset=(10, 2))
+        await driver.until(lambda: len(driver.app.screen_stack) == 1, "an end of the question")
+        await driver.press("S")
+        await driver.pilot.click("#question", offset=(2, 2))
+        await driver.until(lambda: asked, "the action")
+
+    drive(directory, check, live=True)
+    server.close()
+
+
+def test_a_live_run_without_a_supervisor_to_ask(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("S", "y")
+        await driver.until(lambda: "nobody supervises this run" in driver.text, "the refusal")
+
+    drive(made(tmp_path, "late", hold=True), check, live=True)
+
+
+def test_the_verdict_appears_and_the_cursor_goes_there(tmp_path: Path) -> None:
+    directory = made(tmp_path, "mismatch", hold=True)
+
+    async def check(driver: Driver) -> None:
+        await driver.until(lambda: "op_mismatch" in driver.text, "the verdict")
+        assert "▸2" in driver.text
+        assert driver.app.chosen.rank == 2
+
+    drive(directory, check, live=True)
+
+
+@pytest.mark.parametrize("size", [(20, 6), (80, 24), (250, 70)], ids=str)
+@pytest.mark.parametrize("ranks", [1, 65])
+def test_every_screen_at_every_size(tmp_path: Path, size: tuple[int, int], ranks: int) -> None:
+    async def check(driver: Driver) -> None:
+        for view in VIEWS:
+            await driver.press(view.key)
+            rows = driver.text.splitlines()
+            assert len(rows) == size[1]
+            assert view.title in driver.text or size[0] < 80
+
+    drive(made(tmp_path, "mismatch" if ranks > 2 else "late", ranks), check, size)
+
+
+def test_a_window_that_changes_its_size(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.pilot.resize_terminal(160, 40)
+        await driver.until(lambda: "loss" in driver.text, "more columns")
+        await driver.pilot.resize_terminal(80, 24)
+        await driver.until(lambda: "loss" not in driver.text, "fewer columns")
+
+    drive(made(tmp_path, "late"), check, (80, 24))
+
+
+def test_trouble_is_a_state_on_the_screen(tmp_path: Path) -> None:
+    directory = made(tmp_path, "late", hold=True)
+
+    async def check(driver: Driver) -> None:
+        directory.flight(0).unlink()
+        shutil.rmtree(directory.path)
+        await driver.until(lambda: " GONE " in driver.text, "that it is gone")
+        for view in VIEWS:
+            driver.app.action_view(view.name)
+            await driver.pilot.pause()
+        assert driver.app.is_running
+
+    drive(directory, check, live=True)
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with opened(tmp_path / "x", a_year_later, settle=False) as driver:
+            await driver.until(lambda: "there is no run directory" in driver.text, "the reason")
+            for view in VIEWS:
+                driver.app.action_view(view.name)
+                await driver.pilot.press("down", "right", "home")
+            made(tmp_path, "late").path.rename(tmp_path / "x")
+            await driver.until(lambda: " KILLED " in driver.text, "the run, once it is there")
+
+    asyncio.run(check())
+
+
+def test_a_fault_while_reading_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("a \x1b bug")
+
+    monkeypatch.setattr("tui.rows.fronts", broken)
+
+    async def check() -> None:
+        async with opened(made(tmp_path, "late").path, a_year_later, settle=False) as driver:
+            wanted = "cannot be read (RuntimeError: a \\x1b bug)"
+            await driver.until(lambda: wanted in driver.text, "the fault")
+
+    asyncio.run(check())
+
+
+def test_a_screen_that_is_opened_while_paused(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("space", "c")
+        await driver.until(lambda: "#17 of group" in driver.text, "the collectives")
+        assert "PAUSED" in driver.text
+
+    drive(made(tmp_path, "mismatch"), check)
+
+
+def test_the_end_of_a_log_is_in_view_and_the_cursor_too(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("r", "tab", "tab")
+        await driver.until(lambda: "epoch 0 step 16" in driver.text, "the last line")
+        assert "epoch 0 step 2\n" not in driver.text
+        await driver.press("home")
+        await driver.until(lambda: "epoch 0 step 0\n" in driver.text, "the first line")
+        await driver.press("o", "end")
+        await driver.until(lambda: "\n 19 " in driver.text, "the last rank")
+
+    drive(made(tmp_path, "healthy", 20), check, (80, 12))
+
+
+def test_a_newer_picture_takes_the_place_of_one_not_drawn_yet(tmp_path: Path) -> None:
+    fresh = Fresh(Picture(tmp_path))
+    assert fresh.can_replace(Fresh(Picture(tmp_path)))
+
+
+def test_it_needs_neither_torch_nor_the_supervisor() -> None:
+    script = (
+        "import sys, tui.app, tui.__main__, tui.screens.dialogs; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'psutil', 'structlog') "
+        "or m.startswith(('debugger.supervisor', 'debugger.commands', 'debugger.rank'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [([], 2, "usage:"), (["--help"], 0, "usage:"), (["x"], 2, "needs a terminal")],
+)
+def test_the_module_as_a_command(arguments: list[str], code: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tui", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert words in done.stderr

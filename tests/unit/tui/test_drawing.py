@@ -1,0 +1,165 @@
+"""Widgets that draw, without an app: widths, cuts, cursors, and marks beside every colour."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+from rich.style import Style
+
+from debugger.record.layout import CallState
+from debugger.record.signature import Signature
+from debugger.record.snapshot import Call, CallSite
+from tui import text
+from tui.app import TerminalApp
+from tui.picture import Found, Picture, Stage, State
+from tui.text import plain
+from tui.widgets import grid, heat
+from tui.widgets.header import banner_lines, bar_line, header_lines
+from tui.widgets.palette import palette_of
+from tui.widgets.sheet import strip_of
+from tui.widgets.timeline import timeline_lines
+
+PALETTE = {tone: Style() for tone in text.TONES}
+
+
+def call(seq: int, issued_ms: int, took_ms: int | None, state: CallState) -> Call:
+    return Call(
+        number=seq,
+        group=("0", 0),
+        seq=seq,
+        signature=Signature("all_reduce", (("float32", (4,)),), reduce_op="sum"),
+        site=CallSite("/home/user/train.py", 7, "step"),
+        thread=1,
+        state=state,
+        issued_ns=issued_ms * 10**6,
+        completed_ns=(issued_ms + took_ms) * 10**6 if took_ms is not None else 0,
+    )
+
+
+@pytest.mark.parametrize("given", ["", "ab", "abcdef", "日本語です", "e\u0301a", "x" * 50])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 6, 10])
+def test_fit_takes_exactly_its_cells(given: str, width: int) -> None:
+    assert cell_len(text.fit(given, width)) == width
+    assert cell_len(text.fit(given, width, right=True)) == width
+
+
+@pytest.mark.parametrize("width", [20, 33, 80])
+def test_wrap_keeps_every_word_within_the_width(width: int) -> None:
+    sentence = "rank 2 calls broadcast(src=0, float32[1024]) " + "x" * 100 + " 日本語日本語日本語"
+    rows = text.wrap(sentence, width)
+    assert all(cell_len(row) <= width for row in rows)
+    assert "".join("".join(rows).split()) == "".join(sentence.split())
+
+
+def test_wrap_of_nothing() -> None:
+    assert text.wrap("", 10) == [""]
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "shown"),
+    [
+        (-5, "0.0 ms"),
+        (1_500_000, "1.5 ms"),
+        (85_000_000, "85 ms"),
+        (999_000_000, "999 ms"),
+        (14_000_000_000, "14.0 s"),
+        (187_000_000_000, "3m07"),
+        (7_500_000_000_000, "2h05"),
+        (273_600_000_000_000, "3d04h"),
+    ],
+)
+def test_durations(time_ns: int, shown: str) -> None:
+    assert text.duration(time_ns) == shown
+
+
+@pytest.mark.parametrize("exponent", range(20))
+def test_durations_and_sizes_stay_short(exponent: int) -> None:
+    for factor in (1, 3, 9.99, 9.999999):
+        assert len(text.duration(int(factor * 10**exponent))) <= 6 or exponent > 17
+        assert len(text.size(factor * 10 ** min(exponent, 14))) <= 6
+
+
+def test_clip_cuts_within_a_piece() -> None:
+    row = text.line("abc", ("defgh", "bad"))
+    assert text.clip(row, 6) == (("abc", ""), ("de…", "bad"))
+    assert text.clip(row, 8) == row
+
+
+def test_a_strip_is_as_wide_as_asked() -> None:
+    for width in (1, 5, 40):
+        strip = strip_of(text.line("日本語", ("abc", "bad")), PALETTE, Style(), width)
+        assert strip.cell_length == width
+
+
+def test_markup_is_text() -> None:
+    strip = strip_of(text.line("[bold]x[/bold] :smile:"), PALETTE, Style(), 30)
+    assert strip.text.rstrip() == "[bold]x[/bold] :smile:"
+
+
+def test_every_state_has_a_letter_of_its_own() -> None:
+    assert set(heat.LETTERS) == set(heat.TONE) == set(State)
+    assert len(set(heat.LETTERS.values())) == len(State)
+    assert len({symbol for symbol, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
+
+
+def test_the_heat_map() -> None:
+    states = dict.fromkeys(range(130), State.COMPUTING)
+    states[70] = State.DEAD
+    lines = heat.heat_lines(states, 80, {70}, 3)
+    assert [plain(row)[:7] for row in lines] == ["     0 ", "    64 ", "   128 "]
+    assert plain(lines[1])[heat.LABEL + 6] == "X"
+    assert ("X", "mark") in lines[1]
+    assert ("·", "cursor") in lines[0]
+    assert len(plain(lines[2])) == heat.LABEL + 2
+    assert plain(heat.legend(states)) == "· computing 129  X dead 1"
+
+
+@pytest.mark.parametrize(("width", "count"), [(10, 8), (70, 32), (80, 64), (250, 128)])
+def test_ranks_in_a_row_of_the_map(width: int, count: int) -> None:
+    assert heat.per_row(width) == count
+
+
+def test_the_timeline() -> None:
+    calls = [
+        call(0, 0, 10, CallState.COMPLETED),
+        call(1, 50, 10, CallState.FAILED),
+        call(2, 90, None, CallState.STARTED),
+    ]
+    newest, failed, first = timeline_lines(calls, 100 * 10**6, 60, ended=False)
+    assert plain(first).split()[:4] == ["#0", "10", "ms", "██·············"]
+    assert plain(failed).split()[:4] == ["#1", "!", "10", "ms"]
+    assert plain(newest).split()[:5] == ["#2", "…", "10", "ms", "·············██"]
+    assert "no end" in plain(timeline_lines(calls, 10**12, 60, ended=True)[0])
+    assert plain(timeline_lines([], 0, 60, ended=False)[0]) == "no calls on record"
+
+
+def test_the_header_says_what_colour_says() -> None:
+    picture = Picture(directory=None, stage=Stage.KILLED, command="train.py", outcome="nan")  # type: ignore[arg-type]
+    first, second, tabs = header_lines(picture, [("o", "Overview")], "Overview", 3, 80)
+    assert plain(first) == " KILLED  PAUSED, 3 newer  train.py"
+    assert plain(second).strip() == "nan"
+    assert plain(tabs) == " o Overview "
+
+
+def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
+    found = (
+        Found("straggler", "warning", "rank 3 is slow", (3,)),
+        Found("op_mismatch", "error", "ranks disagree " * 60, (2,)),
+        Found("rank_died", "error", "rank 1 died", (1,)),
+    )
+    picture = Picture(directory=None, found=found, faults=("0.flight: is cut", "x"))  # type: ignore[arg-type]
+    rows = [plain(row) for row in banner_lines(picture, 60)]
+    assert rows[0] == " op_mismatch   ▸ rank 2"
+    assert rows[4].endswith("…")
+    assert rows[-2:] == ["  and 1 more errors and 1 warnings", "! 0.flight: is cut (and 1 more)"]
+
+
+def test_the_bar_knows_where_its_keys_are() -> None:
+    bar, places = bar_line([("?", "help"), ("q", "quit"), ("X", "stop run")], 20)
+    assert plain(bar) == " ? help  q quit "
+    assert [plain(bar)[start:end].strip() for start, end, _ in places] == ["? help", "q quit"]
+
+
+def test_every_theme_has_every_tone() -> None:
+    for theme in TerminalApp(path=None).available_themes.values():  # type: ignore[arg-type]
+        assert set(palette_of(theme)) == set(text.TONES)

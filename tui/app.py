@@ -1,0 +1,331 @@
+"""The app: takes pictures from the reader thread, keys from the user, and draws one screen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from debugger.record.control import ControlError
+
+from . import actions
+from .feed import Feed
+from .picture import Picture
+from .screens.base import MOVES, Chosen, Key, View
+from .screens.collectives import Collectives
+from .screens.overview import Overview
+from .screens.rank import RankView
+from .screens.stacks import StacksView
+from .screens.waits import WaitsView
+from .text import Line, plain
+from .widgets.header import banner_lines, bar_line, header_lines
+from .widgets.palette import palette_of
+from .widgets.sheet import Lines, Pressed, Sheet
+
+VIEWS: tuple[type[View], ...] = (Overview, Collectives, RankView, StacksView, WaitsView)
+SCROLLBAR = 1
+PARTS = ("head", "banner", "top", "below", "bar")
+
+KEYS = (
+    Key("question_mark", "?", "help", "this help"),
+    Key("q", "q", "quit", "leave; the run goes on"),
+    Key("space", "Space", "pause", "freeze the screen, and go on counting; again: go on"),
+    Key("slash", "/", "filter", "only lines with a text; empty: all"),
+    Key("d", "d", "details", "all findings in full"),
+    Key("f", "f", "follow", "keep the cursor on this rank, wherever it is sorted to"),
+    Key("enter", "Enter", "open", "open the chosen rank"),
+    Key("escape", "Esc", "back", "back to the overview; ends a filter"),
+    Key("e", "e", "svg", "export the view as SVG"),
+    Key("E", "E", "text", "export the view as text"),
+    Key("T", "T", "theme", "the next colour theme"),
+)
+"""Keys that work on every screen; those of the actions are in `actions.ACTIONS`."""
+
+
+class Fresh(Message):
+    """A new picture of the run. A newer one takes the place of one that was not drawn yet."""
+
+    def __init__(self, picture: Picture) -> None:
+        super().__init__()
+        self.picture = picture
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, Fresh)
+
+
+def _bindings() -> list[BindingType]:
+    found: list[BindingType] = [
+        Binding(key.key, f"common({key.key!r})", show=False, priority=True) for key in KEYS
+    ]
+    found.append(Binding("ctrl+c", "common('q')", show=False, priority=True))
+    own = {key.key for view in VIEWS for key in view.keys} | set(MOVES)
+    found += [Binding(key, f"press({key!r})", show=False, priority=True) for key in sorted(own)]
+    for number, view in enumerate(VIEWS, 1):
+        action = f"view({view.name!r})"
+        found += [Binding(k, action, show=False, priority=True) for k in (view.key, str(number))]
+    found += [
+        Binding(one.key, f"act({one.name!r})", show=False, priority=True) for one in actions.ACTIONS
+    ]
+    return found
+
+
+class TerminalApp(App[None]):
+    """Shows one run directory until the user leaves."""
+
+    TITLE = "distdebug"
+    CSS_PATH = "tui.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = _bindings()
+
+    def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
+        super().__init__()
+        self.feed = Feed(path, lambda picture: self.post_message(Fresh(picture)), clock)
+        self.picture = Picture(path, problem="reading ...")
+        self.newest = self.picture
+        self.missed: int | None = None
+        """While paused: how many newer pictures there are."""
+        self.chosen = Chosen()
+        self.views: dict[str, View] = {view.name: view(self.chosen) for view in VIEWS}
+        self.view: View = self.views["overview"]
+        self._bar: list[tuple[int, int, int]] = []
+
+    def compose(self) -> ComposeResult:
+        for name in ("head", "banner", "top"):
+            yield Lines(name)
+        yield Sheet("body")
+        yield Lines("below")
+        yield Lines("bar")
+
+    def on_mount(self) -> None:
+        self._parts = {name: self.query_one(f"#{name}", Lines) for name in PARTS}
+        self._sheet = self.query_one("#body", Sheet)
+        self._sheet.can_focus = False
+        self.watch(self, "theme", self._paint, init=True)
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: a test
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
+        self.feed.start()
+
+    def on_unmount(self) -> None:
+        self.feed.stop()
+
+    def on_resize(self) -> None:
+        self.call_later(self.draw)  # when the new size is known everywhere
+
+    def _paint(self) -> None:
+        palette = palette_of(self.current_theme)
+        for lines in self._parts.values():
+            lines.palette = palette
+            lines.refresh()
+        self._sheet.palette = palette
+        self._sheet.refresh()
+
+    # -- pictures ------------------------------------------------------------------------------
+
+    def on_fresh(self, message: Fresh) -> None:
+        self.newest = message.picture
+        if self.missed is None:
+            self.picture = message.picture
+        else:
+            self.missed += 1
+            wanted = self.view.focus()
+            if self.picture.focus != wanted == message.picture.focus:
+                self.picture = message.picture  # what is frozen lacks what this screen shows
+        self.draw()
+
+    def draw(self) -> None:
+        """Show the present picture on the present screen."""
+        width, height = self.size
+        if not width or not hasattr(self, "_parts"):
+            return
+        self.view.width = width - SCROLLBAR
+        picture = self.picture
+        tabs = [(view.key, view.title) for view in VIEWS]
+        parts = self._parts
+        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width))
+        parts["banner"].show(banner_lines(picture, width)[: max(2, height // 4)])
+        body = self.view.body(picture, width - SCROLLBAR, height)
+        parts["top"].show(body.top)
+        parts["below"].show(body.below)
+        bar, self._bar = bar_line([(key.shown, key.label) for key in self.bar_keys()], width)
+        parts["bar"].show([bar])
+        self._sheet.show(body.lines, body.cursor, self.chosen.follow)
+        self.feed.show(self.view.focus())
+
+    def bar_keys(self) -> list[Key]:
+        """The keys at the foot of this screen, the most wanted first."""
+        common = {key.key: key for key in KEYS}
+        first = [common[name] for name in ("question_mark", "q", "space", "slash", "enter")]
+        acts = [Key(one.key, one.key, one.label, one.explained) for one in actions.ACTIONS]
+        rest = [common[name] for name in ("d", "f", "e", "E", "T", "escape")]
+        return [*first, *self.view.keys, acts[0], acts[-1], *rest, *acts[1:-1]]
+
+    def screen_lines(self) -> list[Line]:
+        """Everything of the view, the lines that are scrolled out of sight included."""
+        parts = self._parts
+        above = [one for name in PARTS[:3] for one in parts[name].lines]
+        return [*above, *self._sheet.lines, *parts["below"].lines]
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While a dialog is open, its own keys count and ours do not."""
+        if action in ("common", "press", "view", "act"):
+            return len(self.screen_stack) == 1
+        return super().check_action(action, parameters)
+
+    def action_press(self, key: str) -> None:
+        self.chosen.touched = True
+        if not self.view.press(key, self.picture, max(1, self._sheet.size.height)):
+            self._scroll(key)
+        self.draw()
+
+    def _scroll(self, key: str) -> None:
+        page = max(1, self._sheet.size.height - 1)
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
+        if key in steps:
+            self._sheet.scroll_relative(y=steps[key], animate=False)
+        elif key in ("home", "end"):
+            to = 0 if key == "home" else len(self._sheet.lines)
+            self._sheet.scroll_to(y=to, animate=False)
+
+    def action_view(self, name: str) -> None:
+        if self.view.name != name:
+            self.view = self.views[name]
+            self._sheet.scroll_to(y=0, animate=False)
+            if self.missed is None:
+                self.picture = self.newest
+        self.draw()
+
+    def action_common(self, key: str) -> None:
+        match key:
+            case "q":
+                self.exit()
+            case "question_mark":
+                self._help()
+            case "d":
+                self._read_findings()
+            case "slash":
+                self._ask_filter()
+            case "space":
+                self._pause()
+            case "f":
+                self.chosen.follow = not self.chosen.follow
+                rank = f" rank {self.chosen.rank}" if self.chosen.rank is not None else ""
+                self._say(f"follows{rank}" if self.chosen.follow else "follows nobody")
+            case "enter":
+                self.action_view("rank")
+            case "escape":
+                self.view.filter = ""
+                self.action_view("overview")
+            case "e" | "E":
+                self._export("svg" if key == "e" else "txt")
+            case "T":
+                names = sorted(self.available_themes)
+                self.theme = names[(names.index(self.theme) + 1) % len(names)]
+                self._say(f"theme {self.theme}")
+        self.draw()
+
+    def on_pressed(self, message: Pressed) -> None:
+        """The mouse: a tab, a key at the foot, or a line of the sheet."""
+        if message.sender == "bar":
+            for start, end, index in self._bar:
+                if start <= message.column < end:
+                    self.call_later(self._run_key, self.bar_keys()[index])
+        elif message.sender == "head" and message.row == 2:
+            at = 0
+            for view in VIEWS:
+                end = at + len(view.key) + len(view.title) + 3
+                if at <= message.column < end:
+                    self.action_view(view.name)
+                at = end
+        elif message.sender == "body":
+            self.chosen.touched = True
+            self.view.pointed(message.column, message.row, self.picture)
+            self.draw()
+
+    async def _run_key(self, key: Key) -> None:
+        await self._check_bindings(key.key, priority=True)
+
+    # -- what keys do --------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        if self.missed is None:
+            self.missed = 0
+        else:
+            self.missed = None
+            self.picture = self.newest
+
+    def _help(self) -> None:
+        from .screens.dialogs import Reading, help_lines
+
+        keys = [*KEYS, *(Key(one.key, one.key, "", one.explained) for one in actions.ACTIONS)]
+        lines = partial(help_lines, list(self.views.values()), keys)
+        self.push_screen(Reading(lines, self._sheet.palette))
+
+    def _read_findings(self) -> None:
+        from .screens.dialogs import Reading, finding_lines
+
+        self.push_screen(Reading(partial(finding_lines, self.picture), self._sheet.palette))
+
+    def _ask_filter(self) -> None:
+        from .screens.dialogs import Filter
+
+        def chosen(text: str | None) -> None:
+            if text is not None:
+                self.view.filter = text
+                self.draw()
+
+        self.push_screen(Filter(self.view.filter), chosen)
+
+    def _export(self, kind: str) -> None:
+        def make() -> str:
+            if kind == "svg":
+                return self.export_screenshot(title="distdebug")
+            return "\n".join(plain(row).rstrip() for row in self.screen_lines()) + "\n"
+
+        try:
+            path = actions.export(kind, self.view.name, make)
+        except OSError as error:
+            self._say(f"cannot export: {error}", "error")
+        else:
+            self._say(f"written to {path}")
+
+    def action_act(self, name: str) -> None:
+        action = next(one for one in actions.ACTIONS if one.name == name)
+        refusal = actions.refusal(self.newest)
+        if not refusal and action.for_rank and self.chosen.rank is None:
+            refusal = "choose a rank first"
+        if refusal:
+            self._say(refusal, "warning")
+            return
+        from .screens.dialogs import Confirm
+
+        rank = self.chosen.rank
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(partial(self._take, action, rank), thread=True)
+
+        question = action.question.format(rank=rank)
+        self.push_screen(Confirm(question, self._sheet.palette), answered)
+
+    def _take(self, action: actions.Action, rank: int | None) -> None:
+        """In a thread of its own: the supervisor may need a while."""
+        try:
+            answer = actions.take(action, self.newest.directory, rank)
+        except ControlError as error:
+            self.call_from_thread(self._say, str(error), "error")
+        else:
+            self.call_from_thread(self._say, answer)
+
+    def _say(self, sentence: str, severity: str = "information") -> None:
+        self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]

@@ -1,0 +1,382 @@
+"""A thread that reads a run directory, again and again, and posts one frozen picture each time.
+
+It takes at most a fifth of a core, however large the run: the next look waits at least four times
+as long as the last one took. A run that is over is read again only when its files change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from debugger.diagnosis.last_signs import as_it_was, standing_still
+from debugger.diagnosis.limits import Limits
+from debugger.diagnosis.waits import Waits, waits
+from debugger.record.records import Records, newest_ranks
+from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
+from debugger.record.snapshot import Rank, Snapshot
+
+from . import details, files, judging, rows
+from .picture import Focus, Found, Picture, Progress, RankRow, Stage, Usage
+from .processes import Processes
+from .text import safe
+
+EVERY_S = 0.25
+OVER_EVERY_S = 0.5
+SHARE = 4
+"""A look is followed by a rest of so many times its own length."""
+SMALL_S = 0.02
+"""A diagnosis that takes longer is not made at every look."""
+FAR_ALIVE_NS = 10_000_000_000
+"""A run on another host lives while a heartbeat is younger than this."""
+NOTICE_NS = 15_000_000_000
+"""A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
+RATE_OVER_S = 1.0
+END_S = 1.0
+MOST_RANKS = 1 << 17
+
+Post = Callable[[Picture], object]
+
+
+class Feed:
+    """Reads one run directory. `look` may be called without the thread, as tests do."""
+
+    def __init__(self, path: Path, post: Post, clock: Callable[[], int] = time.time_ns) -> None:
+        self.path = path
+        self._post = post
+        self._clock = clock
+        self._focus = Focus()
+        self._wake = threading.Event()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._run: _Run | None = None
+        self._picture = Picture(path)
+        self._mark: object = None
+
+    def start(self) -> None:
+        """Begin to read and post."""
+        self._thread = threading.Thread(target=self._go_on, name="distdebug-feed", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; returns when the last look is over, or after a second."""
+        self._ending = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(END_S)
+
+    def show(self, focus: Focus) -> None:
+        """What the next pictures need; a look follows at once."""
+        if focus != self._focus:
+            self._focus = focus
+            self._wake.set()
+
+    def _go_on(self) -> None:
+        while not self._ending:
+            self._wake.clear()
+            began_s = time.monotonic()
+            picture = self.look_if_changed()
+            if picture is not None:
+                with contextlib.suppress(RuntimeError):  # the app has just ended
+                    self._post(picture)
+            took_s = time.monotonic() - began_s
+            every_s = EVERY_S if self._picture.stage is Stage.LIVE else OVER_EVERY_S
+            self._wake.wait(max(every_s - took_s, SHARE * took_s))
+
+    def look_if_changed(self) -> Picture | None:
+        """A picture, or None where nothing can have changed since the last one."""
+        focus = self._focus  # which may change meanwhile
+        over = self._picture.stage in (Stage.ENDED, Stage.KILLED)
+        mark = (focus, _marks(self.path)) if over else None
+        if over and mark == self._mark:
+            return None
+        self._mark = mark
+        return self.look(focus)
+
+    def look(self, focus: Focus) -> Picture:
+        """One picture of the run as it is now. Never raises: a fault is a state on the screen."""
+        try:
+            # `latest` may come to mean another run: this app stays with the one it has opened.
+            directory = RunDirectory.open(self._run.directory.path if self._run else self.path)
+        except RunDirectoryError as error:
+            self._picture = self._without(safe(error, 2000))
+            return self._picture
+        try:
+            if self._run is None:
+                self._run = _Run(directory, self._clock)
+            self._picture = self._run.look(focus)
+        except Exception as error:  # a damaged directory must not end the app
+            sentence = f"the run cannot be read ({type(error).__name__}: {error})"
+            self._picture = replace(self._picture, problem=safe(sentence, 2000))
+        return self._picture
+
+    def _without(self, problem: str) -> Picture:
+        if self._run is None:
+            return Picture(self.path, problem=problem, now_ns=self._clock())
+        seen = self._picture
+        gone = f"the run directory is no longer there ({problem}); this was seen last"
+        return replace(seen, stage=Stage.GONE, problem=gone)
+
+
+def _marks(path: Path) -> tuple[object, ...]:
+    names = ("run.json", "report.json", "events.jsonl", "exits.jsonl", "host.jsonl", "ranks")
+    more = ("stacks/stacks.json", "logs")
+    return (is_live(path), *(files.mark_of(path / name) for name in (*names, *more)))
+
+
+class _Run:
+    """What is remembered of a run between two looks."""
+
+    def __init__(self, directory: RunDirectory, clock: Callable[[], int]) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._records = Records(directory.ranks)
+        self._processes = Processes(directory.exits)
+        self._host = files.HostSamples(directory.host)
+        self._events = files.Events(directory.events)
+        self._logs = files.RankLogs(directory.logs)
+        self._judge = judging.Judge()
+        self._own: tuple[list[Found], list[str]] = ([], [])
+        self._judged_s = (0.0, 0.0)
+        self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+        self._rates: list[tuple[int, int]] = []
+
+    def look(self, focus: Focus) -> Picture:
+        """Read everything that has changed."""
+        run = self._document(self.directory.run_json)
+        report = self._document(self.directory.report_json)
+        self._host.poll()
+        self._events.poll()
+        self._processes.exits.poll()
+        self._records.drop_shrunken()
+        self._records.look(again=bool(self._records.faults))
+        now_ns = self._clock()
+        limits = _limits(run)
+        stage, snapshots = self._snapshots(run, bool(report), now_ns)
+        snapshots = [_believable(one) for one in snapshots]
+        ended_ns = self._ended_ns(stage, run, report, snapshots)
+        if stage is Stage.KILLED:
+            now_ns = max((one.taken_ns for one in snapshots), default=now_ns)
+        elif stage is Stage.ENDED:
+            now_ns = ended_ns or now_ns
+        found = self._found(stage, snapshots, report, limits, run.get("supervised") is not False)
+        ranks = newest_ranks(snapshots)
+        graph = waits(snapshots[-1], limits) if snapshots and stage is not Stage.ENDED else Waits()
+        return self._draw(
+            Picture(
+                directory=self.directory.path,
+                now_ns=now_ns,
+                stage=stage,
+                command=safe(" ".join(map(str, run.get("command") or ()))),
+                host=safe(run.get("host", ""), 80),
+                supervised=run.get("supervised") is not False,
+                outcome=safe(report.get("outcome", ""), 40),
+                exit_code=_whole(report.get("exit_code")),
+                started_ns=_whole(run.get("started_ns")) or 0,
+                ended_ns=ended_ns,
+                world_size=max((one.world_size for one in snapshots), default=0),
+                found=tuple(found),
+                notices=self._notices(now_ns) if stage is Stage.LIVE else (),
+                faults=tuple(map(safe, self._records.faults.values())),
+                ranks=ranks,
+                waits=graph,
+                focus=focus,
+            )
+        )
+
+    def _document(self, path: Path) -> dict[str, Any]:
+        mark = files.mark_of(path)
+        known = self._documents.get(path)
+        if known is None or known[0] != mark:
+            known = self._documents[path] = (mark, read_object(path))
+        return known[1]
+
+    # -- what the records say ------------------------------------------------------------------
+
+    def _snapshots(
+        self, run: Mapping[str, Any], reported: bool, now_ns: int
+    ) -> tuple[Stage, list[Snapshot]]:
+        path = self.directory.path
+        if reported:
+            return Stage.ENDED, self._ended(now_ns)
+        if is_live(path):
+            return Stage.LIVE, self._records.snapshots(self._processes.observe, now_ns=now_ns)
+        elsewhere = run.get("host") not in (None, platform.node())
+        if elsewhere and now_ns - self._last_beat_ns() < FAR_ALIVE_NS:
+            return Stage.LIVE, self._records.snapshots(self._processes.observe, now_ns=now_ns)
+        if run.get("supervised") is False:
+            found = self._records.snapshots(self._processes.observe, now_ns=now_ns)
+            if any(rank.process.alive for one in found for rank in one.ranks.values()):
+                return Stage.LIVE, found
+            return Stage.ENDED, self._ended(now_ns)
+        now = self._records.snapshots(now_ns=now_ns)
+        return Stage.KILLED, [as_it_was(one, self._processes.exits) for one in now]
+
+    def _ended(self, now_ns: int) -> list[Snapshot]:
+        """All processes are gone; how each of them ended is in exits.jsonl."""
+        found = self._records.snapshots(now_ns=now_ns, finished=True)
+        return [
+            replace(
+                one, ranks={n: _with_end(rank, self._processes) for n, rank in one.ranks.items()}
+            )
+            for one in found
+        ]
+
+    def _last_beat_ns(self) -> int:
+        return max((one.heartbeat_ns for one in self._records.readers), default=0)
+
+    def _ended_ns(
+        self,
+        stage: Stage,
+        run: Mapping[str, Any],
+        report: Mapping[str, Any],
+        snapshots: Sequence[Snapshot],
+    ) -> int:
+        duration_s, started_ns = report.get("duration_s"), _whole(run.get("started_ns"))
+        if started_ns and isinstance(duration_s, int | float):
+            return started_ns + int(duration_s * 1e9)
+        if stage is Stage.LIVE:
+            return 0
+        ranks = [rank for one in snapshots for rank in one.ranks.values()]
+        return max((rank.process.ended_ns or rank.heartbeat_ns for rank in ranks), default=0)
+
+    # -- what is wrong with it -----------------------------------------------------------------
+
+    def _found(
+        self,
+        stage: Stage,
+        snapshots: Sequence[Snapshot],
+        report: Mapping[str, Any],
+        limits: Limits,
+        supervised: bool,
+    ) -> list[Found]:
+        if report:
+            return files.found_in_report(report)
+        if stage is Stage.KILLED:
+            before = [standing_still(one) for one in snapshots]
+            return judging.together(
+                self._events.found, judging.judge_once(snapshots, before, limits), supervised=False
+            )
+        if stage is Stage.ENDED:
+            before = [standing_still(one) for one in snapshots]
+            return judging.judge_once(snapshots, before, limits)
+        began_s = time.monotonic()
+        at_s, took_s = self._judged_s
+        if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:
+            self._own = self._judge.look(snapshots, limits)
+            self._judged_s = (began_s, time.monotonic() - began_s)
+        return judging.together(self._events.found, self._own[0], supervised)
+
+    def _notices(self, now_ns: int) -> tuple[str, ...]:
+        """Our own, which are newer; else what the supervisor has said last."""
+        told = [text for at_ns, text in self._events.notices if now_ns - at_ns < NOTICE_NS]
+        return tuple(dict.fromkeys(self._own[1] or told))
+
+    # -- what is shown -------------------------------------------------------------------------
+
+    def _draw(self, picture: Picture) -> Picture:
+        ranks, graph, now_ns = picture.ranks, picture.waits, picture.now_ns
+        numbers: Sequence[int] = sorted({*range(picture.world_size), *ranks})
+        states = {
+            number: rows.state_of(ranks.get(number), graph, number, now_ns) for number in numbers
+        }
+        front = rows.fronts(ranks)
+        lags = {number: rows.lag_of(rank, front) for number, rank in ranks.items()}
+        culprits = picture.culprits
+        shown: Sequence[int] = numbers
+        if len(numbers) > rows.MOST_ROWS:
+            shown = rows.odd_ones(states, culprits, lags)
+            if picture.focus.rank is not None and picture.focus.rank in states:
+                shown = list(dict.fromkeys([*shown, picture.focus.rank]))
+        made: dict[int, RankRow] = {
+            number: rows.row_of(
+                number,
+                ranks.get(number),
+                states[number],
+                graph,
+                lags.get(number, 0),
+                number in culprits,
+                self._host.by_rank.get(number, Usage()),
+                self._logs.progress(number) if number in ranks else Progress(),
+            )
+            for number in shown
+        }
+        groups = rows.groups_of(ranks)
+        calls = sum(rank.calls for rank in ranks.values())
+        picture = replace(
+            picture,
+            states=states,
+            rows=made,
+            groups=tuple(groups),
+            backend=_backend(ranks),
+            calls=calls,
+            calls_per_s=self._rate(picture, calls),
+        )
+        return self._with_details(picture)
+
+    def _with_details(self, picture: Picture) -> Picture:
+        focus = picture.focus
+        if focus.view == "collectives" and picture.groups:
+            names = dict(picture.groups)
+            key = focus.group if focus.group in names else picture.groups[0][0]
+            assert key is not None
+            first = [*sorted(picture.culprits), *picture.rows]
+            return replace(picture, matrix=details.matrix_of(key, names[key], picture.ranks, first))
+        if focus.view in ("rank", "stacks"):
+            path = self.directory.stacks_json
+            stacks = files.stacks_of(self._document(path), files.mark_of(path)[0])
+            if focus.view == "stacks" or focus.rank is None:
+                return replace(picture, stacks=stacks)
+            rank = picture.ranks.get(focus.rank)
+            detail = details.detail_of(focus.rank, rank, self._logs)
+            return replace(picture, stacks=stacks, detail=detail)
+        return picture
+
+    def _rate(self, picture: Picture, calls: int) -> float | None:
+        """Calls per second of all ranks, over the last seconds; of a run that is over, in all."""
+        if picture.stage is not Stage.LIVE:
+            lasted_s = (picture.ended_ns - picture.started_ns) / 1e9
+            return calls / lasted_s if picture.started_ns and lasted_s > 0 else None
+        self._rates = [
+            *(one for one in self._rates[-40:] if picture.now_ns - one[0] < 5_000_000_000),
+            (picture.now_ns, calls),
+        ]
+        first_ns, first = self._rates[0]
+        lasted_s = (picture.now_ns - first_ns) / 1e9
+        return max(0, calls - first) / lasted_s if lasted_s >= RATE_OVER_S else None
+
+
+def _believable(snapshot: Snapshot) -> Snapshot:
+    """A damaged record may claim a world of two thousand million ranks."""
+    if snapshot.world_size <= MOST_RANKS:
+        return snapshot
+    return replace(snapshot, world_size=0)
+
+
+def _with_end(rank: Rank, processes: Processes) -> Rank:
+    ended = processes.gone(rank.pid, rank.process.ended_ns, rank.started_ns)
+    return replace(rank, process=ended)
+
+
+def _limits(run: Mapping[str, Any]) -> Limits:
+    timeout_s = run.get("hang_timeout_s")
+    return (
+        Limits(hang_timeout_s=float(timeout_s)) if isinstance(timeout_s, int | float) else Limits()
+    )
+
+
+def _backend(ranks: Mapping[int, Rank]) -> str:
+    for rank in ranks.values():
+        for group in rank.groups.values():
+            return safe(group.backend, 40)
+    return ""
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,294 @@
+"""What lies in a run directory beside the flight records: samples, events, logs, stacks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .picture import Found, LogLine, Progress, StackNode, Stacks, Usage
+from .text import safe
+
+TAIL_BYTES = 1 << 16
+LOG_BYTES = 1 << 18
+MOST_LOG_LINES = 2000
+MOST_EVENTS_BYTES = 1 << 20
+MOST_STACK_DEPTH = 400
+
+
+def mark_of(path: Path) -> tuple[int, int]:
+    """Changes whenever the file does; (0, 0) where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
+
+
+def tail(path: Path, most_bytes: int) -> bytes:
+    """The end of a file, from the start of a line on; empty where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - most_bytes))
+            data = file.read(most_bytes)
+    except OSError:
+        return b""
+    return data if start == 0 else data.partition(b"\n")[2]
+
+
+def object_of(text: bytes) -> dict[str, Any]:
+    """The JSON object in this text; empty for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class HostSamples:
+    """The newest sample of host.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mark = (0, 0)
+        self._most_bytes = TAIL_BYTES
+        self.by_rank: Mapping[int, Usage] = {}
+
+    def poll(self) -> None:
+        """Read it again if it has grown."""
+        mark = mark_of(self._path)
+        if mark == self._mark:
+            return
+        self._mark = mark
+        while True:
+            lines = [one for one in tail(self._path, self._most_bytes).split(b"\n") if one]
+            value = next((found for one in reversed(lines) if (found := object_of(one))), None)
+            if value is not None or self._most_bytes >= mark[1]:
+                break
+            self._most_bytes *= 4  # a sample of very many ranks is a long line
+        self.by_rank = _usage(value or {})
+
+
+def _usage(sample: Mapping[str, Any]) -> dict[int, Usage]:
+    gpus: dict[str, tuple[float, int]] = {}
+    devices = sample.get("gpus")
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, dict) and isinstance(device.get("ranks"), dict):
+            for rank, used in device["ranks"].items():
+                gpus[rank] = (device.get("use_percent", 0), used or 0)
+    found = {}
+    ranks = sample.get("ranks")
+    for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
+        if not (isinstance(seen, dict) and rank.isdecimal()):
+            continue
+        gpu = gpus.get(rank, (None, None))
+        found[int(rank)] = Usage(
+            _number(seen.get("cpu_percent")),
+            _whole(seen.get("rss_bytes")),
+            _whole(seen.get("threads")),
+            _number(gpu[0]),
+            _whole(gpu[1]),
+        )
+    return found
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+class Events:
+    """events.jsonl: what the supervisor has told, notices and findings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+        self.found: list[Found] = []
+        self.notices: list[tuple[int, str]] = []
+
+    def poll(self) -> None:
+        """Take in the lines that were added."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(self._offset)
+                data = file.read(MOST_EVENTS_BYTES)
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for row in lines:
+            event = object_of(row)
+            message = safe(event.get("message", ""), 2000)
+            if event.get("kind") == "notice":
+                time_ns = event.get("time_ns")
+                self.notices.append((time_ns if isinstance(time_ns, int) else 0, message))
+            elif event.get("kind") == "finding":
+                self.found.append(_found({**event, "kind": event.get("finding")}, "supervisor"))
+        del self.notices[:-20], self.found[:-100]
+
+
+def found_in_report(report: Mapping[str, Any]) -> list[Found]:
+    """The findings of a report.json, the verdict first."""
+    rows = report.get("findings")
+    if not isinstance(rows, list):
+        return []
+    return [_found(row, "report") for row in rows if isinstance(row, dict)]
+
+
+def _found(row: Mapping[str, Any], told_by: str) -> Found:
+    culprits, details = row.get("culprits"), row.get("details")
+    return Found(
+        kind=safe(row.get("kind", "?"), 40),
+        severity=safe(row.get("severity", "error"), 10),
+        message=safe(row.get("message", ""), 2000),
+        culprits=tuple(one for one in culprits if isinstance(one, int))
+        if isinstance(culprits, list)
+        else (),
+        details=tuple(safe(one) for one in details) if isinstance(details, list) else (),
+        told_by=told_by,
+    )
+
+
+class RankLogs:
+    """The ends of the ranks' logs, each read again only when it has grown."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._progress: dict[int, tuple[tuple[int, int], Progress]] = {}
+        self._lines: dict[Path, tuple[tuple[int, int], tuple[LogLine, ...]]] = {}
+
+    def progress(self, rank: int) -> Progress:
+        """The step and the loss that the program last logged."""
+        path = self._directory / f"{rank}.jsonl"
+        mark = mark_of(path)
+        known = self._progress.get(rank, ((0, 0), Progress()))
+        if known[0] != mark:
+            known = self._progress[rank] = (mark, _last_progress(tail(path, 4096), known[1]))
+        return known[1]
+
+    def lines(self, rank: int) -> dict[str, tuple[LogLine, ...]]:
+        """The last lines by source."""
+        return {
+            "stdout": self._read(self._directory / f"{rank}.out", structured=False),
+            "stderr": self._read(self._directory / f"{rank}.err", structured=False),
+            "log": self._read(self._directory / f"{rank}.jsonl", structured=True),
+        }
+
+    def _read(self, path: Path, *, structured: bool) -> tuple[LogLine, ...]:
+        mark = mark_of(path)
+        known = self._lines.get(path)
+        if known is None or known[0] != mark:
+            rows = tail(path, LOG_BYTES).split(b"\n")[-MOST_LOG_LINES:]
+            if rows and not rows[-1]:
+                rows.pop()
+            made = _logged if structured else _printed
+            known = self._lines[path] = (mark, tuple(map(made, rows)))
+        return known[1]
+
+
+def _last_progress(data: bytes, known: Progress) -> Progress:
+    step, loss = "", ""
+    for row in reversed(data.split(b"\n")):
+        value = object_of(row) if b'"step"' in row or b'"loss"' in row else {}
+        step = step or (safe(value["step"], 12) if value.get("step") is not None else "")
+        loss = loss or _loss_text(value.get("loss"))
+        if step and loss:
+            break
+    return Progress(step or known.step, loss or known.loss)
+
+
+def _loss_text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else safe(value, 12)
+
+
+def _printed(row: bytes) -> LogLine:
+    states = [part for part in row.split(b"\r") if part]  # of a progress bar: the last
+    return LogLine(safe((states[-1] if states else b"").decode("utf-8", "backslashreplace"), 2000))
+
+
+def _logged(row: bytes) -> LogLine:
+    value = object_of(row)
+    if not value:
+        return _printed(row)
+    shown = {"time_ns", "rank", "level", "event"}
+    more = " ".join(f"{key}={value[key]}" for key in value if key not in shown)
+    time_ns = value.get("time_ns")
+    return LogLine(
+        safe(f"{value.get('event', '')} {more}".strip(), 2000),
+        safe(value.get("level", ""), 10).lower(),
+        time_ns if isinstance(time_ns, int) else 0,
+    )
+
+
+def stacks_of(document: Mapping[str, Any], taken_ns: int) -> Stacks:
+    """The stacks.json of a run; whatever is not as it should be is left out."""
+    threads = []
+    rows = document.get("threads")
+    for thread in rows if isinstance(rows, list) else ():
+        if isinstance(thread, dict):
+            nodes = _nodes(thread.get("tree"), 0)
+            threads.append((safe(thread.get("name", "?"), 80), _ranks(thread.get("ranks")), nodes))
+    problems = document.get("problems")
+    return Stacks(
+        taken_ns,
+        tuple(threads),
+        tuple(map(safe, problems)) if isinstance(problems, list) else (),
+    )
+
+
+def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
+    if not isinstance(rows, list) or depth > MOST_STACK_DEPTH:
+        return ()
+    found = []
+    for row in rows:
+        if not isinstance(row, dict):
+            continue
+        frames = [one for one in row.get("frames") or () if isinstance(one, dict)]
+        notes = row.get("notes")
+        found.append(
+            StackNode(
+                _ranks(row.get("ranks")),
+                tuple(_frame(one) for one in frames),
+                tuple(_is_quiet(one) for one in frames),
+                tuple(map(safe, notes)) if isinstance(notes, list) else (),
+                _nodes(row.get("children"), depth + 1),
+            )
+        )
+    return tuple(found)
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, list) else ()
+
+
+def _frame(row: Mapping[str, Any]) -> str:
+    place = os.path.basename(str(row.get("file", "")))
+    if row.get("line"):
+        place += f":{row['line']}"
+    return safe(f"{row.get('function', '?')} ({place})", 200)
+
+
+_QUIET = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "<frozen",
+    "/debugger/",
+    "/distcore/",
+)
+
+
+def _is_quiet(row: Mapping[str, Any]) -> bool:
+    file = str(row.get("file", ""))
+    return bool(row.get("native")) or any(part in file for part in _QUIET)

@@ -1,0 +1,205 @@
+"""The frozen picture of a run that the reader thread hands to the screen."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from debugger.diagnosis.waits import Waits
+from debugger.record.snapshot import Call, GroupKey, Rank
+
+
+class State(enum.Enum):
+    """What a rank does, in one word of the overview."""
+
+    STARTING = "starting"
+    COMPUTING = "computing"
+    IN_CALL = "in a call"
+    WAITING = "waiting"
+    LATE = "late"
+    BREAKPOINT = "breakpoint"
+    STOPPED = "stopped"
+    DEAD = "dead"
+    FINISHED = "finished"
+
+
+class Stage(enum.Enum):
+    """How far the run has come."""
+
+    NOTHING = "nothing to show"
+    LIVE = "live"
+    ENDED = "ended"
+    KILLED = "killed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding, from whoever found it first. All texts are printable. `told_by` is `supervisor`,
+    `report`, or `app` for what this app has diagnosed itself."""
+
+    kind: str
+    severity: str
+    message: str
+    culprits: tuple[int, ...] = ()
+    details: tuple[str, ...] = ()
+    told_by: str = "app"
+
+    @property
+    def is_error(self) -> bool:
+        return self.severity == "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a rank takes of its machine (None: not known). `gpu_percent` is its device's."""
+
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    threads: int | None = None
+    gpu_percent: float | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the program has logged of itself: the fields `step` and `loss` of its last lines."""
+
+    step: str = ""
+    loss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A row of the overview. Texts are printable; times are Unix time in nanoseconds, 0: unknown.
+
+    `lag`: by how many collectives the rank is behind the front runner of a group.
+    """
+
+    rank: int
+    state: State
+    words: str
+    call: str = ""
+    group: str = ""
+    seq: int | None = None
+    since_ns: int = 0
+    lag: int = 0
+    site: str = ""
+    culprit: bool = False
+    usage: Usage = field(default_factory=Usage)
+    progress: Progress = field(default_factory=Progress)
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What the screen shows at the moment: the reader gathers details for that alone."""
+
+    view: str = "overview"
+    rank: int | None = None
+    group: GroupKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The last collectives of one group: `calls` by (rank, seq); `ranks` are the rows shown."""
+
+    group: GroupKey
+    name: str
+    size: int
+    ranks: tuple[int, ...]
+    seqs: tuple[int, ...]
+    calls: Mapping[tuple[int, int], Call]
+    issued: Mapping[int, int]
+    odd: Mapping[int, frozenset[int]]
+    """Per sequence number: the ranks whose call differs from that of most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankDetail:
+    """One rank from close up. `logs` are printable lines by source (`stdout`, `stderr`, `log`)."""
+
+    rank: int
+    calls: tuple[Call, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    logs: Mapping[str, tuple[LogLine, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a rank has printed or logged; `level` is "" for what it printed."""
+
+    text: str
+    level: str = ""
+    time_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackNode:
+    """Frames that some ranks have in common, outermost first, and where they part."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+    quiet: tuple[bool, ...]
+    """Per frame: it belongs to torch, to Python's library or to this tool."""
+    notes: tuple[str, ...]
+    children: tuple[StackNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The merged stacks on disk. `threads` are (name, ranks, tree)."""
+
+    taken_ns: int = 0
+    threads: tuple[tuple[str, tuple[int, ...], tuple[StackNode, ...]], ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One run at one moment. `problem` says why there is nothing, or nothing new, to show."""
+
+    directory: Path
+    now_ns: int = 0
+    stage: Stage = Stage.NOTHING
+    problem: str = ""
+    command: str = ""
+    host: str = ""
+    outcome: str = ""
+    exit_code: int | None = None
+    started_ns: int = 0
+    ended_ns: int = 0
+    world_size: int = 0
+    backend: str = ""
+    calls: int = 0
+    calls_per_s: float | None = None
+    supervised: bool = True
+    found: tuple[Found, ...] = ()
+    notices: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    states: Mapping[int, State] = field(default_factory=dict)
+    rows: Mapping[int, RankRow] = field(default_factory=dict)
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)
+    groups: tuple[tuple[GroupKey, str], ...] = ()
+    focus: Focus = field(default_factory=Focus)
+    matrix: Matrix | None = None
+    detail: RankDetail | None = None
+    stacks: Stacks | None = None
+
+    @property
+    def verdict(self) -> Found | None:
+        """The error to name first."""
+        return next((one for one in self.found if one.is_error), None)
+
+    @property
+    def culprits(self) -> frozenset[int]:
+        """The ranks to look at first: the verdict's, or, without one, those of warnings."""
+        found = self.verdict
+        if found is not None:
+            return frozenset(found.culprits)
+        return frozenset(rank for one in self.found for rank in one.culprits)

@@ -1,0 +1,178 @@
+"""From a snapshot to what the overview shows of each rank: its state, its call, how far behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from debugger.diagnosis.waits import Waits
+from debugger.diagnosis.world import DEFAULT_GROUP, exit_status
+from debugger.record.layout import Activity, GroupState, Phase
+from debugger.record.snapshot import Call, GroupKey, Rank
+from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
+
+from .picture import Progress, RankRow, State, Usage
+from .text import safe
+
+LATE_AFTER_NS = 1_000_000_000
+"""Others have waited this long for a rank before it is called late."""
+MOST_ROWS = 64
+"""Of a larger world only the odd ranks have rows; the heat map shows all."""
+MOST_ODD = 200
+_STOPPED = frozenset("Tt")
+_ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
+_STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
+
+
+def state_of(rank: Rank | None, waits: Waits, number: int, now_ns: int) -> State:
+    """The state of a rank; None: it has not been seen yet."""
+    if rank is None:
+        return State.STARTING
+    if not rank.process.alive:
+        status = exit_status(rank)
+        failed = rank.process.signal is not None or (status is not None and status != 0)
+        ended = status == 0 or (status is None and rank.phase is Phase.ENDED)
+        return State.FINISHED if ended and not failed else State.DEAD
+    if rank.process.state in _STOPPED:
+        return State.STOPPED
+    rows = waits.rows.get(number, ())
+    if any(row.activity is Activity.PAUSED for row in rows):
+        return State.BREAKPOINT
+    if any(row.for_ranks for row in rows):
+        return State.STARTING if rows[0].activity in _STARTING else State.WAITING
+    since_ns = waits.awaited.get(number)
+    if since_ns is not None and now_ns - since_ns >= LATE_AFTER_NS:
+        return State.LATE
+    if rows:
+        return State.STARTING if rows[0].activity in _STARTING else State.IN_CALL
+    if not rank.groups:
+        return State.STARTING
+    return State.COMPUTING
+
+
+def fronts(ranks: Mapping[int, Rank]) -> dict[GroupKey, int]:
+    """Per group, how many collectives its front runner has issued."""
+    found: dict[GroupKey, int] = {}
+    for rank in ranks.values():
+        for key, group in rank.groups.items():
+            if group.issued > found.get(key, -1):
+                found[key] = group.issued
+    return found
+
+
+def lag_of(rank: Rank, front: Mapping[GroupKey, int]) -> int:
+    """By how many collectives the rank is behind, in the group where it is furthest behind."""
+    return max(
+        (
+            front.get(key, 0) - group.issued
+            for key, group in rank.groups.items()
+            if group.state is not GroupState.DESTROYED
+        ),
+        default=0,
+    )
+
+
+def odd_ones(
+    states: Mapping[int, State], culprits: Iterable[int], lags: Mapping[int, int]
+) -> list[int]:
+    """The ranks worth a row in a world that is too large for all: culprits, states that need a
+    look, and, where those are few, who is furthest behind."""
+    found = dict.fromkeys(rank for rank in sorted(culprits) if rank in states)
+    dead = sum(1 for state in states.values() if state is State.DEAD)
+    all_dead = dead > MOST_ODD  # the end of a run: then the culprits alone say something
+    for rank, state in states.items():
+        if len(found) >= MOST_ODD:
+            break
+        if state in _ODD and not (all_dead and state is State.DEAD):
+            found.setdefault(rank)
+    if len(found) < MOST_ROWS:
+        behind = sorted((rank for rank in lags if lags[rank] > 0), key=lambda r: (-lags[r], r))
+        for rank in behind[: MOST_ROWS - len(found)]:
+            found.setdefault(rank)
+    return list(found)
+
+
+def row_of(
+    number: int,
+    rank: Rank | None,
+    state: State,
+    waits: Waits,
+    lag: int,
+    culprit: bool,
+    usage: Usage,
+    progress: Progress,
+) -> RankRow:
+    """The overview's row of one rank."""
+    if rank is None:
+        return RankRow(number, state, "not seen yet", culprit=culprit)
+    rows = waits.rows.get(number, ())
+    call = _current_call(rank, state)
+    since_ns = rows[0].since_ns if rows else (call.completed_ns or call.issued_ns if call else 0)
+    if state in (State.DEAD, State.FINISHED):
+        since_ns = rank.process.ended_ns or rank.heartbeat_ns
+    site = rows[0].site if rows and rows[0].site else rank.location
+    site = site or (call.site if call else None)
+    group = rank.groups.get(call.group) if call else None
+    return RankRow(
+        rank=number,
+        state=state,
+        words=words_of(rank, state, waits, number),
+        call=safe(call_text(call)) if call else "",
+        group=safe(group_name(group.key[0], group.desc), 80) if group else "",
+        seq=call.seq if call else None,
+        since_ns=since_ns,
+        lag=lag,
+        site=safe(site_text(site)) if site else "",
+        culprit=culprit,
+        usage=usage,
+        progress=progress,
+        host=safe(rank.host, 80),
+        pid=rank.pid,
+    )
+
+
+def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
+    """The state in a few words more: who is waited for, how it ended."""
+    if state is State.DEAD:
+        if rank.process.signal is not None:
+            return f"killed by {signal_name(rank.process.signal)}"
+        status = exit_status(rank)
+        return "gone" if status is None else f"exited with {status}"
+    if state is State.FINISHED:
+        return "finished"
+    if state is State.STOPPED:
+        return "stopped by a signal"
+    if state is State.LATE:
+        return "others wait for it"
+    if state is State.BREAKPOINT:
+        return "at a breakpoint"
+    awaited = next((row for row in waits.rows.get(number, ()) if row.for_ranks), None)
+    if awaited is not None:
+        what = "one of " if awaited.any_of and len(awaited.for_ranks) > 1 else ""
+        word = "joins, waits" if state is State.STARTING else "waits"
+        return f"{word} for {what}{spans(awaited.for_ranks)}"
+    return str(state.value)
+
+
+def _current_call(rank: Rank, state: State) -> Call | None:
+    """The call that a thread is in, or else the last one."""
+    if rank.history is None:
+        return None
+    if state not in (State.DEAD, State.FINISHED):
+        for wait in rank.waits:
+            if wait.call is not None:
+                call = rank.history.call(wait.call)
+                if call is not None:
+                    return call
+    return rank.history.call(rank.calls - 1) if rank.calls else None
+
+
+def groups_of(ranks: Mapping[int, Rank]) -> list[tuple[GroupKey, str]]:
+    """Every group with what the user would call it, the default group first."""
+    found: dict[GroupKey, tuple[bool, str]] = {}
+    for rank in ranks.values():
+        for key, group in rank.groups.items():
+            if key not in found:
+                name = safe(group_name(key[0], group.desc), 80)
+                found[key] = (group.desc != DEFAULT_GROUP, name)
+    order: Sequence[GroupKey] = sorted(found, key=lambda key: (found[key][0], len(key[0]), key))
+    return [(key, found[key][1]) for key in order]

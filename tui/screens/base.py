@@ -1,0 +1,100 @@
+"""What every screen has: keys of its own, a focus for the reader, and lines to show."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..picture import Focus, Picture
+from ..text import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of one screen. `key` is textual's name, `shown` what is printed for it."""
+
+    key: str
+    shown: str
+    label: str
+    explained: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a screen shows: lines that stay on top, lines that scroll, lines that stay below."""
+
+    top: Sequence[Line] = ()
+    lines: Sequence[Line] = ()
+    below: Sequence[Line] = ()
+    cursor: int | None = None
+
+
+class Chosen:
+    """What the user has chosen, shared by all screens: a rank above all."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.follow = False
+        self.touched = False
+        """Whether the user has moved anything: until then the cursor goes to the culprit."""
+
+    def settle(self, picture: Picture) -> int | None:
+        """The chosen rank; of its own accord it is the first to look at."""
+        known = [rank for rank in sorted(picture.culprits) if rank in picture.states]
+        if known and not self.touched:
+            self.rank = known[0]
+        elif self.rank not in picture.states:
+            self.rank = next(iter(picture.states), None)
+        return self.rank
+
+
+class View(ABC):
+    """One screen. Draws without an app; remembers sort order, cursor, filter."""
+
+    name: ClassVar[str]
+    key: ClassVar[str]
+    title: ClassVar[str]
+    keys: ClassVar[Sequence[Key]] = ()
+    explained: ClassVar[str]
+
+    def __init__(self, chosen: Chosen) -> None:
+        self.chosen = chosen
+        self.filter = ""
+        self.width = 80
+
+    def focus(self) -> Focus:
+        """What the reader must gather for this screen."""
+        return Focus(self.name, self.chosen.rank)
+
+    @abstractmethod
+    def body(self, picture: Picture, width: int, height: int) -> Body:
+        """The screen at that many cells, of the picture alone."""
+
+    def press(self, key: str, picture: Picture, page: int) -> bool:
+        """The key was pressed; whether this screen knows it. `page` is the height of the sheet."""
+        return False
+
+    def pointed(self, column: int, row: int, picture: Picture) -> None:
+        """The mouse was pressed on the line `row` of those that scroll."""
+        return
+
+
+def moved(at: int, key: str, count: int, page: int) -> int | None:
+    """Where a cursor at `at` of `count` lines goes with this key; None: it moves no cursor."""
+    steps: dict[str, Callable[[], int]] = {
+        "up": lambda: at - 1,
+        "k": lambda: at - 1,
+        "down": lambda: at + 1,
+        "j": lambda: at + 1,
+        "pageup": lambda: at - page,
+        "pagedown": lambda: at + page,
+        "home": lambda: 0,
+        "end": lambda: count - 1,
+    }
+    step = steps.get(key)
+    return None if step is None else max(0, min(count - 1, step()))
+
+
+MOVES = ("up", "down", "left", "right", "k", "j", "h", "l", "pageup", "pagedown", "home", "end")

@@ -1,0 +1,190 @@
+"""The last collectives of a group: who has entered and left each, and where the calls differ."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from debugger.record.snapshot import Call, GroupKey
+from debugger.record.wording import call_text, ranks_text, site_text
+
+from ..picture import Focus, Matrix, Picture
+from ..text import Line, clip, duration, line, safe
+from ..widgets import grid
+from .base import Body, Key, View, moved
+
+
+class Collectives(View):
+    name = "collectives"
+    key = "c"
+    title = "Collectives"
+    explained = (
+        "A column a collective of one group, a row a rank: who has left it, who is inside, who is "
+        "still to come, and whose call differs. Below, the calls under the cursor as a diff."
+    )
+    keys: ClassVar = (
+        Key("left_square_bracket", "[", "group", "the previous group"),
+        Key("right_square_bracket", "]", "group", "the next group"),
+    )
+
+    _group: GroupKey | None = None
+    _seq: int | None = None
+    """The column of the cursor; None: the newest."""
+
+    def focus(self) -> Focus:
+        return Focus(self.name, self.chosen.rank, self._group)
+
+    def body(self, picture: Picture, width: int, height: int) -> Body:
+        matrix = picture.matrix
+        if matrix is None or not matrix.seqs:
+            what = "no group has been made yet" if not picture.groups else "no collective yet"
+            what = what if picture.focus.view == self.name else "reading ..."
+            return Body(top=self._tabs(picture, width), lines=[line((what, "dim"))])
+        column = self._column(matrix)
+        columns = grid.window(matrix, column if self._seq is not None else None, width)
+        self.chosen.settle(picture)
+        row = self._row(matrix)
+        shown = len(matrix.ranks)
+        below = detail_lines(matrix, matrix.seqs[column], matrix.ranks[row], width)
+        if shown < matrix.size:
+            more = f"{shown} of {matrix.size} ranks: those that stand out, and the lowest"
+            below.append(line((more, "dim")))
+        return Body(
+            top=[
+                *self._tabs(picture, width),
+                clip(grid.legend(), width),
+                grid.head(matrix, columns),
+            ],
+            lines=grid.grid_lines(matrix, columns, (row, column)),
+            below=below[: max(4, height // 2)],
+            cursor=None,
+        )
+
+    def _tabs(self, picture: Picture, width: int) -> list[Line]:
+        shown = picture.matrix.group if picture.matrix else None
+        pieces = [
+            (f" {name} ", "cursor" if key == shown else "dim") for key, name in picture.groups
+        ]
+        at = next((i for i, (key, _) in enumerate(picture.groups) if key == shown), 0)
+        return [clip((("groups:", "dim"), *pieces[max(0, at - 3) :]), width)]
+
+    def _column(self, matrix: Matrix) -> int:
+        if self._seq is None:
+            # The first collective that is wrong is where to look, else the newest.
+            odd = sorted(matrix.odd)
+            return matrix.seqs.index(odd[0]) if odd else len(matrix.seqs) - 1
+        return max(0, min(len(matrix.seqs) - 1, self._seq - matrix.seqs[0]))
+
+    def _row(self, matrix: Matrix) -> int:
+        if self.chosen.rank is None or self.chosen.rank not in matrix.ranks:
+            return 0
+        return matrix.ranks.index(self.chosen.rank)
+
+    def press(self, key: str, picture: Picture, page: int) -> bool:
+        if key in ("left_square_bracket", "right_square_bracket"):
+            self._turn(picture, 1 if key.startswith("right") else -1)
+            return True
+        matrix = picture.matrix
+        if matrix is None or not matrix.seqs:
+            return False
+        if key in ("left", "h", "right", "l"):
+            step = -1 if key in ("left", "h") else 1
+            at = self._column(matrix) + step
+            at = max(0, min(len(matrix.seqs) - 1, at))
+            self._seq = None if at == len(matrix.seqs) - 1 and not matrix.odd else matrix.seqs[at]
+            return True
+        to = moved(self._row(matrix), key, len(matrix.ranks), page)
+        if to is not None:
+            self.chosen.rank = matrix.ranks[to]
+        return to is not None
+
+    def _turn(self, picture: Picture, step: int) -> None:
+        keys = [key for key, _ in picture.groups]
+        if keys:
+            at = keys.index(self._group) if self._group in keys else 0
+            self._group = keys[(at + step) % len(keys)]
+            self._seq = None
+
+    def pointed(self, column: int, row: int, picture: Picture) -> None:
+        matrix = picture.matrix
+        if matrix is None or row >= len(matrix.ranks):
+            return
+        self.chosen.rank = matrix.ranks[row]
+        shown = grid.window(
+            matrix, self._column(matrix) if self._seq is not None else None, self.width
+        )
+        at = (column - grid.LABEL) // grid.CELL
+        if 0 <= at < len(shown):
+            self._seq = matrix.seqs[shown[at]]
+
+
+def detail_lines(matrix: Matrix, seq: int, rank: int, width: int) -> list[Line]:
+    """One collective: the calls of all ranks as a diff against those of most, and who came when."""
+    calls = {
+        number: matrix.calls[number, seq]
+        for number in matrix.ranks
+        if (number, seq) in matrix.calls
+    }
+    odd = matrix.odd.get(seq, frozenset())
+    absent = [number for number in matrix.ranks if matrix.issued.get(number, 0) <= seq]
+    head = f'#{seq} of group "{matrix.name}"'
+    lines: list[Line] = [line((head, "title"), f"  {_skew(calls)}", *_own(calls.get(rank), calls))]
+    parties: dict[tuple[str, str], list[int]] = {}
+    for number, call in calls.items():
+        site = safe(site_text(call.site)) if call.site else "line unknown"
+        parties.setdefault((safe(call_text(call)), site), []).append(number)
+    usual = next((p for p, who in parties.items() if not odd & set(who)), next(iter(parties), None))
+    for party, who in sorted(
+        parties.items(), key=lambda item: (bool(odd & set(item[1])), -len(item[1]))
+    ):
+        lines += _party(party, who, usual, bool(odd & set(who)), rank in who, width)
+    if absent:
+        lines.append(line(("· ", "dim"), (f"{ranks_text(absent)} still to come", "warn")))
+    return lines
+
+
+def _party(
+    party: tuple[str, str],
+    ranks: list[int],
+    usual: tuple[str, str] | None,
+    odd: bool,
+    here: bool,
+    width: int,
+) -> list[Line]:
+    call, site = party
+    sign, tone = ("≠ ", "mark") if odd else ("  ", "")
+    who = f"{ranks_text(ranks)}{' ◂' if here else ''}"
+    lines = [
+        line((sign, tone), (f"{who:<18} ", "title"), *_diff(call, usual, odd), ("  " + site, "dim"))
+    ]
+    return [clip(row, width) for row in lines]
+
+
+def _diff(call: str, usual: tuple[str, str] | None, odd: bool) -> list[tuple[str, str]]:
+    """The call, with what is not as in the usual one in contrast."""
+    if not odd or usual is None:
+        return [(call, "")]
+    other = usual[0]
+    start = 0
+    while start < min(len(call), len(other)) and call[start] == other[start]:
+        start += 1
+    end = 0
+    while end < min(len(call), len(other)) - start and call[-1 - end] == other[-1 - end]:
+        end += 1
+    changed = call[start : len(call) - end]
+    return [(call[:start], ""), (changed, "mark"), (call[len(call) - end :] if end else "", "")]
+
+
+def _skew(calls: dict[int, Call]) -> str:
+    if len(calls) < 2:
+        return ""
+    first = min(calls.values(), key=lambda call: call.issued_ns)
+    last = max(calls, key=lambda number: calls[number].issued_ns)
+    skew = duration(calls[last].issued_ns - first.issued_ns)
+    return f"arrival skew {skew}, rank {last} last"
+
+
+def _own(call: Call | None, calls: dict[int, Call]) -> list[tuple[str, str]]:
+    if call is None or len(calls) < 2:
+        return []
+    after = call.issued_ns - min(one.issued_ns for one in calls.values())
+    return [(f", this rank {duration(after)} after the first", "dim")]

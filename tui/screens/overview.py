@@ -1,0 +1,244 @@
+"""The overview: a row per rank, or a heat map of very many with the odd ones below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from ..picture import Picture, RankRow, State
+from ..rows import MOST_ROWS
+from ..text import Line, clip, columns, duration, line, size
+from ..widgets import heat
+from .base import Body, Key, View, moved
+
+_GRAVEST = (
+    State.DEAD,
+    State.STOPPED,
+    State.LATE,
+    State.BREAKPOINT,
+    State.STARTING,
+    State.COMPUTING,
+    State.IN_CALL,
+    State.WAITING,
+    State.FINISHED,
+)
+_NOT_KNOWN = float("-inf")
+
+_SORTS: dict[str, Callable[[RankRow, int], float]] = {
+    "rank": lambda row, _: -row.rank,
+    "state": lambda row, _: -_GRAVEST.index(row.state),
+    "lag": lambda row, _: row.lag,
+    "for": lambda row, now_ns: now_ns - row.since_ns if row.since_ns else _NOT_KNOWN,
+    "cpu": lambda row, _: _known(row.usage.cpu_percent),
+    "memory": lambda row, _: _known(row.usage.rss_bytes),
+    "step": lambda row, _: -float(row.progress.step) if row.progress.step.isdecimal() else 0.0,
+}
+"""What the rows may be sorted by: the largest comes first."""
+
+
+def _known(value: float | None) -> float:
+    return _NOT_KNOWN if value is None else value
+
+
+class Overview(View):
+    name = "overview"
+    key = "o"
+    title = "Overview"
+    explained = (
+        "A row per rank: what it does, the call it is in or made last, for how long, and by how "
+        "many collectives it is behind. From 65 ranks on a map, one letter a rank."
+    )
+    keys: ClassVar = (
+        Key("greater_than_sign", ">", "sort", "sort by the next column"),
+        Key("v", "v", "reverse", "turn the order round"),
+    )
+
+    sort = "rank"
+    reverse = False
+    _row = 0
+
+    def body(self, picture: Picture, width: int, height: int) -> Body:
+        if not picture.states:
+            return Body(lines=[line(("no rank has been seen yet", "dim"))])
+        if len(picture.states) > MOST_ROWS:
+            return self._map(picture, width, height)
+        rows = self.rows(picture)
+        if not rows:
+            text = f"no row matches {self.filter!r}; press / and Enter to see all"
+            return Body(top=[_head(width, self.sort)], lines=[line((text, "dim"))])
+        at = self._row = self._at(picture, rows)
+        return Body(
+            top=[_head(width, self.sort)],
+            lines=[_line(row, picture.now_ns, width) for row in rows],
+            cursor=at,
+        )
+
+    def rows(self, picture: Picture) -> list[RankRow]:
+        """The rows in the chosen order, those that the filter lets through."""
+        measure = _SORTS[self.sort]
+        rows = sorted(
+            picture.rows.values(), key=lambda row: (-measure(row, picture.now_ns), row.rank)
+        )
+        if self.reverse:
+            rows.reverse()
+        wanted = self.filter.lower()
+        return [row for row in rows if wanted in _searched(row)] if wanted else rows
+
+    def _at(self, picture: Picture, rows: list[RankRow]) -> int:
+        """The cursor's row. It stays with the rank when that is followed, else where it is."""
+        ranks: list[int | None] = [row.rank for row in rows]
+        if not self.chosen.touched and self.chosen.settle(picture) in ranks:
+            return ranks.index(self.chosen.rank)
+        if self.chosen.rank in ranks and (self.chosen.follow or self.sort == "rank"):
+            self._row = ranks.index(self.chosen.rank)
+        self._row = max(0, min(self._row, len(ranks) - 1))
+        self.chosen.rank = ranks[self._row]
+        return self._row
+
+    def _map(self, picture: Picture, width: int, height: int) -> Body:
+        chosen = self.chosen.settle(picture)
+        assert chosen is not None  # there are ranks
+        position = list(picture.states).index(chosen)
+        lines = heat.heat_lines(picture.states, width, picture.culprits, chosen)
+        selected = picture.rows.get(chosen)
+        odd = [row for row in self.rows(picture) if row is not selected or row.culprit]
+        below: list[Line] = [_head(width, self.sort)]
+        if selected is not None and not selected.culprit:
+            below.append(_line(selected, picture.now_ns, width))
+        room = max(3, height // 3) - len(below)
+        below += [_line(row, picture.now_ns, width) for row in odd[:room]]
+        if len(odd) > room:
+            below.append(line((f"and {len(odd) - room} more that stand out", "dim")))
+        return Body(
+            top=[clip(heat.legend(picture.states), width)],
+            lines=lines,
+            below=below,
+            cursor=None if not lines else position // heat.per_row(width),
+        )
+
+    def press(self, key: str, picture: Picture, page: int) -> bool:
+        if key == "greater_than_sign":
+            names = list(_SORTS)
+            self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        elif key == "v":
+            self.reverse = not self.reverse
+        elif len(picture.states) > MOST_ROWS:
+            return self._move_on_map(key, picture, page)
+        else:
+            rows = self.rows(picture)
+            to = moved(self._row, key, len(rows), page)
+            if to is None or not rows:
+                return to is not None
+            self._row = to
+            self.chosen.rank = rows[to].rank
+        return True
+
+    def _move_on_map(self, key: str, picture: Picture, page: int) -> bool:
+        ranks: list[int | None] = list(picture.states)
+        count = heat.per_row(self.width)
+        at = ranks.index(self.chosen.rank) if self.chosen.rank in ranks else 0
+        steps = {"left": -1, "h": -1, "right": 1, "l": 1, "up": -count, "k": -count}
+        steps |= {"down": count, "j": count, "pageup": -count * page, "pagedown": count * page}
+        steps |= {"home": -at, "end": len(ranks)}
+        if key not in steps:
+            return False
+        self.chosen.rank = ranks[max(0, min(len(ranks) - 1, at + steps[key]))]
+        return True
+
+    def pointed(self, column: int, row: int, picture: Picture) -> None:
+        if len(picture.states) > MOST_ROWS:
+            ranks = list(picture.states)
+            at = row * heat.per_row(self.width) + column - heat.LABEL
+            if 0 <= at < len(ranks) and column >= heat.LABEL:
+                self.chosen.rank = ranks[at]
+            return
+        rows = self.rows(picture)
+        if row < len(rows):
+            self._row, self.chosen.rank = row, rows[row].rank
+
+
+def _searched(row: RankRow) -> str:
+    words = (
+        f"rank {row.rank}",
+        row.state.value,
+        row.words,
+        row.call,
+        row.group,
+        row.site,
+        row.host,
+    )
+    return " ".join(words).lower()
+
+
+# Columns as (title, fewest columns of the screen, width); width 0 takes what is left.
+_COLUMNS = (
+    ("rank", 0, 6),
+    ("state", 0, 10),
+    ("what", 120, 20),
+    ("call", 0, 0),
+    ("group", 140, 12),
+    ("seq", 0, 7),
+    ("for", 0, 7),
+    ("lag", 0, 4),
+    ("line", 0, 0),
+    ("step", 110, 7),
+    ("loss", 110, 8),
+    ("cpu", 120, 5),
+    ("memory", 120, 6),
+    ("gpu", 150, 4),
+    ("gpumem", 150, 6),
+)
+_RIGHTS = (5, 6, 7, 9, 10, 11, 12, 13, 14)
+
+
+def _widths(width: int) -> list[int]:
+    """The fixed columns, and the two that share the rest: the call gets more than the line."""
+    there = [fewest <= width for _, fewest, _ in _COLUMNS]
+    fixed = sum(one + 1 for (_, _, one), shown in zip(_COLUMNS, there, strict=True) if shown)
+    rest = max(12, width - fixed + 1)
+    call = rest * 3 // 5
+    widths = []
+    for (title, _, fixed_size), shown in zip(_COLUMNS, there, strict=True):
+        flexible = {"call": call, "line": rest - call}.get(title, fixed_size)
+        widths.append(flexible if shown else 0)
+    return widths
+
+
+def _head(width: int, sort: str) -> Line:
+    cells = [
+        (f"{title}{'↓' if title == sort else ''}", "title" if title == sort else "dim")
+        for title, _, _ in _COLUMNS
+    ]
+    return columns(cells, _widths(width), _RIGHTS)
+
+
+def _line(row: RankRow, now_ns: int, width: int) -> Line:
+    tone = heat.TONE[row.state]
+    ended = row.state in (State.DEAD, State.FINISHED)
+    usage = row.usage
+    state = row.state.value if width >= 120 else _short(row)
+    cells = [
+        (f"▸{row.rank}" if row.culprit else f" {row.rank}", "mark" if row.culprit else ""),
+        (state, tone),
+        ("" if row.words == row.state.value else row.words, tone),
+        (row.call, "dim" if ended else ""),
+        (row.group, "dim"),
+        ("" if row.seq is None else f"#{row.seq}", ""),
+        (duration(now_ns - row.since_ns) if row.since_ns else "", "dim" if ended else ""),
+        (f"-{row.lag}" if row.lag else "", "warn" if row.lag > 1 else ""),
+        (row.site, ""),
+        (row.progress.step, ""),
+        (row.progress.loss, ""),
+        ("" if usage.cpu_percent is None else f"{usage.cpu_percent:.0f}%", ""),
+        ("" if usage.rss_bytes is None else size(usage.rss_bytes), ""),
+        ("" if usage.gpu_percent is None else f"{usage.gpu_percent:.0f}%", ""),
+        ("" if usage.gpu_bytes is None else size(usage.gpu_bytes), ""),
+    ]
+    return columns(cells, _widths(width), _RIGHTS)
+
+
+def _short(row: RankRow) -> str:
+    """The state in ten cells, how a rank died included."""
+    if row.state is State.DEAD and row.words.startswith("killed by SIG"):
+        return row.words.removeprefix("killed by ")
+    return row.state.value

@@ -1,0 +1,218 @@
+"""One rank from close up: its recent calls, its stack, its log, its surroundings, its end."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from debugger.diagnosis.world import exit_status
+from debugger.record.wording import ranks_text, signal_name
+
+from ..picture import LogLine, Picture, RankDetail, StackNode, Stage, State
+from ..text import Line, duration, fit, line, safe, size, wrap
+from ..widgets import heat
+from ..widgets.timeline import timeline_lines
+from .base import Body, Key, View, moved
+
+PARTS = ("calls", "stack", "log", "about")
+SOURCES = ("stdout", "stderr", "log")
+LEVELS = ("", "debug", "info", "warning", "error")
+_GRAVITY = {"debug": 1, "info": 2, "warning": 3, "warn": 3, "error": 4, "critical": 5}
+_LEVEL_TONE = {"warning": "warn", "warn": "warn", "error": "bad", "critical": "bad", "debug": "dim"}
+
+
+class RankView(View):
+    name = "rank"
+    key = "r"
+    title = "Rank"
+    explained = (
+        "One rank: recent calls as a timeline, its stack, its log with search (/) and level "
+        "filter, and what is known of its process."
+    )
+    keys: ClassVar = (
+        Key("left_square_bracket", "[", "rank", "the previous rank"),
+        Key("right_square_bracket", "]", "rank", "the next rank"),
+        Key("tab", "Tab", "part", "calls, stack, log, about"),
+        Key("u", "u", "source", "stdout, stderr or the structured log"),
+        Key("l", "l", "level", "only log lines of that level or above"),
+    )
+
+    part = "calls"
+    source = "stdout"
+    level = ""
+    _at: int | None = None
+    """The line of the cursor in the log; None: the newest, as it comes."""
+
+    def body(self, picture: Picture, width: int, height: int) -> Body:
+        number = self.chosen.settle(picture)
+        detail = picture.detail
+        if number is None or number not in picture.states:
+            return Body(lines=[line(("no rank has been seen yet", "dim"))])
+        top = [self._head(picture, number, width), self._tabs()]
+        if detail is None or detail.rank != number:
+            return Body(top=top, lines=[line(("reading ...", "dim"))])
+        if self.part == "log":
+            rows = self._log(detail)
+            lines = [_log_line(row) for row in rows]
+            at = len(lines) - 1 if self._at is None else min(self._at, len(lines) - 1)
+            if not lines:
+                return Body(top=top, lines=[line(("nothing here", "dim"))])
+            return Body(top=top, lines=lines, cursor=at)
+        if self.part == "stack":
+            return Body(top=top, lines=stack_lines(picture, number))
+        if self.part == "about":
+            return Body(top=top, lines=about_lines(picture, detail, width))
+        ended = picture.states[number] in (State.DEAD, State.FINISHED)
+        return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
+
+    def _head(self, picture: Picture, number: int, width: int) -> Line:
+        state = picture.states[number]
+        row = picture.rows.get(number)
+        words = row.words if row else state.value
+        more = f"  {row.call}  {row.site}" if row else ""
+        mark = [("▸", "mark")] if number in picture.culprits else []
+        text = fit(more, max(0, width - len(words) - 14))
+        return line(*mark, (f"rank {number} ", "title"), (words, heat.TONE[state]), text)
+
+    def _tabs(self) -> Line:
+        pieces = [(f" {part} ", "cursor" if part == self.part else "dim") for part in PARTS]
+        if self.part == "log":
+            pieces.append(("  ", ""))
+            pieces += [(f" {one} ", "key" if one == self.source else "dim") for one in SOURCES]
+            level = f"  level {self.level or 'any'}" if self.source == "log" else ""
+            pieces.append((level + (f"  /{self.filter}" if self.filter else ""), "warn"))
+        return tuple(pieces)
+
+    def _log(self, detail: RankDetail) -> list[LogLine]:
+        rows = detail.logs.get(self.source, ())
+        least = _GRAVITY.get(self.level, 0)
+        wanted = self.filter.lower()
+        return [
+            row
+            for row in rows
+            if wanted in row.text.lower()
+            and (self.source != "log" or _GRAVITY.get(row.level, 2) >= least)
+        ]
+
+    def press(self, key: str, picture: Picture, page: int) -> bool:
+        if key in ("left_square_bracket", "right_square_bracket"):
+            ranks: list[int | None] = list(picture.states)
+            if ranks:
+                at = ranks.index(self.chosen.rank) if self.chosen.rank in ranks else 0
+                self.chosen.rank = ranks[(at + (1 if key.startswith("right") else -1)) % len(ranks)]
+                self._at = None
+        elif key == "tab":
+            self.part = PARTS[(PARTS.index(self.part) + 1) % len(PARTS)]
+        elif key == "u":
+            self.part = "log"
+            self.source = SOURCES[(SOURCES.index(self.source) + 1) % len(SOURCES)]
+            self._at = None
+        elif key == "l":
+            self.part, self.source = "log", "log"
+            self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
+        elif self.part == "log" and picture.detail is not None:
+            count = len(self._log(picture.detail))
+            to = moved(count - 1 if self._at is None else self._at, key, count, page)
+            if to is None or not count:
+                return False
+            self._at = None if to == count - 1 else to
+        else:
+            return False
+        return True
+
+    def pointed(self, column: int, row: int, picture: Picture) -> None:
+        if self.part == "log":
+            self._at = row
+
+
+def _log_line(row: LogLine) -> Line:
+    tone = _LEVEL_TONE.get(row.level, "")
+    if not row.level:
+        return line((row.text, tone))
+    stamp = time.strftime("%H:%M:%S ", time.localtime(row.time_ns / 1e9)) if row.time_ns else ""
+    return line((stamp, "dim"), (f"{row.level:<8}", tone or "dim"), (row.text, tone))
+
+
+def stack_lines(picture: Picture, number: int) -> list[Line]:
+    """The rank's threads, outermost frame first."""
+    stacks = picture.stacks
+    lines: list[Line] = []
+    for name, ranks, tree in stacks.threads if stacks else ():
+        if number in ranks and not name.startswith("distdebug"):
+            lines.append(line((name, "title")))
+            for node in _path(tree, number):
+                for frame, quiet in zip(node.frames, node.quiet, strict=True):
+                    lines.append(line((f"  {frame}", "dim" if quiet else "")))
+                if node.notes and not any(number in child.ranks for child in node.children):
+                    lines.append(line((f"  [{', '.join(node.notes)}]", "warn")))
+    if lines and stacks:
+        ago = duration(picture.now_ns - stacks.taken_ns)
+        return [line((f"taken {ago} before the last look", "dim")), *lines]
+    hint = "press S to take them" if picture.stage is Stage.LIVE else "none were taken in this run"
+    return [line((f"no stack of rank {number}: {hint}", "dim"))]
+
+
+def _path(tree: tuple[StackNode, ...], number: int) -> list[StackNode]:
+    found: list[StackNode] = []
+    while True:
+        node = next((one for one in tree if number in one.ranks), None)
+        if node is None:
+            return found
+        found.append(node)
+        tree = node.children
+
+
+def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
+    """The process, its end, what it said of itself, and its notes."""
+    rank = picture.ranks.get(detail.rank)
+    if rank is None:
+        return [line(("not seen yet", "dim"))]
+    rows: list[tuple[str, str]] = [
+        ("pid", str(rank.pid)),
+        ("host", safe(rank.host or "?")),
+        ("local rank", str(rank.local_rank)),
+        ("world size", str(rank.world_size)),
+        ("restarts", str(rank.restart_count)),
+        ("calls", str(rank.calls)),
+        ("started", _stamp(rank.started_ns)),
+    ]
+    if not rank.process.alive:
+        status = exit_status(rank)
+        how = "unknown" if status is None else f"status {status}"
+        if rank.process.signal is not None:
+            how = signal_name(rank.process.signal)
+        rows += [("ended", _stamp(rank.process.ended_ns or 0)), ("exit", how)]
+    elif rank.heartbeat_ns:
+        rows.append(("heartbeat", f"{duration(picture.now_ns - rank.heartbeat_ns)} ago"))
+    row = picture.rows.get(detail.rank)
+    if row is not None and row.usage.rss_bytes is not None:
+        rows.append(("memory", size(row.usage.rss_bytes)))
+    for key, group in rank.groups.items():
+        about = f"{group.backend}, {ranks_text(group.ranks)}, {group.issued} collectives"
+        rows.append((f"group {safe(group.desc or key[0], 20)}", safe(about)))
+    shown = {"host", "job"}
+    rows += [
+        (safe(name, 20), safe(_flat(value)))
+        for name, value in detail.identity.items()
+        if name not in shown
+    ]
+    rows += [(f"note: {safe(note.kind, 16)}", safe(note.message)) for note in rank.notes]
+    lines: list[Line] = []
+    for name, value in rows:
+        first, *rest = wrap(value, max(20, width - 22)) or [""]
+        lines.append(line((fit(name, 21), "dim"), first))
+        lines += [line((" " * 21, ""), text) for text in rest]
+    return lines
+
+
+def _flat(value: object) -> str:
+    """A recorded value in words: the environment, for one, is an object."""
+    if isinstance(value, dict):
+        return "  ".join(f"{name}={value[name]}" for name in sorted(value))
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _stamp(time_ns: int) -> str:
+    if not time_ns:
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ns / 1e9))

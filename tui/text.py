@@ -1,0 +1,128 @@
+"""Lines of styled text: what screens are made of before there is any screen.
+
+A line is a tuple of pieces, a piece is (text, tone). Tones are words such as "bad"; the theme says
+what they look like. Text from a rank passes `safe` on its way in; nothing is ever read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+from debugger.record.sanitize import clean
+
+Piece = tuple[str, str]
+Line = tuple[Piece, ...]
+
+EMPTY: Line = ()
+TONES = ("", "dim", "title", "good", "busy", "warn", "bad", "mark", "key", "cursor")
+"""Every tone there is; "" is plain text."""
+
+
+def safe(value: object, most: int = 400) -> str:
+    """Text from outside, on one line, without anything that a terminal would act on."""
+    return clean(str(value).replace("\t", " "), most)
+
+
+def line(*parts: str | Piece) -> Line:
+    """A line of pieces; a bare string has no tone."""
+    return tuple((part, "") if isinstance(part, str) else part for part in parts)
+
+
+def plain(row: Line) -> str:
+    """The text of a line."""
+    return "".join(text for text, _ in row)
+
+
+def width_of(row: Line) -> int:
+    """How many cells a line takes."""
+    return sum(cell_len(text) for text, _ in row)
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """The text in exactly `width` cells; what does not fit ends in an ellipsis."""
+    if width <= 0:
+        return ""
+    size = cell_len(text)
+    if size > width:
+        return set_cell_size(text, width - 1) + "…"
+    return " " * (width - size) + text if right else text + " " * (width - size)
+
+
+def clip(row: Line, width: int) -> Line:
+    """The line, cut to `width` cells."""
+    if width_of(row) <= width:
+        return row
+    found: list[Piece] = []
+    left = width
+    for text, tone in row:
+        size = cell_len(text)
+        if size > left:
+            found.append((fit(text, left), tone))
+            break
+        found.append((text, tone))
+        left -= size
+    return tuple(found)
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines of at most `width` cells, broken at blanks where possible."""
+    rows: list[str] = []
+    current = ""
+    for word in text.split(" "):
+        while cell_len(word) > width - len(indent):
+            if current:
+                rows.append(current)
+                current = indent
+            head = set_cell_size(word, max(1, width - cell_len(current)))
+            rows.append(current + head)
+            current, word = indent, word[len(head) :]
+        joined = f"{current} {word}" if current.strip() else current + word
+        if cell_len(joined) > width:
+            rows.append(current)
+            joined = indent + word
+        current = joined
+    return [*rows, current] if current.strip() or not rows else rows
+
+
+def columns(
+    cells: Sequence[tuple[str, str]], widths: Sequence[int], rights: Iterable[int] = ()
+) -> Line:
+    """(text, tone) cells in columns of these widths, a blank between them. Those in `rights` are
+    aligned to the right; a column of width 0 is left out."""
+    aligned = set(rights)
+    pieces: list[Piece] = []
+    for index, ((text, tone), width) in enumerate(zip(cells, widths, strict=True)):
+        if width:
+            pieces.append((fit(text, width, right=index in aligned), tone))
+            pieces.append((" ", ""))
+    return tuple(pieces[:-1])
+
+
+def duration(time_ns: int) -> str:
+    """`850 ms`, `4.2 s`, `3m07`, `2h05`, `3d04h`: always at most 6 characters."""
+    value_s = max(0, time_ns) / 1e9
+    if value_s < 0.0995:
+        return f"{value_s * 1e3:.1f} ms" if value_s < 0.00995 else f"{value_s * 1e3:.0f} ms"
+    if value_s < 0.9995:
+        return f"{value_s * 1e3:.0f} ms"
+    if value_s < 99.95:
+        return f"{value_s:.1f} s"
+    minutes, rest_s = divmod(round(value_s), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest_s:02}"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minutes:02}"
+    return f"{hours // 24}d{hours % 24:02}h" if hours < 2400 else f"{hours // 24}d"
+
+
+def size(amount_bytes: float) -> str:
+    """`512K`, `1.5G`: at most 5 characters."""
+    value = float(amount_bytes)
+    for unit in ("B", "K", "M", "G"):
+        if value < 1000:
+            return f"{value:.0f}{unit}" if value >= 9.95 or unit == "B" else f"{value:.1f}{unit}"
+        value /= 1024
+    return f"{value:.1f}T"

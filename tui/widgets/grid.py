@@ -1,0 +1,77 @@
+"""Draws a group's last collectives: a column a sequence number, a row a rank."""
+
+from __future__ import annotations
+
+from debugger.record.layout import CallState
+from debugger.record.snapshot import Call
+
+from ..picture import Matrix
+from ..text import Line, Piece, fit
+
+LABEL = 11
+CELL = 2
+SYMBOLS = {
+    "left": ("■", "good"),
+    "entered": ("○", "busy"),
+    "failed": ("!", "bad"),
+    "differs": ("≠", "mark"),
+    "to come": ("·", "dim"),
+    "forgotten": ("?", "dim"),
+}
+
+
+def symbol(call: Call | None, odd: bool, came: bool) -> str:
+    """Which symbol a cell has. `came`: the rank has made that call, though it may be forgotten."""
+    if call is None:
+        return "forgotten" if came else "to come"
+    if odd:
+        return "differs"
+    if call.state is CallState.FAILED:
+        return "failed"
+    return "left" if call.state is CallState.COMPLETED else "entered"
+
+
+def window(matrix: Matrix, column: int | None, width: int) -> range:
+    """The columns in sight: the last ones, or those around the cursor's."""
+    count = min(len(matrix.seqs), max(1, (width - LABEL) // CELL))
+    last = len(matrix.seqs)
+    if column is not None and column < last - count:
+        start = max(0, column - count // 2)
+        return range(start, start + count)
+    return range(last - count, last)
+
+
+def head(matrix: Matrix, columns: range) -> Line:
+    """The sequence numbers, one for every fourth column."""
+    text = " " * LABEL
+    for position, column in enumerate(columns):
+        if column % 4 == 0 or position == 0:
+            at = LABEL + position * CELL
+            if at >= len(text):
+                text += " " * (at - len(text)) + f"#{matrix.seqs[column]} "
+    return ((text, "dim"),)
+
+
+def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -> list[Line]:
+    """A line a rank; `cursor` is (row, column)."""
+    found = []
+    for row, rank in enumerate(matrix.ranks):
+        pieces: list[Piece] = [(fit(f"rank {rank}", LABEL), "")]
+        for column in columns:
+            seq = matrix.seqs[column]
+            call = matrix.calls.get((rank, seq))
+            odd = rank in matrix.odd.get(seq, ())
+            name = symbol(call, odd, matrix.issued.get(rank, 0) > seq)
+            text, tone = SYMBOLS[name]
+            pieces.append((text, "cursor" if (row, column) == cursor else tone))
+            pieces.append((" " * (CELL - 1), ""))
+        found.append(tuple(pieces))
+    return found
+
+
+def legend() -> Line:
+    """What the symbols mean."""
+    pieces: list[Piece] = []
+    for name, (text, tone) in SYMBOLS.items():
+        pieces += [(text, tone), (f" {name}  ", "dim")]
+    return tuple(pieces)

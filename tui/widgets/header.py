@@ -1,0 +1,138 @@
+"""Draws what stands above every screen: the run's figures, the screens' names, and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debugger.record.wording import ranks_text
+
+from ..picture import Found, Picture, Stage
+from ..text import Line, clip, duration, line, width_of, wrap
+
+_BADGES = {
+    Stage.NOTHING: ("NO RUN", "warn"),
+    Stage.LIVE: ("LIVE", "good"),
+    Stage.ENDED: ("ENDED", "title"),
+    Stage.KILLED: ("KILLED", "bad"),
+    Stage.GONE: ("GONE", "bad"),
+}
+MOST_BANNER = 6
+
+
+def header_lines(
+    picture: Picture, tabs: Sequence[tuple[str, str]], here: str, missed: int | None, width: int
+) -> list[Line]:
+    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused."""
+    badge, tone = _BADGES[picture.stage]
+    head: list[tuple[str, str]] = [(f" {badge} ", tone)]
+    if missed is not None:
+        head.append((f" PAUSED, {missed} newer ", "cursor"))
+    head.append((f" {picture.command or picture.directory}", "title"))
+    return [
+        clip(tuple(head), width),
+        clip(_figures(picture), width),
+        clip(_tabs(tabs, here), width),
+    ]
+
+
+def _figures(picture: Picture) -> Line:
+    parts: list[tuple[str, str]] = []
+    outcome = picture.outcome or (picture.verdict.kind if picture.verdict else "")
+    if outcome:
+        code = "" if picture.exit_code is None else f", exit code {picture.exit_code}"
+        parts.append((f"{outcome}{code}", "good" if outcome == "ok" else "bad"))
+    elif picture.stage is Stage.LIVE:
+        late = bool(picture.notices)
+        parts.append(
+            ("nothing proven so far", "warn") if late else ("nothing wrong so far", "good")
+        )
+    if picture.started_ns:
+        until_ns = picture.ended_ns or picture.now_ns
+        parts.append((duration(until_ns - picture.started_ns), ""))
+    if picture.states:
+        count = len(picture.states)
+        seen = len(picture.ranks)
+        parts.append((f"{count} ranks" + (f" ({seen} seen)" if seen < count else ""), ""))
+    if picture.backend:
+        parts.append((picture.backend, ""))
+    if picture.calls:
+        rate = picture.calls_per_s
+        parts.append((f"{picture.calls:,} calls", ""))
+        if rate is not None:
+            parts.append((f"{rate:,.0f} calls/s" if rate >= 10 else f"{rate:.1f} calls/s", ""))
+    if picture.host:
+        parts.append((picture.host, "dim"))
+    pieces: list[tuple[str, str]] = [(" ", "")]
+    for part in parts:
+        pieces += [part, ("  ", "")]
+    return tuple(pieces[:-1])
+
+
+def _tabs(tabs: Sequence[tuple[str, str]], here: str) -> Line:
+    pieces: list[tuple[str, str]] = []
+    for key, title in tabs:
+        pieces += [(f" {key}", "key"), (f" {title} ", "cursor" if title == here else "")]
+    return tuple(pieces)
+
+
+def banner_lines(picture: Picture, width: int) -> list[Line]:
+    """What is wrong: the verdict in its own words, else notices; and what cannot be read."""
+    lines: list[Line] = []
+    if picture.problem:
+        lines += _text("! ", picture.problem, "warn", width)
+    verdict = picture.verdict
+    if verdict is not None:
+        lines += _found(verdict, width)
+    errors = [one for one in picture.found if one.is_error and one is not verdict]
+    warnings = [one for one in picture.found if not one.is_error]
+    if verdict is None:
+        for one in warnings[:2]:
+            lines += _found(one, width)
+        warnings = warnings[2:]
+        for text in picture.notices[:2]:
+            lines += _text("… ", text, "warn", width)[:2]
+    more = [f"{len(errors)} more errors"] if errors else []
+    more += [f"{len(warnings)} warnings"] if warnings else []
+    if more:
+        lines.append(line((f"  and {' and '.join(more)}", "dim")))
+    for fault in picture.faults[:1]:
+        rest = f" (and {len(picture.faults) - 1} more)" if len(picture.faults) > 1 else ""
+        lines += _text("! ", fault + rest, "warn", width)[:2]
+    return lines
+
+
+def _found(found: Found, width: int) -> list[Line]:
+    tone = "bad" if found.is_error else "warn"
+    who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""
+    title = line((f" {found.kind} ", "mark" if found.is_error else "warn"), (who, tone))
+    head = width_of(title) + 2
+    rows = wrap(found.message, max(20, width - 2))
+    if head + len(found.message) <= width:
+        return [(*title, ("  ", ""), (found.message, ""))]
+    lines: list[Line] = [title, *(line("  ", (row, "")) for row in rows)]
+    if len(lines) > MOST_BANNER - 1:
+        lines = lines[: MOST_BANNER - 1]
+        lines[-1] = (*clip(lines[-1], width - 2), (" …", "dim"))
+    return lines
+
+
+def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:
+    rows = wrap(text, max(20, width - 2))
+    return [line((sign if not at else "  ", tone), (row, tone)) for at, row in enumerate(rows)]
+
+
+def bar_line(
+    keys: Sequence[tuple[str, str]], width: int
+) -> tuple[Line, list[tuple[int, int, int]]]:
+    """The keys at the foot, and where each of them is: (from column, to column, index)."""
+    pieces: list[tuple[str, str]] = []
+    places = []
+    at = 0
+    for index, (key, label) in enumerate(keys):
+        text = f" {key} "
+        if at + len(text) + len(label) + 1 > width:
+            break
+        pieces += [(text, "key"), (f"{label} ", "")]
+        places.append((at, at + len(text) + len(label), index))
+        at += len(text) + len(label) + 1
+    return tuple(pieces), places

@@ -1,0 +1,33 @@
+"""What tones look like: one table from tone to style, made of the colours of the app's theme."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from textual.color import Color, ColorParseError
+from textual.theme import Theme
+
+Palette = dict[str, Style]
+
+
+def palette_of(theme: Theme) -> Palette:
+    """The styles of all tones. What a theme leaves out is taken from the terminal's own colours."""
+    dark = theme.dark
+    return {
+        "": Style(),
+        "dim": Style(dim=True),
+        "title": Style(bold=True),
+        "good": _ink(theme.success, "green"),
+        "busy": _ink(theme.primary, "cyan" if dark else "blue"),
+        "warn": _ink(theme.warning, "yellow"),
+        "bad": _ink(theme.error, "red") + Style(bold=True),
+        "mark": Style(bold=True, reverse=True) + _ink(theme.error, "red"),
+        "key": Style(bold=True) + _ink(theme.accent, "magenta"),
+        "cursor": Style(reverse=True),
+    }
+
+
+def _ink(name: str | None, otherwise: str) -> Style:
+    try:
+        return Style(color=Color.parse(name).rich_color) if name else Style(color=otherwise)
+    except ColorParseError:
+        return Style(color=otherwise)

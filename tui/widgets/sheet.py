@@ -1,0 +1,128 @@
+"""The two widgets that all screens share: fixed lines, and lines that scroll."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..text import EMPTY, Line, clip
+from .palette import Palette
+
+
+class Pressed(Message):
+    """The mouse was pressed on a cell of these lines; `row` counts from the first line."""
+
+    def __init__(self, sender: str, column: int, row: int) -> None:
+        super().__init__()
+        self.sender = sender
+        self.column = column
+        self.row = row
+
+
+def strip_of(row: Line, palette: Palette, base: Style, width: int, cursor: bool = False) -> Strip:
+    """One line as the terminal gets it."""
+    over = palette["cursor"] if cursor else Style()
+    pieces = [
+        Segment(text, base + palette.get(tone, palette[""]) + over)
+        for text, tone in clip(row, width)
+        if text
+    ]
+    return Strip(pieces).adjust_cell_length(width, base + over)
+
+
+class Lines(Widget):
+    """Lines that do not scroll; as high as they are many, and gone when there are none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name)
+        self._lines: tuple[Line, ...] = ()
+        self.palette: Palette = {"": Style(), "cursor": Style()}
+        self.display = False
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return self._lines
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Show these from now on."""
+        found = tuple(lines)
+        if found == self._lines:
+            return
+        if len(found) != len(self._lines):
+            self.styles.height = len(found)
+            self.display = bool(found)
+        self._lines = found
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        row = self._lines[y] if y < len(self._lines) else EMPTY
+        return strip_of(row, self.palette, self.rich_style, self.size.width)
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(Pressed(self.id or "", event.x, event.y))
+
+
+class Sheet(ScrollView, can_focus=True):
+    """Lines that scroll, one of which the cursor may be on."""
+
+    DEFAULT_CSS = "Sheet { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name)
+        self._lines: tuple[Line, ...] = ()
+        self._cursor: int | None = None
+        self.palette: Palette = {"": Style(), "cursor": Style()}
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return self._lines
+
+    def show(self, lines: Sequence[Line], cursor: int | None = None, follow: bool = False) -> None:
+        """Show these from now on. The cursor's line is brought into view when it moves, and with
+        `follow` always."""
+        found = tuple(lines)
+        before, self._lines = self._lines, found
+        moved, self._cursor = self._cursor, cursor
+        if found != before:
+            size = Size(1, len(found))  # what is too wide is cut, not scrolled
+            if size != self.virtual_size:
+                self.virtual_size = size
+                self.refresh()
+            else:
+                for y in self._visible():
+                    if found[y] != before[y]:
+                        self.refresh_lines(y)
+        if moved != cursor:
+            self.refresh()
+        if cursor is not None and (moved != cursor or follow):
+            self.call_after_refresh(self._bring_into_view)  # when the height is known
+
+    def _visible(self) -> range:
+        top = self.scroll_offset.y
+        return range(top, min(len(self._lines), top + self.size.height))
+
+    def _bring_into_view(self) -> None:
+        row, top, height = self._cursor, self.scroll_offset.y, self.size.height
+        if row is None:
+            return
+        if height and row < top:
+            self.scroll_to(y=row, animate=False)
+        elif height and row >= top + height:
+            self.scroll_to(y=row - height + 1, animate=False)
+
+    def render_line(self, y: int) -> Strip:
+        index = y + self.scroll_offset.y
+        row = self._lines[index] if index < len(self._lines) else EMPTY
+        width = self.size.width
+        return strip_of(row, self.palette, self.rich_style, width, index == self._cursor)
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(Pressed(self.id or "", event.x, event.y + self.scroll_offset.y))
