@@ -4,10 +4,14 @@ nan: a NaN in what a rank contributes; in what is added up or multiplied also an
 MAX or a mask that is only passed on may well have. overflow: an Inf or NaN in the result of a sum
 to which everybody contributed finite numbers; it includes the check for nan, for otherwise nobody
 could tell. A check reads every element, and waits for the device that has them.
+
+Once the program scales its loss (GradScaler) nothing is asked of reductions: gradients overflow on
+purpose then, and the step is left out.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..record.signature import Signature
+from . import rank_log, torch_private
 from .describe import METHODS, tensors_in
 from .own_findings import OwnFinding
 from .recorder import GroupRecord, Known, Recorder
@@ -32,7 +37,26 @@ def inspector(asked: frozenset[str], recorder: Recorder, record: GroupRecord) ->
     """What looks at each call of the group; None where no check of this file is asked for."""
     if not asked & {NAN, OVERFLOW}:
         return None
+    _watch_scalers()
     return Inspector(recorder, record, OVERFLOW in asked).before
+
+
+_watching = False
+_scaling = False
+
+
+def _watch_scalers() -> None:
+    global _watching
+    if not _watching:
+        _watching = True
+        torch_private.on_loss_scaling(_scales)
+
+
+def _scales() -> None:
+    global _scaling
+    if not _scaling:
+        rank_log.write("the check of data leaves out reductions: a GradScaler is in use", "info")
+    _scaling = True
 
 
 class Inspector:
@@ -53,6 +77,8 @@ class Inspector:
         if given is None:
             return None
         signature = Signature.from_json(known.text)
+        if signature.reduce_op and _scaling:
+            return None
         gives = signature.op not in ROOT_GIVES or signature.root == self._rank
         if gives:
             for index, tensor in enumerate(tensors_in(given)):
@@ -93,7 +119,7 @@ class Inspector:
 
     def _raise(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
         finding = OwnFinding(self._record, seq, kind, message, culprits)
-        finding.put_on_record(self._recorder, 0)
+        finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
         raise finding.raised()
 
 

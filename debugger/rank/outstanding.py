@@ -35,7 +35,11 @@ def dropped(reference: weakref.ref[TrackedWork]) -> None:
     """
     if _gathering or sys.exc_info()[0] is not None:
         return  # a coalesced call is waited for as a whole; an exception leaves everything behind
-    if call_site.frame_kind(sys._getframe(1).f_code.co_filename) == call_site.OWN:
+    try:
+        frame = sys._getframe(1)
+    except ValueError:
+        return  # freed by a thread of C++, where no code of the program runs
+    if call_site.frame_kind(frame.f_code.co_filename) == call_site.OWN:
         return  # torch's own: DDP's join() knows that it need not wait
     for number, (known, work) in list(works.items()):
         if known is reference:

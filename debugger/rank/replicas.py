@@ -8,6 +8,10 @@ supervisor (`diagnosis.replicas`), so that no rank ever waits for another one.
 
 Steps of different ranks belong together by the collectives of the group that came before them, not
 by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps, rightly so.
+
+A model whose ranks step on their own (local SGD, fine-tuning of the module inside) has no replicas
+from then on: it is left alone after the first step that no collective came before. The digest after
+an optimiser's first step waits for the second to tell which kind it is.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +43,10 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 Named = list[tuple[str, torch.Tensor]]
+Row = tuple[tuple[int, int], int, int, int, Sequence[int]]
+"""What `ReplicaWriter.append` takes."""
+DECLARED = -1
+"""Stands for the model where the user says that all optimisers hold replicas."""
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
@@ -60,21 +67,40 @@ def is_due(moment: int, every: int) -> bool:
 
 @dataclass(slots=True)
 class Replica:
-    """Parameters of one optimiser that must be the same on all ranks of a group."""
+    """Parameters that must be the same on all ranks of a group. The optimisers of just these share
+    it: a program may make a new one for each epoch."""
 
     key: tuple[object, ...]
+    model: int
     group: GroupRecord
-    tensors: Sequence[torch.Tensor]
+    tensors: list[weakref.ref[torch.Tensor]]
     writer: ReplicaWriter
     moment: tuple[int, int] = (-1, 0)
+    withheld: Row | None = None
+
+    def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether it is of exactly these."""
+        same = (known() is one for known, one in zip(self.tensors, tensors, strict=False))
+        return len(tensors) == len(self.tensors) and all(same)
+
+
+@dataclass(slots=True)
+class Model:
+    """A DDP model, and how many collectives its group had issued when it was made."""
+
+    reference: weakref.ref[DistributedDataParallel]
+    issued: int | None
 
 
 @dataclass(slots=True)
 class Steps:
     """What is known of one optimiser."""
 
+    optimizer: weakref.ref[Optimizer]
     made: int = 0
     seen: tuple[int, ...] = ()
+    parameters: Sequence[torch.Tensor] = ()
+    """Kept, so that the ids in `seen` are of no others."""
     replicas: list[Replica] = field(default_factory=list)
 
 
@@ -88,17 +114,25 @@ class ReplicaCheck:
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
-        self._steps: weakref.WeakKeyDictionary[Optimizer, Steps] = weakref.WeakKeyDictionary()
-        self._models: list[weakref.ref[DistributedDataParallel]] = []
+        self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
+        self._models: list[Model] = []
+        self._replicas: list[Replica] = []
+        self._stepped: dict[tuple[int, int], int] = {}
+        """By model and parameter: the collectives issued when it was stepped last."""
+        self._local: set[int] = set()
+        """The models whose ranks step on their own."""
         self._namesakes: dict[tuple[object, ...], int] = {}
         self._files = 0
+        self._full = False
         self._off = False
 
     # -- what torch tells ----------------------------------------------------------------------
 
     def replicated(self, model: DistributedDataParallel) -> None:
         """A DDP model was made."""
-        self._models.append(weakref.ref(model))
+        group: Any = getattr(model, "process_group", None)
+        issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
+        self._models.append(Model(weakref.ref(model), issued))
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -108,7 +142,7 @@ class ReplicaCheck:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
-        if optimizer not in self._steps:
+        if id(optimizer) not in self._steps:
             self._guarded(optimizer, sys._getframe(1), made=0)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -127,32 +161,79 @@ class ReplicaCheck:
     # -- a step --------------------------------------------------------------------------------
 
     def _look(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        steps = self._steps.setdefault(optimizer, Steps())
+        steps = self._steps_of(optimizer)
         steps.made += made
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         seen = (len(self._models), *map(id, parameters))
         if seen != steps.seen:
-            steps.seen = seen
+            steps.seen, steps.parameters = seen, parameters
             plain = [one for one in parameters if _is_plain(one)]
-            steps.replicas = list(self._replicas(optimizer, plain, steps.replicas))
+            steps.replicas = list(self._replicas_of(optimizer, plain))
         site = self._recorder.safe_site(frame) if steps.replicas else 0
         for replica in steps.replicas:
-            issued, turn = replica.group.slot.issued, 0
-            if issued == replica.moment[0]:
-                turn = replica.moment[1] + 1
-            replica.moment = (issued, turn)
-            if is_due(issued + turn, self._every):
-                found = digest.digests(replica.tensors)
-                replica.writer.append(replica.moment, steps.made, site, time.monotonic_ns(), found)
+            tensors = [one for known in replica.tensors if (one := known()) is not None]
+            if made and self._is_local(replica, tensors):
+                self._leave_alone(replica)
+            elif replica.model not in self._local and (made or replica.moment[0] < 0):
+                self._add(replica, tensors, steps.made, site)
+
+    def _steps_of(self, optimizer: Optimizer) -> Steps:
+        number, every = id(optimizer), self._steps
+
+        def forget(reference: weakref.ref[Optimizer]) -> None:
+            if number in every and every[number].optimizer is reference:
+                del every[number]
+
+        known = every.get(number)
+        if known is None or known.optimizer() is not optimizer:
+            known = every[number] = Steps(weakref.ref(optimizer, forget))
+        return known
+
+    def _add(self, replica: Replica, tensors: Sequence[torch.Tensor], step: int, site: int) -> None:
+        if replica.withheld is not None:
+            replica.writer.append(*replica.withheld)
+            replica.withheld = None
+        issued, turn = replica.group.slot.issued, 0
+        if issued == replica.moment[0]:
+            turn = replica.moment[1] + 1
+        replica.moment = (issued, turn)
+        if is_due(issued + turn, self._every):
+            row = (replica.moment, step, site, time.monotonic_ns(), digest.digests(tensors))
+            if step == 1:
+                replica.withheld = row
+            else:
+                replica.writer.append(*row)
+
+    # -- steps of each rank on its own ---------------------------------------------------------
+
+    def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether this step was made without the other ranks."""
+        number, issued = replica.model, replica.group.slot.issued
+        places = [(number, id(one)) for one in tensors]
+        before = max(self._stepped.get(place, -1) for place in places) if places else -1
+        self._stepped.update(dict.fromkeys(places, issued))
+        if number != DECLARED:
+            model = self._models[number].reference()
+            if model is None or not model.require_forward_param_sync:
+                return True  # the last forward was within no_sync()
+            if issued == self._models[number].issued:
+                return False  # nobody has ever brought this model together, DDP included
+        return before == issued
+
+    def _leave_alone(self, replica: Replica) -> None:
+        replica.withheld = None
+        if replica.model not in self._local:
+            self._local.add(replica.model)
+            rank_log.write("the check of replicas is off: steps without synchronisation")
 
     # -- what must be equal --------------------------------------------------------------------
 
-    def _replicas(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor], before: Sequence[Replica]
+    def _replicas_of(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
         for number, group, named in self._declarations(optimizer, parameters):
             if named and len(group.ranks) > 1:
-                made = self._replica(number, group, named, before)
+                made = self._replica(number, group, named)
                 if made is not None:
                     yield made
 
@@ -160,8 +241,8 @@ class ReplicaCheck:
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[tuple[int, GroupRecord, Named]]:
         mine = {id(one) for one in parameters}
-        for number, reference in enumerate(self._models):
-            model = reference()
+        for number, known in enumerate(self._models):
+            model = known.reference()
             group: Any = getattr(model, "process_group", None)
             if model is not None and isinstance(group, CheckedGroup):
                 ignored = getattr(model, "parameters_to_ignore", ())
@@ -175,7 +256,7 @@ class ReplicaCheck:
         if not self._models and self._declared and world is not None:
             names = None if self._is_shared_out(world) else parameter_names.find(optimizer)
             if names is not None:
-                yield -1, world, [(names[id(one)], one) for one in parameters]
+                yield DECLARED, world, [(names[id(one)], one) for one in parameters]
 
     def _is_shared_out(self, world: GroupRecord) -> bool:
         """Whether the ranks do different things, as the stages of a pipeline do."""
@@ -184,19 +265,22 @@ class ReplicaCheck:
             for group in inspection.groups()
         )
 
-    def _replica(
-        self, number: int, group: GroupRecord, named: Named, before: Sequence[Replica]
-    ) -> Replica | None:
+    def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
         key = (group.name, group.incarnation, number, hash64(layout))
         tensors = [one for _, one in named]
-        for known in before:  # another model was made, or other parameters were added
-            if known.key == key and all(map(is_, known.tensors, tensors)):
-                return known
+        alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
+        self._replicas = alive
+        for replica in alive:
+            if replica.key == key and replica.holds(tensors):
+                return replica
         namesake = self._namesakes.get(key, 0)
         self._namesakes[key] = namesake + 1
         if self._files >= MOST_FILES:
-            return None  # a program that makes its optimisers anew all the time
+            if not self._full:
+                rank_log.write("the check of replicas leaves out further models", "warning")
+            self._full = True
+            return None  # a program that makes its models anew all the time
         text = f"{number}.{namesake}.{key[-1]:016x}"
         names = [name[:200] for name, _ in named]
         group_key = (group.name, group.incarnation)
@@ -209,7 +293,9 @@ class ReplicaCheck:
             except FileExistsError:
                 continue  # of a process of that number before
         self._recorder.note(NOTE, "digests of parameters", file=name)
-        return Replica(key, group, tensors, writer)
+        made = Replica(key, number, group, [weakref.ref(one) for one in tensors], writer)
+        self._replicas.append(made)
+        return made
 
 
 def _is_plain(parameter: Any) -> bool:

@@ -333,6 +333,19 @@ def on_models_averaged(note: Callable[[], None]) -> None:
     patch(post_localSGD_hook.PostLocalSGDState, "__init__", make)
 
 
+def on_loss_scaling(note: Callable[[], None]) -> None:
+    """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def begin(self: Any, *args: Any) -> Any:
+            note()
+            return original(self, *args)
+
+        return begin
+
+    patch(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", make)
+
+
 def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
     """Hear of each step of each optimiser."""
     from torch.optim import optimizer
