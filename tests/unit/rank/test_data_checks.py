@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from debugger.rank import call_site, data_checks, rank_log
 from debugger.rank.data_checks import inspector
 from debugger.rank.finding_errors import FindingRaised
 from debugger.rank.recorder import GroupRecord
@@ -23,8 +24,12 @@ class Notes:
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
 
-    def note(self, kind: str, message: str, _site: int, **data: Any) -> None:
-        self.taken.append({"kind": kind, "message": message, **data})
+    def note(self, kind: str, message: str, site: int, **data: Any) -> None:
+        self.taken.append({"kind": kind, "message": message, "site": site, **data})
+
+    def safe_site(self, frame: FrameType | None) -> int:
+        found = call_site.find(frame)
+        return 0 if found is None else found.f_code.co_firstlineno
 
 
 def looked_at(
@@ -122,6 +127,7 @@ def test_overflow() -> None:
     (note,) = notes.taken
     assert (note["finding"], note["culprits"], note["victims"]) == ("overflow", [10, 20], [])
     assert (note["group"], note["seq"]) == (["0", 0], 7)
+    assert note["site"] == test_overflow.__code__.co_firstlineno
 
 
 @pytest.mark.parametrize(
@@ -141,3 +147,33 @@ def test_nothing_asked_for() -> None:
     record: Any = SimpleNamespace(ranks=RANKS, group_rank=0)
     notes: Any = Notes()
     assert inspector(frozenset(), notes, record) is None
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said of scalers; none was used before."""
+    lines: list[str] = []
+    monkeypatch.setattr(rank_log, "write", lambda event, *_, **__: lines.append(event))
+    monkeypatch.setattr(data_checks, "_scaling", False)
+    return lines
+
+
+def test_a_scaled_loss(logged: list[str]) -> None:
+    """Its gradients overflow on purpose; what is no reduction must still be fine."""
+    sums = call("all_reduce", reduce_op="sum")
+    looked_at("nan,overflow", "allreduce", sums, [FINE])
+    for _ in range(2):
+        torch.amp.GradScaler("cpu", init_scale=2.0**24).scale(torch.ones(1))
+    assert looked_at("nan,overflow", "allreduce", sums, [tensor(INF)])[0] is None
+    assert len(logged) == 1
+    with pytest.raises(FindingRaised):
+        looked_at("nan", "broadcast", call("broadcast", root=10), [tensor(NAN)])
+
+
+def test_a_scaler_that_is_off(logged: list[str]) -> None:
+    sums = call("all_reduce", reduce_op="sum")
+    looked_at("nan", "allreduce", sums, [FINE])
+    torch.amp.GradScaler("cpu", enabled=False).scale(torch.ones(1))
+    with pytest.raises(FindingRaised):
+        looked_at("nan", "allreduce", sums, [tensor(NAN)])
+    assert not logged

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from itertools import pairwise
@@ -47,6 +50,22 @@ def test_left_behind_by_an_exception() -> None:
         raise ValueError
     except ValueError:
         del handle
+    assert not outstanding.unwaited
+
+
+def test_dropped_by_a_thread_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of C++ has no code of the program to blame."""
+    errors: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    done = threading.Event()
+    last = Handle()
+    told = weakref.ref(last, lambda _: done.set())
+    handles = [last, call(1, complete=False)]
+    del last
+    _thread.start_new_thread(handles.clear, ())  # from the end
+    assert done.wait(30)
+    assert told() is None
+    assert not errors
     assert not outstanding.unwaited
 
 

@@ -25,7 +25,6 @@ class Bench:
         self.slot = SimpleNamespace(issued=5)
         slot: Any = self.slot
         self.group = GroupRecord("0", "default_pg", 0, (0, 1), 0, slot, "gloo", None)
-        self.site = 0
         self.world = self.group
         self.has_messages = False
         recorder: Any = self
@@ -161,9 +160,7 @@ def test_new_optimizers_share_the_file(bench: Bench) -> None:
     assert not bench.check._steps
 
 
-def test_too_many_models(
-    bench: Bench, logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_models(bench: Bench, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "MOST_FILES", 2)
     for _ in range(4):
         bench.step(sgd(bench.model(nn.Linear(2, 2)).module), collectives=1)
