@@ -38,7 +38,6 @@ _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 def observe() -> None:
     """From now on the level switches the guards of all groups."""
     levels.on_detail(_switch_all)
-    pair_agreement.observe()
 
 
 def _switch_all(on: bool) -> None:

@@ -16,9 +16,18 @@ from . import call_site
 if TYPE_CHECKING:
     from .tracked_work import TrackedWork
 
-works: dict[int, tuple[weakref.ref[TrackedWork], Any]] = {}
-"""By call number: the handle, and the backend's work. A call stays until it is done; one whose
-handle was dropped, until `poll`."""
+
+class Handle(weakref.ref["TrackedWork"]):
+    """A call's handle, as long as the program has it; the call's number, the backend's work."""
+
+    __slots__ = ("number", "work")
+
+    number: int
+    work: Any
+
+
+works: dict[int, Handle] = {}
+"""By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
 awaited: dict[int, TrackedWork] = {}
 """The calls whose future was handed out: somebody may be waiting without our knowledge, and may
 have dropped the handle (DDP does), so it is kept here until the call is done."""
@@ -28,7 +37,14 @@ unwaited: deque[int] = deque()
 _gathering = 0
 
 
-def dropped(reference: weakref.ref[TrackedWork]) -> None:
+def watch(tracked: TrackedWork, number: int, work: Any) -> None:
+    """A call was made; `tracked` is its handle, `work` the backend's."""
+    handle = works[number] = Handle(tracked, dropped)
+    handle.number = number
+    handle.work = work
+
+
+def dropped(handle: Handle) -> None:
     """The program has dropped the handle of a call that nobody has seen finish.
 
     Runs at any moment, on any thread: it takes no lock and puts nothing on record.
@@ -41,11 +57,8 @@ def dropped(reference: weakref.ref[TrackedWork]) -> None:
         return  # freed by a thread of C++, where no code of the program runs
     if call_site.frame_kind(frame.f_code.co_filename) == call_site.OWN:
         return  # torch's own: DDP's join() knows that it need not wait
-    for number, (known, work) in list(works.items()):
-        if known is reference:
-            if not work.is_completed():
-                unwaited.append(number)
-            return
+    if works.get(handle.number) is handle and not handle.work.is_completed():
+        unwaited.append(handle.number)
 
 
 def gather(on: bool) -> None:
@@ -67,8 +80,8 @@ def oldest_awaited() -> int | None:
 
 def poll() -> None:
     """Record the completion of calls that ended by themselves."""
-    for number, (reference, _) in list(works.items()):
-        work = reference()
+    for number, handle in list(works.items()):
+        work = handle()
         if work is None:
             remove(number)  # the program dropped the handle
         else:
@@ -80,8 +93,8 @@ def pending() -> list[int]:
     the future."""
     return [
         number
-        for number, (_, work) in list(works.items())
-        if number not in awaited and not work.is_completed()
+        for number, handle in list(works.items())
+        if number not in awaited and not handle.work.is_completed()
     ]
 
 

@@ -13,6 +13,7 @@ nothing that its rank receives is compared any more.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from functools import partial
@@ -37,8 +38,9 @@ _SLICE_S = 0.2
 _NEVER_S = 1e9
 
 
-def observe() -> None:
-    """From now on it is known which sends and receives block."""
+@functools.cache
+def _observe() -> None:
+    """From now on it is known which sends and receives block; once, where anybody asks."""
     torch_private.on_blocking_messages(_Blocking)
 
 
@@ -63,6 +65,7 @@ class PairGuard:
     """
 
     def __init__(self, recorder: Recorder, record: GroupRecord, channel: SideChannel) -> None:
+        _observe()
         self._recorder = recorder
         self._record = record
         self._channel = channel

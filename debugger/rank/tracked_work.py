@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from weakref import ref
 
 from torch.distributed import Work
 
@@ -20,7 +19,7 @@ from .waiting import NO_TIMEOUT, WaitFunction, instead, whole
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
-_dropped = outstanding.dropped
+_watch = outstanding.watch
 
 
 class TrackedWork(Work):
@@ -186,5 +185,5 @@ def track(
     tracked._open = True
     tracked._after = after
     tracked._held = None
-    outstanding.works[number] = (ref(tracked, _dropped), work)
+    _watch(tracked, number, work)
     return tracked

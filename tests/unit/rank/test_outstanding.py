@@ -31,7 +31,7 @@ def nothing_before() -> Iterator[None]:
 def call(number: int, complete: bool) -> Handle:
     handle: Any = Handle()
     work = SimpleNamespace(is_completed=lambda: complete)
-    outstanding.works[number] = (weakref.ref(handle, outstanding.dropped), work)
+    outstanding.watch(handle, number, work)
     return handle
 
 

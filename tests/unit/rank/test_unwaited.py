@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ class Rank:
         self.ops[number] = op
         handle: Any = Handle()
         work = SimpleNamespace(is_completed=lambda: False)
-        outstanding.works[number] = (weakref.ref(handle, outstanding.dropped), work)
+        outstanding.watch(handle, number, work)
         return handle
 
     def call_at(self, number: int) -> tuple[int, int]:
