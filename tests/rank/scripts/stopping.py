@@ -65,9 +65,11 @@ def main() -> None:
             raise ValueError("planted")
         dist.barrier()
     except RuntimeError as error:
-        print(f"failed after {time.monotonic() - began:.1f} s: {error}", flush=True)
+        sys.stdout.write(f"failed after {time.monotonic() - began:.1f} s: {error}\n")
+        sys.stdout.flush()
         raise
-    print("result", y.tolist(), flush=True)
+    sys.stdout.write(f"result {y.tolist()}\n")  # in one piece: the ranks may share a pipe
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 
