@@ -3,6 +3,7 @@
 `distdebug run` needs nothing of what is here. A program that is started in any other way may call
 `debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
 `debugger.log.info("loss", value=...)` puts an event of the program into the log of its rank.
+`debugger.step(n)` says that step n begins, and `debugger.inject(...)` makes it go wrong on purpose.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .rank.steps import step
     from .rank.user_log import log
 
-__all__ = ["__version__", "breakpoint", "install", "log", "monitored_barrier"]
+__all__ = [
+    "__version__",
+    "breakpoint",
+    "inject",
+    "install",
+    "log",
+    "monitored_barrier",
+    "step",
+]
 
 __version__ = "0.1.0"
 
@@ -60,11 +70,28 @@ def breakpoint(  # noqa: A001 - as torch's
         stop(sys._getframe(1))
 
 
-def __getattr__(name: str) -> Any:
-    """`debugger.log`, for the program's own events, is there once it is asked for."""
-    if name != "log":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .rank import user_log
+def inject(spec: str) -> None:
+    """Make it go wrong: `debugger.inject("kill(rank=1) @ all_reduce#5")`, as `--inject` takes it.
 
-    globals()["log"] = user_log.log
-    return user_log.log
+    For a program that calls `debugger.install()`, before that, and on every rank alike. Raises
+    `debugger.errors.UsageError` for what is no fault, and where it comes too late.
+    """
+    from .rank.injecting import inject as ask
+
+    ask(spec)
+
+
+def __getattr__(name: str) -> Any:
+    """What costs nothing until it is asked for: `debugger.log`, for the program's own events, and
+    `debugger.step(n)`, which says that step n of its training begins."""
+    if name == "log":
+        from .rank import user_log
+
+        globals()["log"] = user_log.log
+        return user_log.log
+    if name == "step":
+        from .rank import steps
+
+        globals()["step"] = steps.step
+        return steps.step
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

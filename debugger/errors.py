@@ -6,6 +6,7 @@ it (`debugger.errors.FindingRaised`): no torch is imported for the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 RAISED_IN_RANKS = frozenset(
@@ -32,6 +33,11 @@ class UsageError(DistdebugError):
     """The command line, or a file it names, is wrong; the message says what to write instead."""
 
     exit_code = 2
+
+    def __init__(self, sentence: str, below: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.below = tuple(below)
+        """Further lines: what was written, a mark under the wrong word, what is possible."""
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 
+from . import injection
 from .key_value_store import KeyValueStore
-from .rendezvous import Rendezvous
+from .rendezvous import FREE_LANE, Rendezvous
 from .session import Session
 from .transports.mailbox import Mailbox
 from .transports.mesh import Mesh
@@ -25,15 +27,20 @@ def connect(
     share_memory: bool = True,
     checked: bool = False,
     algorithms: str = "",
+    aside: bool = False,
 ) -> Session:
     """The session of group `name`, which all its ranks connect at the same time.
 
     `ranks`: global ranks by group rank; `rank`: this one's group rank. `transport`: see
     `Rendezvous`; `share_memory`: where it leads to ranks of one host over UNIX sockets, data goes
     through memory that they share. `checked`: a checksum with every frame. `algorithms`: what
-    must be the same on all ranks. Raises RendezvousError when some do not come within `timeout_s`.
+    must be the same on all ranks. `aside`: it is no group of the program's. Raises RendezvousError
+    when some do not come within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
+    faults = injection.links(ranks, rank, name, aside, lambda: rendezvous.check_aborted())
+    if faults is not None:
+        transport, share_memory, checked = "tcp", False, True
     rendezvous = Rendezvous(
         store,
         name,
@@ -44,6 +51,10 @@ def connect(
         algorithms=algorithms,
         ranks=ranks,
     )
+
+    def meet(peer: int, until: float) -> socket.socket:
+        return rendezvous.connect(peer, _LANE, until)
+
     mesh: Mesh | None = None
     try:
         # Here, where all ranks are: later, the first call would have to wait for ranks that are
@@ -52,7 +63,7 @@ def connect(
             name,
             ranks,
             rank,
-            lambda peer, until: rendezvous.connect(peer, _LANE, until),
+            meet if faults is None else faults.connect(meet, _LANE),
             deadline=deadline,
             checked=checked,
             share_memory=share_memory,
@@ -61,7 +72,7 @@ def connect(
             name,
             ranks,
             rank,
-            rendezvous.dial,
+            rendezvous.dial if faults is None else faults.connect(rendezvous.dial, FREE_LANE),
             mesh.descriptors,
             checked=checked,
             calling=rendezvous.is_calling,
@@ -71,5 +82,7 @@ def connect(
             mesh.close()
         rendezvous.close()
         raise
-    rendezvous.on_call(mailbox.accept)
+    accept = mailbox.accept
+    rendezvous.on_call(accept if faults is None else faults.accept(accept, FREE_LANE))
+    injection.connected(aside)
     return Session(name, ranks, rank, rendezvous, mesh, mailbox)

@@ -19,12 +19,19 @@ class GroupFailed(DistBackendError):
     """A call could not be completed, and the group cannot be used any more.
 
     `culprit` is the global rank that failed first, as far as anybody knows (None: nobody's fault,
-    or everybody's).
+    or everybody's). `link`: where a connection broke, or brought nothing or nonsense, the global
+    ranks of its sender and its receiver: then the culprit may be well, and the way between bad.
     """
 
-    def __init__(self, message: str, culprit: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        culprit: int | None = None,
+        link: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(message)
         self.culprit = culprit
+        self.link = link
 
 
 class PeerLost(GroupFailed, DistNetworkError):

@@ -257,7 +257,7 @@ class Rendezvous:
             until = min(deadline, time.monotonic() + interval)
             with self._changed:
                 while True:
-                    self._check_aborted()
+                    self.check_aborted()
                     connection = self._arrived.pop((peer, lane), None)
                     if connection is not None:
                         return connection
@@ -305,7 +305,7 @@ class Rendezvous:
             self._round.secret,
             self._timeout_ms,
             deadline,
-            self._check_aborted,
+            self.check_aborted,
         )
         opened = self._listener
         if opened is not None:
@@ -350,7 +350,8 @@ class Rendezvous:
         if not 0 <= lane < LANES:
             raise ValueError(f"lane {lane} is outside 0 to {LANES - 1}")
 
-    def _check_aborted(self) -> None:
+    def check_aborted(self) -> None:
+        """Raises Aborted after `abort` or `close`."""
         if self._abort_reason is not None:
             raise Aborted(
                 f"group {self.name!a}, rank {self._ranks[self.rank]}: {self._abort_reason}"

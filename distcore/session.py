@@ -108,7 +108,9 @@ class Session:
         culprit = getattr(first, "culprit", None)
         cause = f"{type(first).__name__}: {first}"
         error = GroupFailed(
-            f"{message}: {cause}\n  destroy the group and create it again to go on", culprit
+            f"{message}: {cause}\n  destroy the group and create it again to go on",
+            culprit,
+            getattr(first, "link", None),
         )
         error.__cause__ = first
         return error

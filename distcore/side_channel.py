@@ -43,7 +43,9 @@ class SideChannel:
     ) -> None:
         # A group on our own backend may have the same name in the same store. Memory that ranks of
         # one host share would be wasted on some bytes.
-        self._session = connect(store, f"beside {name}", ranks, rank, timeout_s, share_memory=False)
+        self._session = connect(
+            store, f"beside {name}", ranks, rank, timeout_s, share_memory=False, aside=True
+        )
         self.turn: CallQueue = self._session.queue
         self._size = len(ranks)
         self._weight = _weights(len(ranks))[rank]

@@ -1,5 +1,5 @@
-"""Conformance suites for transports and backends, ours and others': plain assertions, so that they
-run under any test framework or none.
+"""For tests: conformance suites for transports and backends, ours and others', plain assertions
+that run under any framework or none; and faults on the connections of groups (`inject`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ import torch
 import torch.distributed as dist
 
 from .errors import GroupFailed
+from .injection import inject
 from .known_calls import CALLS, DTYPES, LAYOUTS, REDUCE_OPS, REDUCING, KnownCall, can_reduce
 from .transports.base import SEGMENT_BYTES, Receive, Send, Transport
+from .transports.fault_plan import Fault, FaultPlan, Injection, Kind
 
-__all__ = ["check_backend", "check_transport"]
+__all__ = [
+    "Fault",
+    "FaultPlan",
+    "Injection",
+    "Kind",
+    "check_backend",
+    "check_transport",
+    "inject",
+]
 
 Body = Callable[[Transport], Any]
 Maker = Callable[[int, Body], Sequence[Any]]

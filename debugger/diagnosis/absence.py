@@ -244,6 +244,13 @@ def _message(
     return Candidate(finding)
 
 
+def surely_posted(channels: Channels, rank: int, call: Call) -> bool:
+    """Whether the partner of this send or receive has made its own."""
+    if call.signature.peer == ANY_SOURCE or not channels.strict(channels.key_of(rank, call)):
+        return False
+    return _posted(channels, rank, call)
+
+
 def _posted(channels: Channels, rank: int, call: Call) -> bool:
     key = channels.key_of(rank, call)
     if not channels.strict(key):

@@ -12,6 +12,7 @@ import signal as signals
 from ..record.layout import Phase
 from ..record.snapshot import Note, Rank
 from ..record.wording import at_site, printable, ranks_text, spans, verb
+from .broken_links import broken, link_of
 from .evidence import chosen, ending_text, stand, standing
 from .findings import Finding
 from .joining import last_exception
@@ -123,12 +124,15 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
 def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     invalid = note.data.get("invalid_argument") is True
     weakness = 2 if not invalid and is_communication_error(note) else 0
-    others = tuple(sorted(set(world.ranks) - {rank.rank}))
-    evidence = stand(world, chosen((rank.rank,), others))
+    link = link_of(world, note) if weakness else None
+    culprits = (rank.rank,) if link is None else tuple(sorted(link))
+    others = tuple(sorted(set(world.ranks) - set(culprits)))
+    evidence = stand(world, chosen(culprits, others))
+    message = f"rank {rank.rank} raised {printable(note.message)}{at_site(note.site)}"
     finding = Finding(
         kind="invalid_argument" if invalid else "rank_exception",
-        message=f"rank {rank.rank} raised {printable(note.message)}{at_site(note.site)}",
-        culprits=(rank.rank,),
+        message=message if link is None else f"{broken(note, link)}: {message}",
+        culprits=culprits,
         victims=others,
         ranks=evidence,
         details=_alike(world, rank, note),

@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from ..record.layout import Activity, Phase
 from ..record.majority import vote
@@ -26,7 +26,7 @@ from .evidence import chosen, stand, standing
 from .findings import Finding
 from .limits import Candidate
 from .needs import Needs
-from .world import World
+from .world import DEFAULT_GROUP, World
 
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
@@ -50,6 +50,17 @@ def joins(world: World, needs: Needs) -> list[Candidate]:
             or _own_timeout(world, failed)
         )
     return found
+
+
+def last_to_come(waiting: Mapping[int, Wait]) -> Wait:
+    """The wait of the rank that began to join last. The limits count from there: as long as ranks
+    come, a large world is being started, and those that are to come are not late."""
+    return max(waiting.values(), key=lambda wait: wait.since_ns)
+
+
+def timed_out(note: Note) -> bool:
+    """The exception says that a time limit ran out."""
+    return note.data.get("type") == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
 
 
 def last_exception(world: World, rank: int) -> Note | None:
@@ -99,12 +110,23 @@ def _rivals(world: World) -> list[Candidate]:
 
 
 def _took_part_together(world: World, one: Rank, other: Rank) -> bool:
-    """Both were in the group, and there at a time for longer than one that ends and one that
-    follows it may be."""
+    """Both were in the group, and there at a time. For longer than one that ends and one that
+    follows it may be, unless the group was made for others as well who have made it only once."""
     ends = [rank.process.ended_ns or world.now_ns for rank in (one, other)]
-    began_ns = max(one.started_ns, other.started_ns)
-    took_part = bool(one.groups and other.groups)
-    return took_part and min(ends) - began_ns > world.limits.settle_ns
+    together_ns = min(ends) - max(one.started_ns, other.started_ns)
+    enough_ns = 0 if _has_one_life(world) else world.limits.settle_ns
+    return bool(one.groups and other.groups) and together_ns > enough_ns
+
+
+def _has_one_life(world: World) -> bool:
+    """A process that stands alone for its rank has made one default group: nobody has followed
+    anybody in it."""
+    doubled = {rival.rank for rival in world.snapshot.rivals}
+    return any(
+        [group.desc for group in record.groups.values()].count(DEFAULT_GROUP) == 1
+        for number, record in world.ranks.items()
+        if number not in doubled
+    )
 
 
 def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
@@ -212,16 +234,17 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
         what = f"{ranks_text(left)} {finished} without joining"
         observable = max(waiting[first].since_ns, *times)
         return [_absent(world, set(waiting), left, what, observable, proven=True)]
-    if world.paused or world.waited_ns(waiting[first]) < world.limits.hang_ns:
+    last = last_to_come(waiting)
+    if world.paused or world.waited_ns(last) < world.limits.hang_ns:
         return []
     missing = sorted(rank for rank in absent if not world.ended(rank))
     if not missing:
         return [] if absent else _too_late(world, waiting)
-    waited = seconds(world.now_ns - waiting[first].since_ns)
+    waited = seconds(world.now_ns - last.since_ns)
     what = (
         f"suspected: {ranks_text(missing)} {verb(missing, 'has', 'have')} not joined for {waited}"
     )
-    observable = waiting[first].since_ns + world.limits.hang_ns
+    observable = last.since_ns + world.limits.hang_ns
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
 
 

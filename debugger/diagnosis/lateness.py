@@ -15,16 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ..record.layout import Activity
+from ..record.snapshot import Call
 from ..record.wording import at_site, printable, ranks_text, seconds, verb
-from .absence import failed_calls
+from .absence import failed_calls, surely_posted
 from .endings import is_communication_error
 from .evidence import chosen, stand, standing
 from .findings import Finding, group_evidence
-from .joining import TIMED_OUT, last_exception
+from .joining import last_exception, timed_out
 from .limits import SECOND_NS, Candidate
 from .needs import Needs
 from .wait_graph import doing
-from .world import STOPPED, Pending, World
+from .world import STOPPED, GroupView, Pending, World
 
 CAUSES = {
     "stopped": "stopped by a signal",
@@ -32,6 +33,8 @@ CAUSES = {
     "gil_held": "something holds its GIL",
     "lock": "waits for a lock",
 }
+ENTERED = "entered_by_all"
+"""In the data of a finding whose ranks are all where they should be: no stack says more."""
 LOCK_WORDS = (
     "acquire",
     "_wait_for_tstate_lock",
@@ -197,6 +200,8 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
     """
     if finding.kind != "missing_rank" or finding.cause not in ("user_code", "unknown"):
         return finding
+    if finding.data.get(ENTERED):
+        return finding
     frames = [str(frame) for frame in stacks.get(finding.culprits[0], ())]
     if not frames:
         return finding
@@ -213,22 +218,23 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
 
 
 def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
-    for pending in failed_calls(world):
-        note = last_exception(world, pending.rank)
+    given_up = {
+        pending.rank: (pending, note)
+        for pending in failed_calls(world)
+        if (note := last_exception(world, pending.rank)) is not None and timed_out(note)
+    }
+    for pending, note in given_up.values():
         call = pending.call
-        if note is None or call is None or not TIMED_OUT.search(note.message):
+        view = world.view(pending.rank, call.group) if call else None
+        if call is None or view is None or not is_communication_error(note):
             continue
-        view = world.view(pending.rank, call.group)
-        if not is_communication_error(note) or view is None:
-            continue
-        if call.signature.peer is None:
-            absent: Iterable[int] = world.absent(view, call.seq)
-        else:
-            absent = {call.signature.peer} & set(view.ranks)
         roots: set[int] = set()
-        for rank in absent:
+        for rank in _not_there(world, needs, pending.rank, call, view):
             if rank not in world.ranks or world.ended(rank) or rank in world.blind:
                 continue
+            other = given_up[rank][0].call if rank in given_up else None
+            if other is not None and other.group == call.group:
+                continue  # it waited as well: its own call tells for whom
             waits = world.pending(rank)
             if _acts(world, rank, waits):
                 roots.add(rank)
@@ -239,6 +245,15 @@ def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
             late = Late(pending, culprits, _waiting_with(world, pending, culprits))
             return [Candidate(_finding(world, late, note.time_ns, timed_out=True))]
     return []
+
+
+def _not_there(world: World, needs: Needs, rank: int, call: Call, view: GroupView) -> Iterable[int]:
+    """The ranks that have not done their part of a call that failed."""
+    if call.signature.peer is None:
+        return world.absent(view, call.seq)
+    if surely_posted(needs.channels, rank, call):
+        return ()
+    return {call.signature.peer} & set(view.ranks)
 
 
 def _all_in_store(world: World) -> list[Candidate]:

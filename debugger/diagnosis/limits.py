@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .findings import Finding
 
@@ -24,6 +26,12 @@ class Limits:
     settle_s: float = 0.5
     heartbeat_s: float = 0.1
     clock_from_ns: int = 0
+
+    @classmethod
+    def of_run(cls, run: Mapping[str, Any]) -> Limits:
+        """Those that the run.json of a run names."""
+        timeout_s = run.get("hang_timeout_s")
+        return cls(hang_timeout_s=float(timeout_s)) if isinstance(timeout_s, int | float) else cls()
 
     @property
     def settle_ns(self) -> int:

@@ -173,13 +173,15 @@ class Needs:
 
     def _begun(self, rank: int) -> int:
         groups = self.world.ranks[rank].groups
-        formed = [
-            key[1] + 1
+        formed = {
+            key[1] + 1: group.state
             for key, group in groups.items()
             if group.desc == DEFAULT_GROUP and group.state is not GroupState.CREATING
-        ]
-        waiting = self.world.activity(rank, Activity.INIT) is not None
-        return max(formed, default=0) + waiting
+        }
+        begun = max(formed, default=0)
+        if formed.get(begun) is GroupState.READY:
+            return begun  # torch allows no second one beside it: an initialisation is at its end
+        return begun + (self.world.activity(rank, Activity.INIT) is not None)
 
     def _lasted(self, pending: Pending) -> bool:
         call = pending.call

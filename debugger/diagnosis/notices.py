@@ -15,6 +15,7 @@ from ..record.wording import (
 )
 from .evidence import chosen, stand, standing
 from .findings import Finding
+from .joining import last_to_come
 from .lateness import cause_of, latest
 from .limits import SECOND_NS
 from .needs import Needs
@@ -59,13 +60,13 @@ def _where(world: World, culprits: tuple[int, ...]) -> str:
 
 
 def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[str, ...]:
-    for rank in sorted(world.ranks):
-        wait = world.activity(rank, Activity.INIT)
-        if wait is None or world.waited_ns(wait) < after_ns:
-            continue
+    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    if not waiting or world.waited_ns(last := last_to_come(waiting)) < after_ns:
+        return ()
+    for rank in sorted(waiting):
         absent = [other for other in needs.not_initialised(rank) if not world.ended(other)]
         if absent:
-            waited = seconds(world.now_ns - wait.since_ns)
+            waited = seconds(world.now_ns - last.since_ns)
             is_are = verb(absent, "has", "have")
             return (f"{ranks_text(absent)} {is_are} not joined the world yet ({waited})",)
     return ()

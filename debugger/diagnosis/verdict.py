@@ -24,6 +24,7 @@ from .notices import late_notices, recorded
 from .point_to_point import message_mismatches
 from .replicas import differing_replicas
 from .splits import split_mismatches
+from .stuck import stuck
 from .threads import lost_threads, mentioned
 from .told import settled, told
 from .unused import explained_by_unused, unused_parameters
@@ -32,7 +33,7 @@ from .unwinding import explained
 from .wait_graph import deadlocks
 from .world import World
 
-__all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict"]
+__all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict", "verdict_first"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def diagnose(
         *endings(world),
         *unused_parameters(world),
         *lost_threads(world, needs),
-        *missing_ranks(world, needs),
+        *(missing_ranks(world, needs) or stuck(world, needs)),
         *differing_replicas(world),
         *own,
         *(Candidate(finding) for finding in (*recorded(world), *unwaited(world))),
@@ -83,6 +84,13 @@ def verdict(findings: Iterable[Finding]) -> Finding | None:
     """The first error by time, or None."""
     errors = [finding for finding in findings if finding.severity == "error"]
     return min(errors, key=lambda finding: finding.observable_ns, default=None)
+
+
+def verdict_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The verdict, if there is one, before all others in their order."""
+    rows = list(findings)
+    first = verdict(rows)
+    return rows if first is None else [first, *(one for one in rows if one is not first)]
 
 
 def _ready(world: World, causes: list[Candidate]) -> tuple[Finding, ...]:

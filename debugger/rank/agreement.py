@@ -130,7 +130,7 @@ class Guard:
         order = tensors.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
-            return deferral.start(channel.turn.submit)
+            return deferral.start(channel.turn)
         turn = channel.turn
         turn.enter()
         try:
@@ -163,6 +163,7 @@ class Guard:
                 f"{who} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms, which debug "
                 f"level DETAIL puts before {call} {self._record.place(seq)}: {error}",
                 error.culprit,
+                error.link,
             ) from None
         except GroupFailed as error:
             better = waiting.instead(error)

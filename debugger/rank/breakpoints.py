@@ -1,6 +1,7 @@
 """Stops a rank at a breakpoint: its prompt waits on a socket, and the record says that it stands.
 
-By `breakpoint()`, `torch.distributed.breakpoint()`, `debugger.breakpoint()`, `--break` and `--pdb`.
+By `breakpoint()`, `torch.distributed.breakpoint()`, `debugger.breakpoint()`, `--break` and `--pdb`;
+and on demand, while it runs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..record.run_directory import is_live
 from ..record.wording import printable
 from . import call_site, editors, exceptions, torch_private, waiting
 from .break_places import Places
+from .on_demand import LookOnce, OnDemand
 from .prompt import Console, RankPdb
 from .recorder import GroupRecord, Known, Recorder, report_own_fault, say
 
@@ -34,17 +36,20 @@ _CLAIM = "post-mortem"
 _active: Breakpoints | None = None
 
 
-def observe(recorder: Recorder, directory: Path) -> None:
-    """From now on this process stops at breakpoints."""
+def observe(recorder: Recorder, directory: Path, look_once: LookOnce) -> Breakpoints:
+    """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
+    looked at, until it is called with None."""
     global _active
-    made = _active = Breakpoints(recorder, directory)
+    made = _active = Breakpoints(recorder, directory, look_once)
     if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = _on_breakpoint
     torch_private.on_breakpoint(_TorchsPdb)
     made.trace()
+    made.on_demand.observe()
     if os.environ.get(POST_MORTEM):
         exceptions.set_post_mortem(made.post_mortem)
     atexit.register(made.end)
+    return made
 
 
 def active() -> Breakpoints | None:
@@ -78,7 +83,7 @@ class _TorchsPdb:
 class Breakpoints:
     """Of this process. One thread at a time is at the prompt; the others wait for their turn."""
 
-    def __init__(self, recorder: Recorder, directory: Path) -> None:
+    def __init__(self, recorder: Recorder, directory: Path, look_once: LookOnce) -> None:
         self._recorder = recorder
         self._directory = directory
         self._supervised = is_live(directory)
@@ -88,6 +93,10 @@ class Breakpoints:
         self._console = Console(self._look)
         self._looked_s = 0.0
         self.places = Places.from_environment()
+        self.on_demand = OnDemand(
+            directory, self.stop, self._allow, look_once, self._trace_again, _is_ours
+        )
+        self._blind = False
 
     def __repr__(self) -> str:
         return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
@@ -151,6 +160,25 @@ class Breakpoints:
         if os.getpid() == self._owner:
             self._console.end(f"{self._prompt()} has ended")
 
+    def look(self) -> None:
+        """Called with every heartbeat: somebody may ask the process to stop."""
+        if not self._blind:
+            try:
+                self.on_demand.look()
+            except Exception as error:
+                self._blind = True
+                report_own_fault("stopping on demand", error)
+
+    def _allow(self) -> None:
+        """Somebody asks for a stop: that the prompt was left before counts no more."""
+        self._console.left = False
+
+    def _trace_again(self, frame: FrameType) -> None:
+        """Back to the lines of `--break` alone."""
+        own = self._pdb()
+        if own.breaks and not self._console.left:
+            own.watch(frame)
+
     # -- at the prompt -------------------------------------------------------------------------
 
     def _passes(self) -> bool:
@@ -196,6 +224,7 @@ class Breakpoints:
                 if self._console.left:  # meanwhile, at the prompt of another thread
                     yield False
                     return
+                self.on_demand.fulfilled()
                 file, line, function = _place(frame, trace)
                 site = self._recorder.site_at(file, line, function)
                 here = Stop(*self._who(), file, line, function, *self._why())
@@ -235,18 +264,23 @@ class Breakpoints:
             console.left = True
         else:
             self._tell(here)
+        ended = ""
         try:
             yield
-            if console.left:
-                console.end(f"{here.who} goes on, and stops at no further breakpoint")
-            elif here.why != standing.BREAKPOINT:
-                console.end(f"{here.who} goes on to its end")
         except BaseException as error:
-            console.end(f"{here.who} is ended: {type(error).__name__}: {error}")
+            ended = f"{here.who} is ended: {type(error).__name__}: {error}"
             raise
         finally:
             console.shut()
             standing.withdraw(self._directory, here)
+            if ended:
+                console.end(ended)
+            elif console.left:
+                console.end(f"{here.who} goes on, and stops at no further breakpoint")
+            elif here.why != standing.BREAKPOINT:
+                console.end(f"{here.who} goes on to its end")
+            elif console.going:
+                console.go(f"{here.who} goes on")
 
     def _tell(self, here: Stop) -> None:
         """How to come here, where no supervisor says it."""
@@ -281,12 +315,18 @@ class Breakpoints:
                 finally:
                     standing.withdraw(self._directory, here)
 
+        self.on_demand.fulfilled()
         try:
             editors.stop(announced, self._look)
         except ImportError:
             say(editors.MISSING)
             return False
         return True
+
+
+def _is_ours(trace: Any) -> bool:
+    """Whether this trace function is that of a prompt."""
+    return isinstance(getattr(trace, "__self__", None), RankPdb)
 
 
 def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, int, str]:

@@ -190,8 +190,9 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         counted = group.slot if known.channel is None else None
         after = None
         try:
-            if group.inspect is not None:
-                after = group.inspect(name, given, known, group.slot.issued - 1)
+            inspect = group.inspect  # which another thread may change
+            if inspect is not None:
+                after = inspect(name, given, known, group.slot.issued - 1)
             forward = self._monitored if monitors else getattr(self._inner, name)
             enter = group.pairs if message else None if guard is None else guard.enter
             if enter is not None:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from distcore.queue import CallQueue
+
 from .describe import tensors_in
 from .waiting import NO_TIMEOUT
 
@@ -27,7 +29,7 @@ GRACE_S = 0.005
 class Deferral:
     """One call between its making and its entry into the backend.
 
-    `agree()` runs on a thread of the group's, and raises what the call must raise.
+    `agree()` runs on the thread of the group's turn, and raises what the call must raise.
     `forward()` makes the backend's call: on the caller's thread if the others come soon.
     """
 
@@ -37,7 +39,6 @@ class Deferral:
         self._guard = threading.Lock()
         self._agreed = threading.Event()  # the caller may go on
         self._entered = threading.Event()  # the call was made, or never will be
-        self._caller = threading.get_ident()
         self._caller_left = False
         self._cancelled = False
         self._made = False
@@ -46,10 +47,9 @@ class Deferral:
         self.error: BaseException | None = None
         self.work: Any = None
 
-    def start(self, submit: Callable[[Callable[[], None]], object]) -> Any:
-        """The backend's work, or one that stands for it until the ranks agree. `submit(job)` runs
-        `job()` when it is the call's turn: on another thread, or at once."""
-        submit(self._run)
+    def start(self, turn: CallQueue) -> Any:
+        """The backend's work, or one that stands for it until the ranks agree."""
+        turn.submit(self._run)
         try:
             self._agreed.wait(GRACE_S)
             if self._leave():
@@ -80,8 +80,7 @@ class Deferral:
             self._agreed.set()
             left = self._caller_left
         if not left:
-            if threading.get_ident() != self._caller:
-                self._entered.wait()  # the turn is the caller's as long
+            self._entered.wait()  # the turn is the caller's as long
             return
         self._enter()
 

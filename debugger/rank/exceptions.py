@@ -30,7 +30,9 @@ from .verdict import stand_down, verdict_was_raised
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
     r"socket|connectFullMesh|watchdog|recvvalue|sendbytes|"
-    r"mismatch between collectives",
+    r"mismatch between collectives|"
+    # distcore's own, as torch's C++ code quotes them.
+    r"\b(PeerLost|DeadlineExceeded|CorruptFrame|CallMismatch|Aborted): ",
     re.IGNORECASE,
 )
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
@@ -313,7 +315,16 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         thread=threading.current_thread().name,
         thread_slot=recorder.writer.thread().index,
         **nature(error),
+        **_connection(error),
     )
+
+
+def _connection(error: BaseException) -> dict[str, list[int]]:
+    """The connection at which one of our own backends' calls failed."""
+    own = sys.modules.get("distcore.errors")
+    if own is None or not isinstance(error, own.GroupFailed) or error.link is None:
+        return {}
+    return {"link": list(error.link)}
 
 
 def nature(error: BaseException) -> dict[str, bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,8 +28,14 @@ def watch_group(group: Any) -> None:
     _groups.add(group)
 
 
-def observe(recorder: Recorder, directory: Path, begin: Callable[[], None]) -> None:
-    """From now on forked children are told apart. `begin` starts the threads of a new rank."""
+def observe(
+    recorder: Recorder,
+    directory: Path,
+    identity: Callable[[], Mapping[str, Any]],
+    begin: Callable[[], None],
+) -> None:
+    """From now on forked children are told apart. `identity` says what a record says of its
+    process; `begin` starts the threads of a new rank."""
 
     def in_child() -> None:
         global _revive
@@ -40,7 +46,7 @@ def observe(recorder: Recorder, directory: Path, begin: Callable[[], None]) -> N
 
         def revive(role: Role) -> None:
             path = directory / "ranks" / f"pid-{os.getpid()}.flight"
-            recorder.start(FlightWriter(path, role=role), {"parent": os.getppid()})
+            recorder.start(FlightWriter(path, role=role), identity())
             begin()
 
         _revive = revive

@@ -15,12 +15,23 @@ from .monitored import Monitor
 from .recorder import Recorder, report_own_fault
 
 _getframe = sys._getframe
+_told_of_default: list[Callable[[str, int], None]] = []
 
 
-def observe(recorder: Recorder) -> None:
-    """From now on every new group is observed."""
+def on_default_group(tell: Callable[[str, int], None]) -> None:
+    """`tell(backend, rank)` is called when a default group is there."""
+    _told_of_default.append(tell)
+
+
+_group_class = CheckedGroup
+
+
+def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) -> None:
+    """From now on every new group is observed: by one of this class in front of it."""
+    global _group_class
+    _group_class = group_class
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
-    torch_private.treat_as_plain_group(CheckedGroup)
+    torch_private.treat_as_plain_group(group_class)
 
 
 def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +44,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             with connections.remembered(name):
                 created = original(*args, **kwargs)
             size = int(created[0].size())
+            _tell_of_default(created[0], backend)
             return _wrapped(recorder, created, list(range(size)), name, backend, given)
         site = recorder.safe_site(_getframe(1))
         if not torch_private.is_hashed_name(name):
@@ -49,6 +61,14 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             return _wrapped(recorder, created, ranks, name, backend, given)
 
     return create
+
+
+def _tell_of_default(group: Any, backend: str) -> None:
+    for tell in _told_of_default:
+        try:
+            tell(torch_private.backend_name(group) or backend, int(group.rank()))
+        except Exception as error:
+            report_own_fault("telling of the default group", error)
 
 
 def _wrapped(
@@ -94,7 +114,7 @@ def _checked(
     record = recorder.new_group(name, desc, ranks, inner.rank(), config, seconds)
     if record is None:
         return None
-    outer: CheckedGroup = torch_private.clone_group(CheckedGroup, inner, backend)
+    outer: CheckedGroup = torch_private.clone_group(_group_class, inner, backend)
 
     def wrap_split(
         _parent: CheckedGroup, split: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

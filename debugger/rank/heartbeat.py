@@ -6,6 +6,7 @@ C++ code for a future, and threads with user code that could still act while the
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -85,8 +86,8 @@ class Heartbeat:
 
     def _infer(self) -> None:
         """The main thread waits for a future in C++ if it has not run since the last beat."""
-        main = threading.main_thread()
-        ident, native = main.ident or 0, main.native_id or 0
+        ident = threading.main_thread().ident or 0
+        native = os.getpid()  # `native_id` is the parent's in a forked process, before Python 3.13
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from . import breakpoints, call_log, call_site, data_checks, in_flight, levels, tensors
@@ -47,12 +48,33 @@ def inspect(recorder: Recorder, record: GroupRecord) -> None:
     _choose(recorder, record, levels.is_detail())
 
 
+def look_once(look: Callable[[], None] | None) -> None:
+    """From now on `look()` comes before each call of any group, after all else that does; None: no
+    more."""
+    global _once
+    _once = look
+    for record in list(_groups):
+        order = record.inspect if isinstance(record.inspect, InOrder) else InOrder({})
+        order.add(ON_DEMAND, None if look is None else _looking(look))
+        record.inspect = order if order else None
+
+
 def groups() -> list[GroupRecord]:
     """The groups of this process that have other ranks."""
     return [record for record in _groups if len(record.ranks) > 1]
 
 
+ON_DEMAND = "stopping on demand"
 _groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+_once: Callable[[], None] | None = None
+
+
+def _looking(look: Callable[[], None]) -> Inspect:
+    def before(_method: str, _args: tuple[Any, ...], _known: Known, _seq: int) -> After | None:
+        look()
+        return None
+
+    return before
 
 
 def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
@@ -63,9 +85,10 @@ def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
         "the check of tensors": tensors.TensorCheck(recorder, record).before if strided else None,
         "the check of data": data_checks.inspector(names, recorder, record),
         "breakpoints at calls": breakpoints.before_calls(record),
+        ON_DEMAND: None if _once is None else _looking(_once),
     }
     wanted = {what: look for what, look in looks.items() if look is not None}
-    record.inspect = InOrder(wanted).before if wanted else None
+    record.inspect = InOrder(wanted) if wanted else None
 
 
 class InOrder:
@@ -74,7 +97,17 @@ class InOrder:
     def __init__(self, looks: dict[str, Inspect]) -> None:
         self._looks = looks
 
-    def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
+    def __bool__(self) -> bool:
+        return bool(self._looks)
+
+    def add(self, what: str, look: Inspect | None) -> None:
+        """Look so, too, in the place of what was called so before; None: no more."""
+        if look is None:
+            self._looks.pop(what, None)
+        else:
+            self._looks[what] = look
+
+    def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
         """See `data_checks.Inspector.before`."""
         after = None
         for what, look in list(self._looks.items()):

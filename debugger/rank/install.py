@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,7 @@ from . import (
     initialisation,
     inspection,
     levels,
+    main_thread,
     monitored,
     python_warnings,
     rank_log,
@@ -46,7 +47,12 @@ from .recorder import Recorder, report_own_fault
 from .settling import settle
 from .verdict import VERDICT, VerdictWatch
 
+if TYPE_CHECKING:
+    from .injection import Injector
+
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
+FAULTS = "DISTDEBUG_FAULTS"
+"""`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -87,7 +93,11 @@ def _install(directory: Path) -> Recorder:
     rank_log.observe(recorder, directory)
     python_warnings.observe()
     initialisation.observe(recorder, directory)
-    groups.observe(recorder)
+    injector = _injector(recorder, directory)
+    if injector is None:
+        groups.observe(recorder)
+    else:
+        groups.observe(recorder, injector.group_class)
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
@@ -97,7 +107,8 @@ def _install(directory: Path) -> Recorder:
     levels.observe()
     torch_private.keep_uncompiled(call_site.DIRECTORIES)
     ddp.observe(recorder)
-    breakpoints.observe(recorder, directory)
+    main_thread.observe()
+    stops = breakpoints.observe(recorder, directory, inspection.look_once)
     limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private_stores.on_store_waits(_store_watch(recorder))
@@ -106,6 +117,9 @@ def _install(directory: Path) -> Recorder:
     def look() -> None:
         watch.look()
         limits.look()
+        stops.look()
+        if injector is not None:
+            injector.look()
 
     def begin() -> None:
         global _heartbeat
@@ -114,8 +128,17 @@ def _install(directory: Path) -> Recorder:
         _register_faulthandler(directory)
 
     begin()
-    forks.observe(recorder, directory, begin)
+    forks.observe(recorder, directory, _identity, begin)
     return recorder
+
+
+def _injector(recorder: Recorder, directory: Path) -> Injector | None:
+    """What makes things go wrong on purpose; None, with nothing of it loaded, in all other runs."""
+    if not os.environ.get(FAULTS):
+        return None
+    from .injection import begin
+
+    return begin(recorder, directory)
 
 
 def _come_to_rest() -> None:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ..errors import UsageError
 from ..record.run_directory import RunDirectory
+from . import injecting, levels
 from . import install as layer
-from . import levels
 
 FOLDERS = ("ranks", "logs", "stacks")
 """What the layer writes into in a run directory."""
@@ -45,6 +45,7 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
     if asked in levels.LEVELS:
         os.environ[levels.LEVEL] = asked
+    injecting.write_plan(directory)
     layer.install(str(directory))
     if name is not None and layer.installed():
         levels.choose(name)

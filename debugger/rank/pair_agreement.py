@@ -151,7 +151,7 @@ class PairGuard:
         heard.when_over(here.set)
         loose = self._loose[peer]
         while not here.wait(_SLICE_S):
-            waiting.look()
+            waiting.check()
             if mine.op == "send" and loose.is_set():
                 return
 

@@ -19,9 +19,11 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ..record.breakpoints import Line, same_user
+from ..record.breakpoints import TAKEN, Line, same_user
 
 LOOK_EVERY_S = 0.2
+_CONTINUES = -1
+"""bdb's `stoplineno` after `continue`."""
 _OWN_MODULES = (f"{__package__.split('.')[0]}.*", "distcore.*", "contextlib", "threading")
 
 
@@ -42,6 +44,9 @@ class Console:
         self._written = ""
         self.left = False
         """Nobody is there any more, who was: reading gives an end."""
+        self._once = False
+        self.going = False
+        """The last prompt ended with `continue`."""
         self.complete: Callable[[str, str, int, int], list[str]] = lambda *_: []
 
     def open(self, listener: socket.socket) -> None:
@@ -61,6 +66,11 @@ class Console:
             self._line.send(end=text)
             self._line.close()
             self._line = None
+
+    def go(self, text: str) -> None:
+        """The rank goes on to its next breakpoint: tell a terminal that came for this one alone."""
+        if self._once:
+            self.end(text)
 
     # -- what pdb calls ------------------------------------------------------------------------
 
@@ -114,7 +124,7 @@ class Console:
         if self._listener is not None and select.select([self._listener], [], [], LOOK_EVERY_S)[0]:
             came = self._accept(self._listener)
             if came is not None:
-                self._line = Line(came)
+                self._line, self._once = Line(came), False
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()
@@ -131,7 +141,7 @@ class Console:
             if self._listener in ready and self._listener is not None:
                 further = self._accept(self._listener)
                 if further is not None:
-                    Line(further).send(end="another terminal is at this prompt already")
+                    Line(further).send(end=TAKEN)
                     further.close()
             if line in ready:
                 self._take(line.receive())
@@ -143,6 +153,8 @@ class Console:
             match message:
                 case {"line": str(text)}:
                     self._lines.append(text + "\n")
+                case {"once": True}:
+                    self._once = True
                 case {"complete": [str(text), str(whole), int(begin), int(end)]}:
                     self._send(candidates=self.complete(text, whole, begin, end)[:500])
                 case _:
@@ -181,7 +193,7 @@ class RankPdb(pdb.Pdb):
         self.reset()
         self._trace_from(frame)
         self.interaction(frame, None)
-        if self.stoplineno != -1:  # not `continue`
+        if self.stoplineno != _CONTINUES:
             sys.settrace(self.trace_dispatch)
 
     def post_mortem(self, trace: TracebackType) -> None:
@@ -236,6 +248,7 @@ class RankPdb(pdb.Pdb):
             if shown:
                 self._console.complete = self._candidates
                 super().interaction(frame, *trace)
+                self._console.going = self.stoplineno == _CONTINUES
             else:
                 self._go_on()
 

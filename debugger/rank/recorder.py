@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from ..record import layout, wording
+from ..record.environment import allowed
 from ..record.layout import Activity, Definition, GroupState
 from ..record.signature import (
     OP_CODES,
@@ -142,6 +143,7 @@ class Recorder:
         self._blind = False
         self.has_messages = False
         writer.identify(self._identity)
+        self._record_environment()
 
     def claim(
         self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str
@@ -150,7 +152,11 @@ class Recorder:
         self._identity["job"] = job
         self.writer.identify(self._identity)
         self.writer.claim(rank, world_size, local_rank, restart_count)
+        self._record_environment()  # which the program may have completed
         rank_log.claimed()
+
+    def _record_environment(self) -> None:
+        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed(os.environ)))
 
     @property
     def job(self) -> str:

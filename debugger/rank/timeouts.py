@@ -5,6 +5,9 @@ it gives up. gloo asks nobody, and what it has begun to wait for cannot be put o
 breakpoint may come, gloo gets a timeout that never ends, and the group's own is kept here: with
 every heartbeat the waits are looked at, and the group's connections are shut down when one has
 lasted too long, which is what gloo does itself.
+
+A rank may also be asked to stop while it runs. Then the groups that there are get such a timeout,
+before the rank stops; a call that waits already keeps its own.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ import linecache
 import os
 import sys
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from distcore import patience
 
+from ..record.break_requests import any_asked
 from ..record.breakpoints import any_stop
 from . import call_site, connections, outstanding, torch_private, waiting
 from .recorder import GroupRecord, Recorder, report_own_fault
 
-ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB")
-"""Variables that are set where the command line asked for breakpoints."""
+ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
+"""Variables that are set where the command line asked for breakpoints, or for the app, that may."""
 _CALLS = ("breakpoint(", "set_trace(")
 _LONGEST_STEP_NS = 1_000_000_000
 """Time in which this process could not run (it was stopped by a signal) is not counted."""
@@ -44,14 +49,11 @@ def observe(recorder: Recorder, directory: Path) -> Timeouts:
 
 def take_over(record: GroupRecord, inner: Any) -> None:
     """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
-    if (
-        _active is not None
-        and connections.belong_to(record.name)
-        and expected()
-        and torch_private.prolong(inner, waiting.ENDLESS)
-    ):
-        record.kept = True
-        _active.keep(record)
+    if _active is not None and connections.belong_to(record.name):
+        if _active.asked or expected():
+            _active.prolong(record, inner)
+        else:
+            _active.left_alone[record] = weakref.ref(inner)
 
 
 def expected() -> bool:
@@ -95,10 +97,30 @@ class Timeouts:
         self._looked_ns = time.monotonic_ns()
         self._pauses: list[tuple[float, float]] = []
         self._paused_since: float | None = None
+        self.asked = False
+        """A rank of this host has been asked to stop: it may be again."""
+        self.left_alone: weakref.WeakKeyDictionary[GroupRecord, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The groups whose timeout gloo keeps."""
 
-    def keep(self, record: GroupRecord) -> None:
-        """The backend does not keep this group's timeout any more."""
-        self._groups[record.slot.index] = record
+    def prolong(self, record: GroupRecord, inner: Any) -> None:
+        """Keep this group's timeout from now on, if it is gloo's."""
+        if torch_private.prolong(inner, waiting.ENDLESS):
+            record.kept = True
+            for calls in list(record.known.values()):
+                for known in list(calls.values()):
+                    if known.wait is waiting.whole:
+                        known.wait = waiting.long
+            self._groups[record.slot.index] = record
+
+    def _take_over_all(self) -> None:
+        self.asked = True
+        for record, made in list(self.left_alone.items()):
+            inner = made()
+            if inner is not None:
+                self.prolong(record, inner)
+        self.left_alone.clear()
 
     # -- who is held ---------------------------------------------------------------------------
 
@@ -136,6 +158,9 @@ class Timeouts:
         if os.getpid() != self._owner:
             self._owner = os.getpid()
             self._groups.clear()  # in a forked child, these were its parent's
+            self.left_alone.clear()
+        if not self.asked and any_asked(self._directory):
+            self._take_over_all()
         now_ns = time.monotonic_ns()
         step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
         self._looked_ns = now_ns

@@ -120,11 +120,13 @@ def _shadow_class(group_class: Any, inner_class: Any) -> Any:
         return _shadows[group_class, inner_class]
     shadows: dict[str, Any] = {}
     plain = set(dir(object)) | {"__init_subclass__", "__new__", "__init__", "__dict__"}
+    ours = [base for base in group_class.__mro__ if not issubclass(c10d.ProcessGroup, base)]
+    own = {name for base in ours for name in vars(base)}
     for base in reversed(inner_class.__mro__):
         if issubclass(c10d.ProcessGroup, base):
             continue  # torch's own: the inner group does nothing else there
         for name, member in vars(base).items():
-            if name in plain or name in vars(group_class) or name.startswith("__"):
+            if name in plain or name in own or name.startswith("__"):
                 continue
             if callable(member):
                 shadows[name] = _by_inner(name)

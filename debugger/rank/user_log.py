@@ -8,9 +8,7 @@ from types import FrameType
 from typing import Any
 
 from ..record.log_levels import at_least
-from . import rank_log
-
-_step: int | None = None
+from . import rank_log, steps
 
 
 class Log:
@@ -34,9 +32,8 @@ class Log:
 
     @staticmethod
     def step(number: int) -> None:
-        """From now on all events of this process carry this step."""
-        global _step
-        _step = number
+        """As `debugger.step`: a step begins, and all events of this process carry it now."""
+        steps.step(number)
 
     def trace(self, event: str, /, **fields: Any) -> None:
         """What is of use only to follow each single thing."""
@@ -65,7 +62,7 @@ class Log:
     def _put(self, frame: FrameType, event: str, level: str, fields: dict[str, Any]) -> None:
         if not at_least(level, "info") and not at_least(level, rank_log.file_level()):
             return
-        stepped = {} if _step is None else {"step": _step}
+        stepped = {} if steps.current is None else {"step": steps.current}
         given = rank_log.renamed({**stepped, **self._fields, **fields})
         place = rank_log.at((frame.f_code.co_filename, frame.f_lineno))
         rank_log.put(event, level, {**given, **place})

@@ -7,22 +7,17 @@ connections are shut down for threads that wait in its C++ code.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ..record.run_directory import is_live
-from . import call_site, connections, waiting
+from . import call_site, connections, main_thread, waiting
 from .finding_errors import FindingRaised, error_of
 
-SIGNAL = signal.SIGRTMAX - 3
-"""Used within the process only, to bring the main thread back to Python."""
 VERDICT = "verdict.json"
 _FREED_WITHIN_S = 0.3
 
@@ -43,10 +38,9 @@ class VerdictWatch:
         self._told_main = False
 
     def install(self) -> None:
-        """Begin; must be called in the main thread for its signal to be handled."""
+        """Begin."""
         waiting.set_verdict(self.check, self.instead)
-        with contextlib.suppress(ValueError, OSError):
-            signal.signal(SIGNAL, self._on_signal)
+        main_thread.on_return(self._on_main_thread)
 
     def look(self) -> None:
         """Called with every heartbeat."""
@@ -67,8 +61,7 @@ class VerdictWatch:
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
         if waited and in_torch and _leaves(main.ident, frame):
             return  # the lost connection has freed it: a signal would hit its `finally` blocks
-        with contextlib.suppress(ProcessLookupError, RuntimeError):
-            signal.pthread_kill(main.ident, SIGNAL)
+        main_thread.interrupt()
 
     def check(self) -> None:
         """Raise the verdict if there is one. Called between the slices of a wait."""
@@ -95,7 +88,7 @@ class VerdictWatch:
     def _raised(self) -> FindingRaised:
         return error_of(*(self._error or ("", "", None)))
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> Any:
+    def _on_main_thread(self, _frame: FrameType | None) -> None:
         if self._error is not None and not self._told_main and not _silent:
             self._told_main = True
             raise self._raised()

@@ -47,11 +47,6 @@ def check() -> None:
     _check()
 
 
-def look() -> None:
-    """Raise the verdict if there is one: for waits that look between slices."""
-    _check()
-
-
 def instead(error: BaseException) -> BaseException:
     """What to raise when a call ended with this error: the verdict, if there is one, for then the
     error is only that others went first."""

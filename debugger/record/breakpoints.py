@@ -5,9 +5,10 @@
 The rank is "x" where the process does not know it yet.
 
 On the socket each side sends JSON lines: the rank {"output": text}, {"prompt": text} when it awaits
-a line, {"candidates": [...]} and {"end": text}; the terminal {"line": text} and
-{"complete": [text, line, begin, end]}. Before anything is read, each side looks at whose process
-the other is.
+a line, {"candidates": [...]} and {"end": text}; the terminal {"line": text},
+{"complete": [text, line, begin, end]}, and {"once": true} when it will leave as soon as the rank
+goes on, which is then said by {"end": text}, and leaves the rank its further breakpoints. Before
+anything is read, each side looks at whose process the other is.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import json
 import os
 import re
 import socket
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .unix_sockets import short_name, user_of
 from .wording import printable
 
 FOLDER = "breakpoints"
 BREAKPOINT = "breakpoint"
+TAKEN = "another terminal is at this prompt already"
+"""The end that a second terminal is told."""
 MAX_MESSAGE_BYTES = 1 << 20
 _NAME = re.compile(r"(x|0|[1-9]\d{0,8})-([1-9]\d{0,9})\.json")
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,16 @@ def any_stop(directory: Path) -> bool:
     return any(os.path.exists(f"/proc/{match[2]}") for match in matches)
 
 
+def own_folder(directory: Path) -> Path:
+    """The folder, made if need be. Raises OSError, PermissionError where others can enter it."""
+    folder = directory / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is open to other users")
+    return folder
+
+
 def announce(directory: Path, stop: Stop) -> None:
     """Leave word that this process stands here. Raises OSError."""
     folder = directory / FOLDER
@@ -127,16 +138,12 @@ def withdraw(directory: Path, stop: Stop) -> None:
 
 def listen(directory: Path, stop: Stop) -> socket.socket:
     """The socket to which terminals connect. Raises OSError."""
-    folder = directory / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is open to other users")
+    folder = own_folder(directory)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
             (folder / f"{stop.name}.sock").unlink()
-        with _short(folder) as short:
+        with short_name(folder) as short:
             listener.bind(f"{short}/{stop.name}.sock")
         os.chmod(folder / f"{stop.name}.sock", 0o600)
         listener.listen(4)
@@ -150,7 +157,7 @@ def connect(directory: Path, stop: Stop) -> socket.socket:
     """A connection to a rank's prompt. Raises OSError, PermissionError for another user's."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(directory / FOLDER) as short:
+        with short_name(directory / FOLDER) as short:
             connection.connect(f"{short}/{stop.name}.sock")
         if not same_user(connection):
             raise PermissionError("the process at the other end is another user's")
@@ -161,21 +168,8 @@ def connect(directory: Path, stop: Stop) -> socket.socket:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user; the kernel says so."""
-    size = _CREDENTIALS.size
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _pid, user, _group = _CREDENTIALS.unpack(raw)
-    return bool(user == os.geteuid())
-
-
-@contextlib.contextmanager
-def _short(folder: Path) -> Iterator[str]:
-    """Another name of the folder: a socket's path has 108 bytes, and run directories lie deep."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
+    """Whether the process at the other end runs as this user."""
+    return user_of(connection) == os.geteuid()
 
 
 class Line:

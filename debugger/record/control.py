@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from .json_objects import object_of
+from .unix_sockets import short_name
 
 MOST_BYTES = 1 << 16
 """A request or an answer is at most so long."""
@@ -50,13 +52,9 @@ def ask(
 
 @contextlib.contextmanager
 def address(directory: Path) -> Iterator[str]:
-    """The socket's path in a form that fits into the 108 bytes which an address may have, however
-    long the directory's own path is."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{NAME}"
-    finally:
-        os.close(descriptor)
+    """The socket's path, in a form that always fits."""
+    with short_name(directory.resolve()) as short:
+        yield f"{short}/{NAME}"
 
 
 def receive_line(connection: socket.socket) -> dict[str, Any]:
@@ -67,8 +65,4 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
         if not data:
             break
         received += data
-    try:
-        value = json.loads(received)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return object_of(received)

@@ -56,6 +56,7 @@ class Definitions:
         self._channels: dict[int, ChannelText] = {}
         self.creations: list[Creation] = []
         self.notes: list[Note] = []
+        self.environment: Mapping[str, str] = {}
 
     def read(self, used: int, wall_offset_ns: int) -> None:
         """Take in the heap up to `used` bytes."""
@@ -109,8 +110,14 @@ class Definitions:
                     data=value,
                 )
             )
+        elif kind == Definition.ENVIRONMENT:
+            self.environment = {str(name): str(value[name]) for name in value}
         elif kind == Definition.DETAIL:
             self._details[number] = dict(value)
+
+    def forget(self, mapped: mmap.mmap) -> None:
+        """The file is gone; what was read of it stays known. `mapped` takes its place."""
+        self._map = mapped
 
     def site(self, number: int) -> CallSite | None:
         """The call site with this id."""

@@ -92,7 +92,7 @@ class FlightFile:
             0,
             self._started_ns,
             time.time_ns() - _now(),
-            threading.main_thread().native_id or 0,
+            os.getpid(),  # that of the main thread, too
             self._start_ticks,
         )
 

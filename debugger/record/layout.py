@@ -167,4 +167,5 @@ class Definition(enum.IntEnum):
     CHANNEL = 4  # {"group": slot, "incarnation", "op", "peer", "tag"}
     CREATION = 5  # {"index", "name", "ranks", "backend", "site", "world_seq", "t_ns"}
     DETAIL = 6  # what a thread waits for, where it is no call: {"op", "key"?, ...}
+    ENVIRONMENT = 8  # {name: value}: what of it is allowed; the last one counts
     NOTE = 7  # something worth reporting: {"kind", "t_ns", "message", "site", ...}

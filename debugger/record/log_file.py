@@ -15,9 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .appending import open_to_append
+
 MAX_MB = "DISTDEBUG_LOG_MAX_MB"
 DEFAULT_MAX_MB = 64.0
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _GLOG = re.compile(
     r"(?:\[rank\d+\]:)?\[([IWEF])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.\d+ +"
     r"(?:\d+ )?([^\s:\]]+):(\d+)\] ?(.*)"
@@ -47,13 +48,13 @@ def older(path: Path) -> Path:
 
 def append(path: Path, line: bytes, most: int) -> None:
     """Add a line, which ends in a newline, to files of at most so many bytes. Raises OSError."""
-    descriptor = os.open(path, _FLAGS, 0o600)
+    descriptor = open_to_append(path)
     try:
         size = os.fstat(descriptor).st_size
         if size and size + len(line) > most // 2:
             _rotate(path, descriptor)
             os.close(descriptor)
-            descriptor = os.open(path, _FLAGS, 0o600)
+            descriptor = open_to_append(path)
         os.write(descriptor, line)
     finally:
         os.close(descriptor)

@@ -172,7 +172,7 @@ class _Source:
         return Entry(self._order(time_ns), time_ns, self.rank, self.stream, line)
 
     def _record(self, line: bytes) -> Iterator[Entry]:
-        fields = _fields(line)
+        fields = record_on(line)
         if fields is None:
             return
         time_ns = fields.get("time_ns")
@@ -185,7 +185,7 @@ class _Source:
         return (self._latest_ns, *self._place)
 
 
-def _fields(line: bytes) -> dict[str, Any] | None:
+def record_on(line: bytes) -> dict[str, Any] | None:
     """The record on the line, also where it stands behind others that a full disk has torn; None
     where there is none."""
     start = 0

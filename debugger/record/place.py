@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from datetime import datetime
 from pathlib import Path
@@ -64,7 +63,7 @@ def make_base(base: Path) -> None:
 def make_new(base: Path) -> Path:
     for _ in range(100):
         moment = datetime.now().astimezone()
-        path = base / f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        path = base / f"{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:

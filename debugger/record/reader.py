@@ -7,6 +7,7 @@ one sentence.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -31,10 +32,15 @@ class FlightError(Exception):
 
 
 class FlightReader:
-    """One flight record, mapped. Implements `snapshot.History` for its rank."""
+    """One flight record, mapped. Implements `snapshot.History` for its rank.
+
+    What is mapped beyond a file's end cannot be read without being killed for it (SIGBUS): whoever
+    keeps a reader calls `still_whole` before each look.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.cut = False
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:
@@ -65,6 +71,17 @@ class FlightReader:
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
+
+    def still_whole(self) -> bool:
+        """Whether all that is mapped can be read. From the first time that somebody has cut the
+        file short, all reads as absent."""
+        if not self.cut:
+            with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
+                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
+            if self.cut:
+                self._map = mmap.mmap(-1, layout.FILE_BYTES)
+                self._definitions.forget(self._map)
+        return not self.cut
 
     # -- header --------------------------------------------------------------------------------
 
@@ -109,6 +126,11 @@ class FlightReader:
         """When the rank's heartbeat last ran (Unix time); 0: never."""
         beat = int(layout.U64.unpack_from(self._map, layout.DYNAMIC_OFFSET)[0])
         return beat + self.wall_offset_ns if beat else 0
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the rank has put on record of its environment, as of the last `view`."""
+        return self._definitions.environment
 
     # -- the view of a rank --------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from . import layout
 from .layout import Role
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
@@ -24,11 +23,17 @@ Observe = Callable[[int, int], Process]
 
 
 class Records:
-    """The flight records below one run directory. `faults` are sentences about unreadable ones."""
+    """The flight records below one run directory. `faults` are sentences about unreadable ones.
+
+    A record that is cut short while it is open stays as it was seen last, so that its process is
+    still watched. The readers look for that with each `look`; what is cut between a look and the
+    reading that follows, a matter of milliseconds, still ends the reader by SIGBUS.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._readers: dict[int, FlightReader] = {}
+        self._seen: dict[FlightReader, Rank] = {}
         self._listed_ns = -1
         self.faults: dict[str, str] = {}
 
@@ -46,24 +51,18 @@ class Records:
         except OSError:
             return
         for reader in self._readers.values():
-            reader.refresh_header()
-
-    def drop_shrunken(self) -> None:
-        """Forget records whose files have been cut short: what is mapped beyond a file's end
-        cannot be read without being killed for it (SIGBUS)."""
-        for inode, reader in list(self._readers.items()):
-            try:
-                cut = os.stat(reader.path).st_size < layout.FILE_BYTES
-            except OSError:
-                continue  # it has another name now, or none: what is mapped stays
-            if cut:
-                self.faults[reader.path.name] = f"{reader.path}: is truncated"
-                del self._readers[inode]
+            if reader.still_whole():
+                reader.refresh_header()
+            else:
+                self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
 
     def _open(self, path: Path) -> None:
         try:
             inode = path.stat().st_ino
-            if inode not in self._readers:
+            known = self._readers.get(inode)
+            if known is not None and not known.cut:
+                known.path = path  # it has its rank's name by now
+            else:
                 self._readers[inode] = FlightReader(path)
                 self.faults.pop(path.name, None)
         except FlightError as error:
@@ -100,7 +99,9 @@ class Records:
         forked: list[tuple[int, Note]] = []
         for reader in self._readers.values():
             process = self._process(reader, observe, here, now_ns)
-            view = reader.view(process)
+            view = self._view(reader, process)
+            if view is None:
+                continue
             if reader.role is Role.FORKED_CHILD:
                 parent = (
                     int(next(iter(view.notes)).data.get("parent_rank", -1)) if view.notes else -1
@@ -112,12 +113,21 @@ class Records:
             _snapshot(world, forked, now_ns, world_size, finished) for world in worlds_of(views)
         ]
 
+    def _view(self, reader: FlightReader, process: Process) -> Rank | None:
+        """What the record says; of one that was cut short, what it said last."""
+        if reader.cut:
+            seen = self._seen.get(reader)
+            return None if seen is None else replace(seen, process=process)
+        view = self._seen[reader] = reader.view(process)
+        return view
+
     @staticmethod
     def _process(reader: FlightReader, observe: Observe | None, here: str, now_ns: int) -> Process:
         if observe is None:
             return Process(alive=False)
         if reader.identity.get("host", here) != here:
-            age_s = (now_ns - reader.heartbeat_ns) / 1e9
+            last_ns = max(reader.heartbeat_ns, reader.started_ns)  # the first beat may be to come
+            age_s = (now_ns - last_ns) / 1e9
             return Process(alive=age_s < FAR_HEARTBEAT_S)
         return observe(reader.pid, reader.start_ticks)
 

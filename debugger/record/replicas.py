@@ -95,6 +95,7 @@ class ReplicaReader:
     def __init__(
         self, path: Path, site: Callable[[int], CallSite | None], wall_offset_ns: int
     ) -> None:
+        self._path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
@@ -120,6 +121,8 @@ class ReplicaReader:
 
     def digests(self) -> Sequence[Digest]:
         """The last entries, oldest first."""
+        if not self._still_whole():
+            return list(self._known.values())
         newest = self._last
         while self._read(newest + 1) is not None:
             newest += 1
@@ -137,12 +140,19 @@ class ReplicaReader:
 
     def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
         """The digest of each parameter at that moment; None when it was overwritten."""
-        for mark, digest in self._known.items():
+        for mark, digest in self._known.items() if self._still_whole() else ():
             if digest.moment == moment:
                 at = self._at(mark) + ENTRY.size
                 vector: tuple[int, ...] = struct.unpack_from(f"<{self._parameters}Q", self._map, at)
                 return vector if self._read(mark) is not None else None
         return None
+
+    def _still_whole(self) -> bool:
+        """Whether what is mapped can be read: see `FlightReader.still_whole`."""
+        try:
+            return os.stat(self._path).st_size >= len(self._map)
+        except OSError:
+            return True  # it has no name any more: what is mapped stays
 
     def _at(self, mark: int) -> int:
         return int(self._start + (mark - 1) % self._entries * self._size)

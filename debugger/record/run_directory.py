@@ -12,14 +12,14 @@ import fcntl
 import json
 import os
 import re
-import secrets
-import shutil
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .appending import append
+from .json_objects import object_of
 from .place import (
     RunDirectoryError,
     check_parent,
@@ -52,10 +52,12 @@ class RunEntry:
 
 @dataclass(slots=True)
 class RunDirectory:
-    """One run directory. `failures` are sentences about writes that did not succeed, each once."""
+    """One run directory. `failures` are sentences about writes that did not succeed, each once;
+    `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
 
     path: Path
     failures: list[str] = field(default_factory=list)
+    packed: Path | None = None
     _lock: int = -1
 
     @classmethod
@@ -130,6 +132,10 @@ class RunDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def as_known(self, sentence: str) -> str:
+        """The sentence, about the artefact where it is about what was unpacked from one."""
+        return sentence.replace(str(self.path), str(self.packed or self.path))
 
     @property
     def ranks(self) -> Path:
@@ -220,7 +226,7 @@ class RunDirectory:
     def write_text(self, name: str, text: str) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
         target = self.path / name
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "wb") as file:
@@ -239,12 +245,7 @@ class RunDirectory:
         """Adds one JSON line to a file. Returns False, and adds to `failures`, on an error."""
         line = json.dumps(value, separators=(",", ":"), ensure_ascii=True, default=str) + "\n"
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.path / name, flags, 0o600)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
+            append(self.path / name, line.encode())
         except OSError as error:
             self._fail(name, error)
             return False
@@ -293,6 +294,8 @@ def prune(base: Path = BASE, keep: int = 10) -> list[Path]:
     """
     if keep < 0:
         raise RunDirectoryError(f"the number of runs to keep is 0 or more, not {keep}")
+    import shutil
+
     removed = []
     for entry in list_runs(base)[keep:]:
         if entry.live:
@@ -326,7 +329,7 @@ def is_live(path: Path) -> bool:
 
 def _point_latest(base: Path, path: Path) -> None:
     """A link that cannot be made costs `distdebug report` its default, and nothing else."""
-    latest, temporary = base / LATEST, base / f".{LATEST}-{secrets.token_hex(4)}"
+    latest, temporary = base / LATEST, base / f".{LATEST}-{os.urandom(4).hex()}"
     try:
         os.symlink(path.name if path.parent == base else path, temporary)
         if latest.exists() and not latest.is_symlink():
@@ -374,10 +377,9 @@ def _why_not_ours(path: Path) -> str | None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return object_of(path.read_bytes())
+    except OSError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _time_of(name: str) -> float:

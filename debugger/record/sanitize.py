@@ -62,6 +62,13 @@ def clean_line(line: str, max_length: int = MAX_LENGTH, *, colour: bool) -> str:
     return "".join(kept)
 
 
+def shown_of(line: bytes) -> str:
+    """What a terminal would show of a line with carriage returns: the last state of a progress bar,
+    say."""
+    states = [part for part in line.split(b"\r") if part]
+    return (states[-1] if states else b"").decode("utf-8", "backslashreplace")
+
+
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
     if code < 0x100:

@@ -258,3 +258,9 @@ class Snapshot:
     ranks: Mapping[int, Rank]
     rivals: Sequence[Rank] = ()
     finished: bool = False
+
+    @property
+    def world(self) -> tuple[str, int]:
+        """Tells one world of a run from another, in all its snapshots; it must have ranks."""
+        first = next(iter(self.ranks.values()))
+        return (first.job, min(rank.started_ns for rank in self.ranks.values()))

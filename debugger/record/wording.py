@@ -21,8 +21,8 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def spans(ranks: Iterable[int]) -> str:
-    """`0,1,3` or, from three in a row on, `0-3,7`."""
+def pieces(ranks: Iterable[int], least: int) -> list[str]:
+    """Each rank for itself, and as one piece (`0-3`) those of whom so many are in a row."""
     rows = sorted(set(ranks))
     parts: list[str] = []
     at = 0
@@ -30,11 +30,18 @@ def spans(ranks: Iterable[int]) -> str:
         end = at
         while end + 1 < len(rows) and rows[end + 1] == rows[end] + 1:
             end += 1
-        if end - at >= 3:
+        if end - at + 1 >= least:
             parts.append(f"{rows[at]}-{rows[end]}")
         else:
             parts.extend(str(rank) for rank in rows[at : end + 1])
         at = end + 1
+    return parts
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """`0,1,3` or, from four in a row on, `0-3,7`."""
+    rows = set(ranks)
+    parts = pieces(rows, 4)
     if len(parts) > MOST_RANGES:
         parts = [*parts[:MOST_RANGES], f"... ({len(rows)} ranks)"]
     return ",".join(parts)

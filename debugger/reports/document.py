@@ -50,6 +50,9 @@ def build(
     the same ranks seen later, of which only how they ended is taken.
     `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
     run itself, such as a record that could not be written.
+
+    Of a run that was packed into one file, `distdebug report` makes `run_dir` the file's name and
+    adds `"packed": true`.
     """
     stacks = stacks or {}
     return {

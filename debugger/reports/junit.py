@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
-from . import table, text
+from . import injections, table, text
 
 _SUITE = "distdebug"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -52,6 +52,8 @@ def _run_case(document: Mapping[str, Any]) -> ElementTree.Element:
         return case
     verdict = text.verdict_of(document)
     message = verdict["message"] if verdict else f"the run ended as {outcome}"
+    if injections.failed_by_faults(document):
+        message = injections.unmade(document)[0]
     tag = "error" if outcome == "tool_error" else "failure"
     _add(case, tag, whole, type=outcome, message=message)
     return case
@@ -67,9 +69,13 @@ def _rank_case(document: Mapping[str, Any], rank: int) -> ElementTree.Element:
     if guilty:
         first = guilty[0]
         lines = [f"{one['title']}  {one['message']}" for one in guilty]
+        lines += [f"injected: {one['injected']}" for one in guilty if one.get("injected")]
         where = first["ranks"].get(str(rank))
         if where is not None:
             lines += [_place(where), *where["stack"]]
+            if where["location"]:  # as pytest's xunit1 does: CI systems link to the line
+                case.set("file", _xml(where["location"]["file"]))
+                case.set("line", str(where["location"]["line"]))
         _add(case, "failure", "\n".join(lines), type=first["kind"], message=first["message"])
     known = document["ranks"].get(str(rank))
     if known is not None:

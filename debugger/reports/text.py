@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.wording import spans
-from . import ddp_times, table
+from . import ddp_times, injections, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
 
@@ -64,7 +65,11 @@ class _Text:
     def lines(self) -> Iterator[str]:
         verdict = verdict_of(self.document)
         outcome = self.document["outcome"]
-        if outcome == "ok":
+        unmade = injections.unmade(self.document)
+        if injections.failed_by_faults(self.document):
+            yield from self._headed("NOT INJECTED", unmade.pop(0), RED)
+            verdict = None
+        elif outcome == "ok":
             yield self._ok()
         elif verdict is not None:
             yield from self._block(verdict)
@@ -74,6 +79,8 @@ class _Text:
         if verdict is not None and outcome in ("failed", "interrupted"):
             yield f"  {outcome} {self._after()}; where each rank was:"
             yield from self._everybody()
+        for sentence in unmade:
+            yield from self._wrapped("not injected: ", sentence)
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
@@ -139,6 +146,8 @@ class _Text:
             rows = tuple(Row(row.ranks, row.what, row.where) for row in shown.rows)
             shown = Table(rows, shown.left_out)
         yield from self._table(shown)
+        if finding.get("injected"):
+            yield from self._wrap(f"injected: {finding['injected']}", "  ", "    ")
         if rounds:
             first = shown.rows[0].ranks[0]
             yield f"  ... and {rounds} more in the cycle, back to rank {first}"
@@ -179,10 +188,11 @@ class _Text:
         others = [one for one in self.document["findings"] if one is not verdict]
         errors = [one for one in others if one["severity"] == "error"]
         warnings = [one for one in others if one["severity"] != "error"]
-        for finding in errors[:_MOST_FURTHER]:
-            yield from self._wrapped("also: ", f"{finding['title']}  {finding['message']}")
-        for finding in warnings[:_MOST_FURTHER]:
-            yield from self._wrapped("warning: ", f"{finding['title']}  {finding['message']}")
+        rows = [("also: ", one) for one in errors[:_MOST_FURTHER]]
+        rows += [("warning: ", one) for one in warnings[:_MOST_FURTHER]]
+        for word, finding in rows:
+            why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
+            yield from self._wrapped(word, f"{finding['title']}  {finding['message']}{why}")
         left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
         if left_out:
             yield f"  ... and {left_out} more in report.json"
@@ -196,7 +206,10 @@ class _Text:
     def _evidence(self) -> Iterator[str]:
         place = self._run_dir()
         if self.document.get("stacks_file"):
-            yield f"  stacks of all ranks: {place}{self.document['stacks_file']}"
+            stacks = f"{place}{self.document['stacks_file']}"
+            if self.document.get("packed"):
+                stacks = f"distdebug stacks {shlex.quote(place)}"
+            yield f"  stacks of all ranks: {stacks}"
         after = ""
         if self.document["outcome"] != "running":
             after = f"{_GAP}exit code {self.document['exit_code']}"
@@ -205,7 +218,8 @@ class _Text:
     def _run_dir(self) -> str:
         path = str(self.document["run_dir"])
         shorter = os.path.relpath(path) if os.path.isabs(path) else path
-        return os.path.join(path if shorter.startswith("..") else shorter, "")
+        shorter = path if shorter.startswith("..") else shorter
+        return shorter if self.document.get("packed") else os.path.join(shorter, "")
 
     # -- lines ---------------------------------------------------------------------------------
 

@@ -6,16 +6,15 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..record.control import NAME, address, receive_line
+from ..record.unix_sockets import user_of
 
 REQUEST_S = 2.0
-_PEER = struct.Struct("3i")
 
 Action = Callable[[Mapping[str, Any]], str]
 """Does what was asked with these arguments; returns a sentence. A ValueError is a refusal."""
@@ -68,8 +67,7 @@ class ControlServer:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if _PEER.unpack(peer)[1] not in (os.geteuid(), 0):
+        if user_of(connection) not in (os.geteuid(), 0):
             return
         ok, message = self._act(receive_line(connection))
         connection.sendall(json.dumps({"ok": ok, "message": message}).encode() + b"\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..record.log_file import DEFAULT_MAX_MB, in_bytes
-from ..record.sanitize import clean_line
+from ..record.sanitize import clean_line, shown_of
 from .output_log import OutputLog
 
 LOOK_EVERY_S = 0.05
@@ -122,7 +122,7 @@ class _Follower:
         bar = b"\r" in self.pending and self.screen.terminal
         if not (final or resting or (bar and now_s - self.shown_s >= REFRESH_S)):
             return
-        state = self._state(self.pending)
+        state = shown_of(self.pending)
         self.shown, self.shown_s = len(self.pending), now_s
         if state:
             self.screen.write(self._begin() + self._line(state))
@@ -135,7 +135,7 @@ class _Follower:
             self.screen.owner = None
             shown_as = clean_line(_decode(rest.rstrip(b"\r")), _UNCUT, colour=self.screen.colour)
             return f"{shown_as}\n"
-        state = self._state(rest) if self.shown else self._state(line)
+        state = shown_of(rest) if self.shown else shown_of(line)
         if self.shown and not state:
             return ""
         return f"{self._begin()}{self._line(state)}\n"
@@ -149,29 +149,29 @@ class _Follower:
             return "\r\x1b[K"
         return "\n"
 
-    def _state(self, line: bytes) -> str:
-        """What a terminal would show of a line with carriage returns: the last state."""
-        for part in reversed(line.split(b"\r")):
-            if part:
-                return _decode(part)
-        return ""
-
     def _line(self, text: str) -> str:
         return self.prefix + clean_line(text, _UNCUT, colour=self.screen.colour)
 
 
 class OutputFollower:
     """Follows the logs of all ranks. Either call `poll` about 20 times a second, or `start` a
-    thread, so that a terminal that does not take more output cannot hold up the supervisor."""
+    thread, so that a terminal that does not take more output cannot hold up the supervisor.
+    `colour`: colours may be used, where the streams are terminals that want them."""
 
     def __init__(
-        self, logs: Path, stdout: TextIO, stderr: TextIO, log_max_mb: float = DEFAULT_MAX_MB
+        self,
+        logs: Path,
+        stdout: TextIO,
+        stderr: TextIO,
+        log_max_mb: float = DEFAULT_MAX_MB,
+        *,
+        colour: bool = True,
     ) -> None:
         self._logs = logs
         self._log_bytes = in_bytes(log_max_mb)
         self._screens = {
-            "out": _Screen(stdout, colour_wanted(stdout)),
-            "err": _Screen(stderr, colour_wanted(stderr)),
+            "out": _Screen(stdout, colour and colour_wanted(stdout)),
+            "err": _Screen(stderr, colour and colour_wanted(stderr)),
         }
         if _same_file(stdout, stderr):
             # One terminal has one cursor.

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..record import log_file
+from ..record.appending import append
 from ..record.log_reader import RECORDS, STDERR, TIMES_ENTRY, times_path
-
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OutputLog:
@@ -33,11 +31,7 @@ class OutputLog:
     def took(self, offset: int, lines: Iterable[bytes], time_ns: int) -> None:
         """The file had been read up to this offset at this time; these lines were completed."""
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._times, _FLAGS, 0o600)
-            try:
-                os.write(descriptor, TIMES_ENTRY.pack(offset, time_ns))
-            finally:
-                os.close(descriptor)
+            append(self._times, TIMES_ENTRY.pack(offset, time_ns))
         if self._is_stderr:
             for line in lines:
                 if line.startswith(b"[") or b"\r[" in line:

@@ -25,7 +25,8 @@ _LIBRARY = re.compile(r".*/(?:lib(?:64)?/python3\.\d+t?|(?:site|dist)-packages)/
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)|^<frozen ")
 _START_FILES = re.compile(
     r"/runpy\.py$|/importlib/|^<frozen |"
-    r"/multiprocessing/(?:spawn|process|popen_\w+|context|forkserver)\.py$"
+    r"/multiprocessing/(?:spawn|process|popen_\w+|context|forkserver)\.py$|"
+    r"/site-packages/(?:_pytest|pluggy)/|/debugger/testing/(?:fork_server|rank_\w+)\.py$"
 )
 _START_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "__call__"})

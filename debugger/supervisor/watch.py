@@ -102,7 +102,7 @@ class Watch:
         findings: list[Finding] = []
         notices: list[str] = []
         for snapshot in snapshots:
-            key = _world_key(snapshot)
+            key = snapshot.world
             diagnosis = diagnose(snapshot, self._previous.get(key), self._limits)
             self._previous[key] = snapshot
             findings += [self._graded(one, snapshot) for one in diagnosis.findings]
@@ -161,11 +161,6 @@ class Watch:
         ):
             return replace(finding, severity="warning")
         return finding
-
-
-def _world_key(snapshot: Snapshot) -> tuple[str, int]:
-    first = next(iter(snapshot.ranks.values()))
-    return (first.job, min(rank.started_ns for rank in snapshot.ranks.values()))
 
 
 def _process_mark(snapshots: Sequence[Snapshot]) -> tuple[object, ...]:

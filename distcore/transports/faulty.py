@@ -1,68 +1,141 @@
 """Connections that misbehave on purpose: a socket that delays, throttles, drops, truncates,
-duplicates, corrupts or resets what is sent on it, frame by frame, as a plan says (`fault_plan`).
+duplicates, corrupts, resets or holds back what is sent on it, as a plan says (`fault_plan`).
 
-It stands where a transport gets its connections (`faulty_connect` around the `connect` of a `Mesh`
-or the `dial` of a `Mailbox`), knows nothing of calls, and sees only this rank's sending side.
+It stands where a transport gets its connections (`FaultyLinks.connect` around the `connect` of a
+`Mesh` or the `dial` of a `Mailbox`, `FaultyLinks.accept` around its `accept`), knows nothing of
+calls, and sees only this rank's sending side.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .fault_plan import Fault, FaultPlan, Injection, Kind
+from ..errors import DeadlineExceeded
+from .fault_plan import Clock, Fault, FaultPlan, Injection, Kind
 from .frames import DATA, HEADER, IN_MEMORY
+from .late_socket import FOREVER, LateSocket
 from .parcel_stream import BODY, EAGER, OFFER
 
-__all__ = ["faulty_connect"]
+__all__ = ["FaultyLinks"]
 
 Connect = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> a connected socket to that group rank."""
+Accept = Callable[[int, socket.socket], bool]
+"""(peer, connected socket) -> whether it is taken."""
 
-LINGER_S = 10.0
-"""How long after its close a connection goes on to send what was delayed."""
-_BACKLOG_BYTES = 4 * 1024 * 1024
-_PIECE_BYTES = 16 * 1024
 _PAUSE_S = 0.001
+_DIAL_PAUSE_S = 0.02
 _COUNTED = (DATA, EAGER, OFFER, BODY)
 _now = time.monotonic
 
 
-def faulty_connect(connect: Connect, plan: FaultPlan, rank: int, lane: int = 0) -> Connect:
-    """`connect`, or a mailbox's `dial`, for group rank `rank` with the plan's faults on what it
-    sends. Connections that the plan does not mention are given as they are."""
-
-    def connect_to(peer: int, deadline: float) -> socket.socket:
-        connection = connect(peer, deadline)
-        if not plan.concerns(rank, peer, lane):
-            return connection
-        return FaultySocket(connection, plan, rank, peer, lane)
-
-    return connect_to
+def _never_over() -> None:
+    """What a group without an end has to say when it is asked."""
 
 
-class FaultySocket(socket.socket):
-    """Takes the place (and the descriptor) of a connected socket. `send` and `sendmsg` go through
-    the plan; `sendall`, and `sendmsg` with descriptors, which no frame is sent by, do not.
+class FaultyLinks:
+    """The connections of one rank of a group, with the plan's faults on what this rank sends.
 
-    What the socket does not take at once, or not yet, a thread sends.
+    `ranks`: by group rank, the ranks that the plan speaks of; `rank`: this one's group rank.
+    `clock`: that of the plan's times; None: one that begins now. `check` is called while a
+    connection is held up, and raises when the group is over.
     """
 
     def __init__(
-        self, connection: socket.socket, plan: FaultPlan, rank: int, peer: int, lane: int
+        self,
+        plan: FaultPlan,
+        ranks: Sequence[int],
+        rank: int,
+        group: str = "",
+        clock: Clock | None = None,
+        check: Callable[[], None] = _never_over,
     ) -> None:
-        timeout = connection.gettimeout()
-        super().__init__(fileno=connection.detach())
-        self.settimeout(timeout)
-        self._plan = plan
+        self.plan = plan
+        self.group = group
+        self.check = check
+        self._ranks = tuple(ranks)
+        self._rank = rank
+        if clock is None:
+            clock = Clock()
+            clock.begin()
+        self.clock = clock
+
+    def connect(self, connect: Connect, lane: int = 0) -> Connect:
+        """`connect`, or a mailbox's `dial`, with the faults. Connections that the plan does not
+        mention are given as they are. In a black hole it waits, and may raise DeadlineExceeded."""
+
+        def connect_to(peer: int, deadline: float) -> socket.socket:
+            self._wait_for_way(peer, lane, deadline)
+            return self._faulty(peer, connect(peer, deadline), lane)
+
+        return connect_to
+
+    def accept(self, accept: Accept, lane: int = 0) -> Accept:
+        """A mailbox's `accept`: what is answered on a peer's connection is held back as well."""
+
+        def take(peer: int, connection: socket.socket) -> bool:
+            return accept(peer, self._faulty(peer, connection, lane))
+
+        return take
+
+    def _faulty(self, peer: int, connection: socket.socket, lane: int) -> socket.socket:
+        me, other = self._ranks[self._rank], self._ranks[peer]
+        if not self.plan.concerns(me, other, lane):
+            return connection
+        return FaultySocket(connection, self, me, other, lane)
+
+    def _wait_for_way(self, peer: int, lane: int, deadline: float) -> None:
+        """A connection takes packets both ways."""
+        me, other = self._ranks[self._rank], self._ranks[peer]
+        told: list[Fault] = []
+        while True:
+            clock_s = self.clock.now_s
+            inward = self.plan.holes(other, me, lane, clock_s)
+            outward = self.plan.holes(me, other, lane, clock_s)
+            if not (inward or outward):
+                return
+            for fault in outward:
+                if not any(fault is one for one in told):
+                    told.append(fault)
+                    self.tell(Injection(fault, me, other, lane, None, self.group))
+            self.check()
+            if _now() >= deadline:
+                name = f"group {self.group!a}: " if self.group else ""
+                raise DeadlineExceeded(
+                    f"{name}rank {other} did not answer before the call's deadline",
+                    link=(other, me),
+                )
+            time.sleep(min(_DIAL_PAUSE_S, max(0.0, deadline - _now())))
+
+    def tell(self, injection: Injection) -> None:
+        """It happens now."""
+        if self.plan.happened is not None:
+            self.plan.happened(injection)
+
+
+class FaultySocket(LateSocket):
+    """Takes the place (and the descriptor) of a connected socket. `send` and `sendmsg` go through
+    the plan; `sendall`, and `sendmsg` with descriptors, which no frame is sent by, do not."""
+
+    def __init__(
+        self, connection: socket.socket, links: FaultyLinks, rank: int, peer: int, lane: int
+    ) -> None:
+        super().__init__(connection)
+        self._links = links
         self._place = (rank, peer, lane)
+        of_all = list(enumerate(links.plan.faults))
+        mine = [(index, fault) for index, fault in of_all if fault.concerns(*self._place)]
+        self._of_frames = [one for one in mine if not one[1].is_timed_hole]
+        self._timed_holes = [fault for _index, fault in mine if fault.is_timed_hole]
+        self._hits: Counter[int] = Counter()  # by the fault's place in the plan
+        self._hole: Fault | None = None  # of frames: nothing goes out until one is not concerned
+        self._told_holes: set[int] = set()
         self._frame = 0
         self._head = bytearray()
         self._left = 0
@@ -71,14 +144,6 @@ class FaultySocket(socket.socket):
         self._keep_bytes: int | None = None  # of a truncated frame: what is still to be sent
         self._rate: float | None = None
         self._over = False  # nothing is sent any more
-        self._free_at = 0.0
-        self._changed = threading.Condition()
-        self._backlog: deque[tuple[float, memoryview | None]] = deque()
-        self._backlog_bytes = 0
-        self._pump: threading.Thread | None = None
-        self._broken: OSError | None = None
-        self._end_at = float("inf")  # once it is closed: when the thread gives up
-        self._owner = os.getpid()
 
     # -- what the transport calls ------------------------------------------------------------------
 
@@ -90,21 +155,12 @@ class FaultySocket(socket.socket):
             return super().sendmsg(buffers, ancdata, *rest)
         return self._take(buffers)
 
-    def close(self) -> None:
-        if self._owner == os.getpid():  # a forked child has neither the thread nor its locks
-            with self._changed:
-                self._end_at = min(self._end_at, _now() + LINGER_S)
-                self._changed.notify()
-                if self._backlog and self._broken is None:
-                    return  # the thread closes it
-        super().close()
-
     # -- frames ------------------------------------------------------------------------------------
 
     def _take(self, buffers: Iterable[Any]) -> int:
-        if self._broken is not None:
-            raise self._broken
-        if self._backlog_bytes > _BACKLOG_BYTES:
+        if self.broken is not None:
+            raise self.broken
+        if self.is_full:
             time.sleep(_PAUSE_S)  # the caller's poll says "writable": keep it from spinning
             raise BlockingIOError
         taken = 0
@@ -135,8 +191,9 @@ class FaultySocket(socket.socket):
         self._left = text_bytes + (0 if flags & IN_MEMORY and kind == DATA else length)
         self._faults, self._rate = [], None
         if kind in _COUNTED:
-            self._faults = self._plan.for_frame(*self._place, self._frame)
+            self._faults = self._due(has_payload=self._left > text_bytes)
             self._frame += 1
+            self._open_or_close_hole()
         whole = False
         for fault in self._faults:
             match fault.kind:
@@ -145,7 +202,7 @@ class FaultySocket(socket.socket):
                     self._reset()
                 case Kind.DELAY:
                     assert fault.delay_s is not None
-                    self._free_at = max(self._free_at, _now()) + fault.delay_s
+                    self.free_at = max(self.free_at, _now() + fault.delay_s)
                     self._tell(fault)
                 case Kind.THROTTLE:
                     self._rate = fault.bytes_per_s
@@ -153,13 +210,36 @@ class FaultySocket(socket.socket):
                 case Kind.TRUNCATE:
                     self._keep_bytes = fault.keep_bytes
                     self._tell(fault)
-                case Kind.CORRUPT if self._left <= text_bytes:
-                    pass  # there is no payload
+                case Kind.BLACKHOLE:
+                    pass
                 case _:
                     whole = True
         self._kept = bytearray() if whole else None
         self._text_bytes = text_bytes
         self._emit(memoryview(head))
+
+    def _due(self, has_payload: bool) -> list[Fault]:
+        """What happens to the frame that begins."""
+        clock_s = self._links.clock.now_s
+        due = []
+        for index, fault in self._of_frames:
+            if fault.kind is Kind.CORRUPT and not has_payload:
+                continue
+            if not fault.covers(self._frame, clock_s, self._hits[index]):
+                continue
+            dice = self._links.plan.dice(*self._place, self._frame, index)
+            if dice.random() < fault.probability:
+                self._hits[index] += 1
+                due.append(fault)
+        return due
+
+    def _open_or_close_hole(self) -> None:
+        holes = [fault for fault in self._faults if fault.kind is Kind.BLACKHOLE]
+        with self.changed:
+            self._hole = holes[0] if holes else None
+            self.changed.notify()
+        for fault in holes:
+            self._tell_of_hole(fault)
 
     def _emit(self, part: memoryview) -> None:
         """The next part of the current frame."""
@@ -193,15 +273,18 @@ class FaultySocket(socket.socket):
 
     def _flip(self, frame: bytearray) -> None:
         start = HEADER.size + self._text_bytes
-        if len(frame) > start:
-            bit = self._plan.dice(*self._place, self._frame, "bit").randrange(
-                8 * (len(frame) - start)
-            )
-            frame[start + bit // 8] ^= 1 << bit % 8
+        dice = self._links.plan.dice(*self._place, self._frame, "bit")
+        bit = dice.randrange(8 * (len(frame) - start))
+        frame[start + bit // 8] ^= 1 << bit % 8
 
     def _tell(self, fault: Fault) -> None:
-        if self._plan.happened is not None:
-            self._plan.happened(Injection(fault, *self._place, self._frame - 1))
+        self._links.tell(Injection(fault, *self._place, self._frame - 1, self._links.group))
+
+    def _tell_of_hole(self, fault: Fault) -> None:
+        if id(fault) not in self._told_holes:  # the links hold the plan: no id is used again
+            self._told_holes.add(id(fault))
+            number = self._frame - 1 if self._frame else 0
+            self._links.tell(Injection(fault, *self._place, number, self._links.group))
 
     # -- bytes -------------------------------------------------------------------------------------
 
@@ -212,99 +295,40 @@ class FaultySocket(socket.socket):
         if self._keep_bytes is not None:
             data = data[: self._keep_bytes]
             self._keep_bytes -= len(data)
-        with self._changed:
-            if not self._backlog and self._rate is None and self._free_at <= _now():
-                data = data[self._write(data) :]
-            if len(data):
-                self._queue(data)
+        if self._timed_holes:
+            clock_s = self._links.clock.now_s
+            for fault in self._timed_holes:
+                if fault.is_on(clock_s):
+                    self._tell_of_hole(fault)
+        self.put(data, self._rate)
         if self._keep_bytes == 0:
             self._keep_bytes = None
             self._finish_sending()
 
-    def _queue(self, data: memoryview) -> None:
-        data = memoryview(bytes(data))  # the caller may change it once it is taken
-        at = max(self._free_at, _now())
-        for offset in range(0, len(data), _PIECE_BYTES):
-            piece = data[offset : offset + _PIECE_BYTES]
-            if self._rate is not None:
-                at += len(piece) / self._rate
-            self._append(at, piece)
-        self._free_at = at
-
-    def _append(self, at: float, piece: memoryview | None) -> None:
-        self._backlog.append((at, piece))
-        self._backlog_bytes += 0 if piece is None else len(piece)
-        if self._pump is None:
-            self._pump = threading.Thread(target=self._run, name="distcore faults", daemon=True)
-            self._pump.start()
-        self._changed.notify()
+    def held_until(self) -> float:
+        if self._hole is not None:
+            return FOREVER
+        if not self._timed_holes:
+            return 0.0
+        clock = self._links.clock
+        clock_s = clock.now_s
+        ends = [fault.ends_s for fault in self._timed_holes if fault.is_on(clock_s)]
+        return clock.began + max(ends) if ends else 0.0
 
     def _finish_sending(self) -> None:
         """Nothing comes behind what was sent so far but the end."""
         self._over = True
-        with self._changed:
-            self._append(_now(), None)
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            return super().send(data)
-        except BlockingIOError:
-            return 0
+        self.put_end()
 
     def _reset(self) -> None:
         """End the connection at once, for both sides, whatever is on its way."""
         error = ConnectionResetError(104, "Connection reset by an injected fault")
-        self._broken, self._over = error, True
+        self.broken, self._over = error, True
         self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Whoever polls the descriptor keeps it, and finds it at its end.
         dead, other = socket.socketpair()
         other.close()
-        with self._changed, dead:
-            self._backlog.clear()
+        with self.changed, dead:
+            self.drop_late()
             os.dup2(dead.fileno(), self.fileno(), inheritable=False)
         raise error
-
-    # -- the thread --------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._step():
-                pass
-        except OSError as error:
-            self._broken = error
-        except ValueError:  # it was closed meanwhile: there is no descriptor to poll
-            pass
-        with self._changed:
-            self._backlog.clear()
-            self._backlog_bytes = 0
-            if self._end_at != float("inf"):
-                super().close()
-
-    def _step(self) -> bool:
-        """Send the next piece; False when there is nothing left to do."""
-        with self._changed:
-            while not self._backlog:
-                if self._end_at != float("inf"):
-                    return False
-                self._changed.wait()
-            at, piece = self._backlog[0]
-            while (wait_s := min(at, self._end_at) - _now()) > 0:
-                self._changed.wait(wait_s)
-                if self._broken is not None:
-                    return False
-        size = 0 if piece is None else len(piece)
-        if piece is None:
-            self.shutdown(socket.SHUT_WR)
-        else:
-            writable = select.poll()
-            writable.register(self.fileno(), select.POLLOUT)
-            while len(piece := piece[self._write(piece) :]):
-                writable.poll(1000)
-                if _now() > self._end_at or self._broken is not None:
-                    return False
-        with self._changed:
-            if not self._backlog:  # a reset took it away meanwhile
-                return False
-            self._backlog.popleft()
-            self._backlog_bytes -= size
-        return True

@@ -21,7 +21,8 @@ length: 56 bytes."""
 DATA, FAIL, CREDIT, BYE, WAITS = 1, 2, 3, 4, 5
 FIRST, IN_MEMORY, CHECKED = 1, 2, 4
 """Flags of a data frame: it begins a message and the call's text follows; its payload lies in
-shared memory, in the given slot; its checksum was computed."""
+shared memory, in the given slot; its checksum was computed, and where its payload follows, its
+slot is its number on this connection (`next_order`)."""
 
 FRAME_BYTES = 1024 * 1024
 """The most payload of one frame; a whole number of segments."""
@@ -82,6 +83,11 @@ class Call:
         return f"{text} #{self.seq}"
 
 
+def next_order(order: int) -> int:
+    """The number of the data frame behind that one."""
+    return (order + 1) & 0xFFFF
+
+
 def digest32(name: str) -> int:
     """A group's number on the wire."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
@@ -123,7 +129,8 @@ def failure(error: errors.GroupFailed) -> bytes:
     """The frame that passes an error on."""
     kind = next((name for name, cls in _KINDS.items() if type(error) is cls), "GroupFailed")
     message = str(error).encode("utf-8", "replace")[: FAIL_BYTES - 512].decode("utf-8", "replace")
-    text = json.dumps({"kind": kind, "culprit": error.culprit, "message": message})
+    told = {"kind": kind, "culprit": error.culprit, "link": error.link, "message": message}
+    text = json.dumps(told)
     return control(FAIL, payload=text.encode())
 
 
@@ -135,7 +142,13 @@ def failure_from(payload: bytes, teller: int) -> errors.GroupFailed:
         message, culprit = str(told["message"]), told["culprit"]
         if culprit is not None and not isinstance(culprit, int):
             raise TypeError(culprit)
+        link = told["link"]
+        if link is not None:
+            sender, receiver = link
+            if not (isinstance(sender, int) and isinstance(receiver, int)):
+                raise TypeError(link)
+            link = (sender, receiver)
     except (ValueError, KeyError, TypeError) as error:
         raise BadFrame(f"an unreadable failure: {error!r}") from None
     told_by = f" (told by rank {teller})"
-    return cls(message if "(told by rank" in message else message + told_by, culprit)
+    return cls(message if "(told by rank" in message else message + told_by, culprit, link)

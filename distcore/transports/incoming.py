@@ -29,6 +29,7 @@ from .frames import (
     GaveUp,
     control,
     failure_from,
+    next_order,
     waits_from,
 )
 from .shared_memory import SLOT_BYTES, SLOTS, Inbox
@@ -73,6 +74,7 @@ class Incoming:
         self._expected_step = 0
         self._got = 0
         self._begun = False
+        self._order = 0  # of the next data frame, where they are counted
         self._scratch = _NOTHING
         self._filled = 0
 
@@ -183,6 +185,8 @@ class Incoming:
         receive, call = self._receive, self._expected
         if receive is None or call is None:
             return True
+        if flags & CHECKED and not flags & IN_MEMORY:
+            self._check_order(slot)
         if (
             seq != call.seq
             or print_ != call.fingerprint
@@ -210,6 +214,14 @@ class Incoming:
         if length == 0:
             return self._frame_over(receive) or None
         return None
+
+    def _check_order(self, order: int) -> None:
+        if order != self._order:
+            raise BadFrame(
+                f"data frame {order} where frame {self._order} was expected: "
+                "one is missing, or came twice"
+            )
+        self._order = next_order(order)
 
     def _mismatch(
         self, call: Call, group: int, seq: int, step: int, total: int, text: str

@@ -45,6 +45,8 @@ class Link:
         """What the mesh polls for."""
         self.peer = peer
         self.global_rank = global_rank
+        self.ends = (global_rank, own_rank)
+        """The global ranks of who sends and who receives here."""
         outbox, inbox = memory if memory is not None else (None, None)
         self.outgoing = outgoing = Outgoing(connection, outbox, checked)
         self.incoming = incoming = Incoming(

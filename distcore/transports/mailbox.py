@@ -128,7 +128,7 @@ class Mailbox:
 
     def fail(self, error: GroupFailed) -> None:
         """The group has failed: everything posted ends with this error, and the peers that this
-        rank has exchanged messages with are told."""
+        rank has exchanged messages with, or that come later, are told."""
         with self._lock:
             self._error = self._error or error
             self._start()
@@ -211,7 +211,11 @@ class Mailbox:
     def _take_posted(self) -> None:
         while self._dialled:
             peer, connection = self._dialled.popleft()
-            self._receivers[peer] = Receiver(connection, self._checked, peer, self._matching)
+            receiver = Receiver(connection, self._checked, peer, self._matching)
+            self._receivers[peer] = receiver
+            failed = self._error or self._matching.cause
+            if self._told and failed is not None:  # it came after all others were told
+                _tell_end(receiver, failed)
         while self._posted and self._error is None:
             posting = self._posted.popleft()
             if posting.sends:
@@ -233,7 +237,7 @@ class Mailbox:
             matching.fail_send(posting, matching.loss(peer, str(error), posting))
         except GroupFailed as error:
             told = matching.words.get(peer)
-            what = type(error)(f"{posting.what}: {error}", error.culprit)
+            what = type(error)(f"{posting.what}: {error}", error.culprit, error.link)
             matching.fail_send(posting, told or what)
 
     def _call(self, peer: int, deadline: float) -> Sender:
@@ -277,11 +281,7 @@ class Mailbox:
         self._told = True
         for end in self._ends():
             if end.connection.fileno() >= 0:
-                end.tell(error)
-                try:
-                    end.push()
-                except Ended:
-                    end.give_up()
+                _tell_end(end, error)
 
     def _ends(self) -> list[Sender | Receiver]:
         return [*self._senders.values(), *self._receivers.values()]
@@ -334,7 +334,7 @@ class Mailbox:
         except BadFrame as error:
             me, rank = self.ranks[self.rank], self.ranks[peer]
             text = f"on the connection from rank {rank} to rank {me}: {error}"
-            self._error = self._error or CorruptFrame(text, rank)
+            self._error = self._error or CorruptFrame(text, rank, (rank, me))
 
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
@@ -384,3 +384,11 @@ class Mailbox:
             ),
         )
         return max(0, int((until - now) * 1000) + 1)
+
+
+def _tell_end(end: Sender | Receiver, error: GroupFailed) -> None:
+    end.tell(error)
+    try:
+        end.push()
+    except Ended:
+        end.give_up()

@@ -262,7 +262,8 @@ class Matching:
             return told
         rank = self._ranks[peer]
         more = f"; {progress}" if progress else ""
-        return PeerLost(f"rank {rank} was lost in {posting.what}: it {reason}{more}", rank)
+        text = f"rank {rank} was lost in {posting.what}: it {reason}{more}"
+        return PeerLost(text, rank, (rank, self._ranks[self._rank]))
 
     def _fail(self, posting: Posting, error: GroupFailed) -> None:
         self.cause = self.cause or error

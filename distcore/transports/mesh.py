@@ -123,10 +123,9 @@ class Mesh(Transport):
             connection.setblocking(False)
 
     def _lost_while_made(self, peer: int, error: Exception) -> PeerLost:
-        return PeerLost(
-            f"rank {self.ranks[peer]} was lost while group {self.name!r} was made: {error}",
-            self.ranks[peer],
-        )
+        rank = self.ranks[peer]
+        text = f"rank {rank} was lost while group {self.name!r} was made: {error}"
+        return PeerLost(text, rank, (rank, self.ranks[self.rank]))
 
     def __repr__(self) -> str:
         state = "failed" if self.failed else "idle" if self._call is None else f"in {self._call}"
@@ -301,6 +300,7 @@ class Mesh(Transport):
             f"the timeout of {self._call} ran out in step {self._step - 1}, waiting for {who}: "
             f"{told or 'nobody took the data'}; {survey.found.explained(self.ranks)}",
             blamed[0] if len(blamed) == 1 else None,
+            survey.unheard,
         )
 
     def _raise_for(self, link: Link | None, error: Ended | BadFrame) -> NoReturn:
@@ -308,17 +308,19 @@ class Mesh(Transport):
         where = f"in {self._call}, step {self._step - 1}" if self._call else "between calls"
         rank = link.global_rank
         if isinstance(error, BadFrame):
-            raise CorruptFrame(f"on the connection from rank {rank}, {where}: {error}", rank)
+            text = f"on the connection from rank {rank}, {where}: {error}"
+            raise CorruptFrame(text, rank, link.ends)
         progress = link.progress
         hear_last_words(link, self._links.values())
-        raise PeerLost(f"rank {rank} was lost {where}: it {error}; {progress}", rank) from None
+        text = f"rank {rank} was lost {where}: it {error}; {progress}"
+        raise PeerLost(text, rank, link.ends) from None
 
     def _refuse(self, failed: GroupFailed) -> NoReturn:
-        raise GroupFailed(
+        text = (
             f"group {self.name!r} cannot be used any more, destroy it and make a new one; "
-            f"it failed with: {failed}",
-            failed.culprit,
-        ) from failed
+            f"it failed with: {failed}"
+        )
+        raise GroupFailed(text, failed.culprit, failed.link) from failed
 
     def fail(self, error: BaseException) -> None:
         """The group has failed on this rank: pass the cause on to all peers. Once."""

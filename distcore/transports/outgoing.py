@@ -16,6 +16,7 @@ from .frames import (
     BadFrame,
     Call,
     Ended,
+    next_order,
 )
 from .shared_memory import SLOT_BYTES, SLOTS, Outbox
 
@@ -40,6 +41,7 @@ class Outgoing:
         self._sent = 0
         self._call: Call | None = None
         self._step = 0
+        self._order = 0
 
     def send(self, data: memoryview, call: Call, step: int) -> bool:
         """Begin to send a message; True when it is on its way already."""
@@ -129,6 +131,9 @@ class Outgoing:
             flags |= FIRST
             text = call.text
         checksum = zlib.crc32(payload) if self._checked else 0
+        if self._checked and not in_memory:
+            slot = self._order
+            self._order = next_order(slot)
         header = HEADER.pack(
             MAGIC, DATA, flags, len(text), slot, call.group, self._step, checksum,
             call.seq, call.fingerprint, total, offset, size,

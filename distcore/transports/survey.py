@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import DeadlineExceeded
 from .frames import BadFrame, Ended, waits
 from .link import Link, ready
 
@@ -71,13 +72,28 @@ class Survey:
     ) -> None:
         """Ask all peers; `awaited` is whom this rank waits for; `asked`: it has time left, but a
         peer has not. What is under way on the links is thrown away. Raises the GroupFailed of a
-        peer that knows more."""
+        peer that knows more; where that is only that its time ran out, with the connection on which
+        this rank heard nothing."""
         self._links = links
         self.found = Answers(rank, {rank: tuple(awaited)})
         self.lost: dict[int, Ended | BadFrame] = {}
         self._asked = asked
+        self._told: DeadlineExceeded | None = None
         self._ask()
         self._listen(time.monotonic() + LIMIT_S)
+        self._raise_told()
+
+    @property
+    def unheard(self) -> tuple[int, int] | None:
+        """The ends of a connection on which this rank waited, and got no answer."""
+        awaited = self.found.answers[self.found.rank]
+        silent = [peer for peer in awaited if peer not in self.found.answers]
+        return self._links[silent[0]].ends if silent else None
+
+    def _raise_told(self) -> None:
+        if self._told is not None:
+            self._told.link = self._told.link or self.unheard
+            raise self._told
 
     def _ask(self) -> None:
         frame = waits(self.found.answers[self.found.rank])
@@ -100,6 +116,8 @@ class Survey:
 
     def _open(self) -> bool:
         silent = self.found.silent
+        if self._told is not None and self.unheard is None:
+            return False
         if not silent:
             return self._asked  # a circle: the one who asked says what it makes of it
         return not self.lost.keys() & set(silent)
@@ -110,6 +128,8 @@ class Survey:
             link.push()  # the question, behind a frame that was not through
         except (Ended, BadFrame) as error:
             self.lost[link.peer] = error
+        except DeadlineExceeded as told:
+            self._told = self._told or told
         if link.incoming.gave_up is not None:
             known = tuple(rank for rank in link.incoming.gave_up.awaited if rank in self._links)
             self.found.answers[link.peer] = known

@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 CALLS = SCRIPTS / "calls.py"
 
 
-@pytest.fixture(scope="module", params=["INFO", "DETAIL"])
+@pytest.fixture(scope="module", params=["INFO", pytest.param("DETAIL", marks=pytest.mark.long)])
 def observed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ranks.Ranks:

@@ -118,6 +118,7 @@ def test_no_times_at_info(at_info: runs.Run) -> None:
     assert at_info.report["ddp"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("tcp", marks=pytest.mark.long)])
 def test_times_at_detail(backend: str, tmp_path: Path) -> None:
     done = train(tmp_path, "DETAIL", backend, iterations=102)

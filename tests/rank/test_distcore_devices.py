@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "distcore_devices.py"
 SIZE = 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_tensors_of_a_device(device: str, tmp_path: Path) -> None:
     ranks = [

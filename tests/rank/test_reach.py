@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_ranks_that_the_script_starts_itself(tmp_path: Path) -> None:
     for view in run.views():
         if view.rank < 0:
             continue  # the parent, which is no rank
+        assert view.host == socket.gethostname()
         (call,) = ranks.calls(view, SELF_LAUNCHING)
         made.append((view.rank, view.world_size, str(call.signature)))
     expected = [(rank, 2, f"all_reduce(sum, float32[{n}])") for rank in range(2) for n in (1, 2, 3)]

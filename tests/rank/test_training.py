@@ -25,7 +25,7 @@ def test_compiled_functions_are_reached(script: Path, tmp_path: Path) -> None:
         assert f"{view.rank} compiled [12.0, 12.0, 12.0, 12.0]" in run.log(view.rank)
 
 
-@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+@pytest.mark.parametrize("level", ["INFO", pytest.param("DETAIL", marks=pytest.mark.long)])
 def test_training(level: str, tmp_path: Path) -> None:
     run = ranks.torchrun(tmp_path / "observed", 2, SCRIPT)
     run.extra = {"DISTDEBUG_LEVEL": level}

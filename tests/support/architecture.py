@@ -48,6 +48,8 @@ ONLY_LAZILY = {
     ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
     ("debugger.errors", "debugger.rank"): "what ranks raise is torch's too: only when asked for",
     ("debugger.hook", "debugger.rank"): "the hook rings the rank's door after torch was imported",
+    ("debugger.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
+    ("debugger.testing.world", "distcore"): "the same: only where a rank makes its group",
     ("debugger.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
 }
 

@@ -27,7 +27,9 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any]:
-        return json.loads((self.directory / "report.json").read_text())
+        path = self.directory / "report.json"
+        assert path.exists(), f"there is no report\n{self.explain()}"
+        return json.loads(path.read_text())
 
     @property
     def errors(self) -> list[dict[str, Any]]:

@@ -130,6 +130,19 @@ def test_the_programs_own_timeout() -> None:
     assert (found.kind, found.culprits) == ("join_timeout", (2,))
 
 
+def test_twins_of_whom_one_had_just_begun_when_the_other_was_through() -> None:
+    """The others have made the group once, so it was one group that both were in."""
+    run = Run(3)
+    run.each(all_reduce(8))
+    rival = Run(3).ranks[2]
+    rival.pid = 77
+    run.rivals.append(rival)
+    rival.exits(0)
+    run.passes(-0.05)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (2,), "duplicate")
+
+
 class TestTwins:
     """Correct, but it looks like the faults above."""
 
@@ -137,6 +150,18 @@ class TestTwins:
         run = joining(3, 0, 1)
         run.passes(50)
         assert not run.diagnose().findings
+
+    def test_a_large_world_whose_ranks_come_one_after_the_other(self) -> None:
+        run = joining(5, 0)
+        for rank in (1, 2, 3):
+            run.passes(40)
+            run.starts(rank).waits_in(Activity.INIT)
+            result = run.diagnose()
+            assert (result.findings, result.notices) == ((), ())
+        run.passes(61)
+        (found,) = run.errors()
+        assert (found.culprits, found.victims) == ((4,), (0, 1, 2, 3))
+        assert "has not joined for 63 s" in found.message
 
     def test_the_old_process_of_a_restarted_rank(self) -> None:
         run = joining(2, 0, 1)
@@ -162,6 +187,14 @@ class TestTwins:
         run[0, 1].destroys()
         run[0].has_group("0", [0, 1], incarnation=1, desc="default_pg", state=GroupState.CREATING)
         run[0].waits_in(Activity.INIT)
+        assert not run.diagnose().findings
+
+    def test_an_initialisation_that_is_at_its_end(self) -> None:
+        """A crowded machine may leave a rank there for long, when another goes on already."""
+        run = Run(2)
+        run[0].waits_in(Activity.INIT)
+        run[1].creates("1", [0, 1], waits=True)
+        run.passes(3)
         assert not run.diagnose().findings
 
     def test_a_warning_about_the_store_of_a_run_that_works(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from distcore import errors
 from distcore.transports.base import Receive, Send
 from distcore.transports.fault_plan import Fault, FaultPlan, Injection, Kind
-from distcore.transports.faulty import faulty_connect
+from distcore.transports.faulty import FaultyLinks
 from distcore.transports.frames import FRAME_BYTES
 from distcore.transports.mailbox import Mailbox
 from distcore.transports.mesh import Mesh
@@ -39,7 +39,7 @@ def faulty_mesh(wires: Wires, plan: FaultPlan, rank: int, **options: bool) -> Me
     def end(peer: int, _deadline: float) -> Any:
         return wires.end(rank, peer)
 
-    mesh = Mesh("g", [0, 10], rank, faulty_connect(end, plan, rank), **options)
+    mesh = Mesh("g", [0, 10], rank, FaultyLinks(plan, [0, 1], rank).connect(end), **options)
     wires.add(mesh)
     return mesh
 
@@ -179,7 +179,9 @@ def test_what_is_delayed_is_sent_after_the_close() -> None:
     plan, _log = planned(one(Kind.DELAY, frame=0, delay_s=0.3))
 
     def body(rank: int) -> None:
-        connect = faulty_connect(lambda peer, _deadline: wires.end(rank, peer), plan, rank)
+        connect = FaultyLinks(plan, [0, 1], rank).connect(
+            lambda peer, _deadline: wires.end(rank, peer)
+        )
         mesh = Mesh("g", [0, 1], rank, connect)
         mesh.begin("broadcast(src=0)", soon())
         if rank == 0:
@@ -250,7 +252,13 @@ def messages(
     found: list[Any] = []
     with Wires(2, "tcp") as wires:
         boxes += [
-            Mailbox("g", [0, 10], 0, faulty_connect(dial, plan, 0, lane=15), checked=checked),
+            Mailbox(
+                "g",
+                [0, 10],
+                0,
+                FaultyLinks(plan, [0, 1], 0).connect(dial, lane=15),
+                checked=checked,
+            ),
             Mailbox("g", [0, 10], 1, dial, checked=checked),
         ]
         until = time.monotonic() + timeout_s

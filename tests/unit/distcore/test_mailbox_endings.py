@@ -182,6 +182,19 @@ def test_who_fails_says_why(pair: Pair) -> None:
         sender.post_send(1, 1, memoryview(bytes(8)), until(20)).wait(20)
 
 
+def test_who_comes_after_the_failure_is_told(pair: Pair) -> None:
+    pair.hold = True
+    sent = pair.boxes[0].post_send(1, 1, memoryview(bytes(LONG)), until(20))
+    pair.boxes[1].fail(errors.PeerLost("rank 7 was lost in all_reduce() #3", 7))
+    limit = until(10)
+    while not (pair.boxes[1]._told and pair._held):
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    pair.release()
+    with pytest.raises(errors.PeerLost, match="rank 7 was lost in all_reduce"):
+        sent.wait(10)
+
+
 def test_last_words_are_found_behind_whatever_was_not_read() -> None:
     mine, theirs = socket.socketpair()
     failure = frames.failure(errors.PeerLost("rank 3 was lost", 3))

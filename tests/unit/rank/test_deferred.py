@@ -83,7 +83,7 @@ def test_soon_agreed_on_is_made_by_the_caller(
     monkeypatch.setattr("debugger.rank.deferred.GRACE_S", LIMIT_S)
     backend, agreement = Backend(), Agreement()
     agreement.comes()
-    work = Deferral(agreement, partial(backend)).start(turn.submit)
+    work = Deferral(agreement, partial(backend)).start(turn)
     assert isinstance(work, Work)
     assert backend.thread == threading.current_thread().name
 
@@ -95,14 +95,14 @@ def test_soon_refused_is_raised_at_the_call(
     backend, agreement = Backend(), Agreement()
     agreement.comes(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
-        Deferral(agreement, partial(backend)).start(turn.submit)
+        Deferral(agreement, partial(backend)).start(turn)
     assert backend.thread is None
 
 
 def test_late_agreement(turn: CallQueue) -> None:
     """The handle waits for the agreement and then for the call."""
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, partial(backend)).start(turn.submit)
+    work = Deferral(agreement, partial(backend)).start(turn)
     assert isinstance(work, DeferredWork)
     assert not work.is_completed()
     assert not work.is_success()
@@ -124,7 +124,7 @@ def test_late_agreement(turn: CallQueue) -> None:
 
 def test_late_refusal(turn: CallQueue) -> None:
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, partial(backend)).start(turn.submit)
+    work = Deferral(agreement, partial(backend)).start(turn)
     future = work.get_future()
     agreement.comes(ValueError("no"))
     for wait in (work.wait, work.synchronize, work.result):
@@ -143,7 +143,7 @@ def test_the_backend_refuses_late(turn: CallQueue) -> None:
         raise TypeError("not this")
 
     agreement = Agreement()
-    work = Deferral(agreement, partial(refuse)).start(turn.submit)
+    work = Deferral(agreement, partial(refuse)).start(turn)
     agreement.comes()
     with pytest.raises(TypeError, match="not this"):
         work.wait()
@@ -153,10 +153,10 @@ def test_calls_enter_in_their_order(turn: CallQueue) -> None:
     """A synchronous call behind a deferred one has its turn after it."""
     order: list[str] = []
     agreement = Agreement()
-    Deferral(agreement, partial(order.append, "first")).start(turn.submit)
+    Deferral(agreement, partial(order.append, "first")).start(turn)
     second = Agreement()
     second.comes()
-    Deferral(second, partial(order.append, "second")).start(turn.submit)
+    Deferral(second, partial(order.append, "second")).start(turn)
     threading.Timer(0.05, agreement.comes).start()
     turn.enter()
     order.append("third")
@@ -174,7 +174,7 @@ def test_made_by_another_thread_as_by_the_caller(turn: CallQueue) -> None:
         return Backend()()
 
     with torch.no_grad():
-        work = Deferral(agreement, partial(backend)).start(turn.submit)
+        work = Deferral(agreement, partial(backend)).start(turn)
     agreement.comes()
     assert turn.drain(LIMIT_S)
     assert work.exception() is None
@@ -194,7 +194,7 @@ def test_an_interruption_when_all_have_agreed(turn: CallQueue) -> None:
 
     deferral._agreed.wait = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        deferral.start(turn.submit)
+        deferral.start(turn)
     assert turn.drain(LIMIT_S)
     assert backend.thread is None
 
@@ -208,7 +208,7 @@ def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.M
 
     monkeypatch.setattr(deferral._agreed, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        deferral.start(turn.submit)
+        deferral.start(turn)
     agreement.comes()
     assert turn.drain(LIMIT_S)
     assert backend.thread is None
@@ -217,7 +217,7 @@ def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.M
 def test_who_waits_makes_the_call(turn: CallQueue) -> None:
     """What a profiler sees belongs to a thread."""
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, partial(backend)).start(turn.submit)
+    work = Deferral(agreement, partial(backend)).start(turn)
     backend.future.set_result([])
     threading.Timer(0.05, agreement.comes).start()
     assert work.wait()
@@ -229,7 +229,7 @@ def test_an_interrupted_wait(turn: CallQueue, agreed: bool) -> None:
     """The call is made all the same, for the other ranks make it."""
     backend, agreement = Backend(), Agreement()
     deferral = Deferral(agreement, partial(backend))
-    work = deferral.start(turn.submit)
+    work = deferral.start(turn)
     wait = deferral._agreed.wait
 
     def interrupted(_timeout: float | None) -> bool:

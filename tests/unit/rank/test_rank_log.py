@@ -37,7 +37,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     for name in ("_recorder", "_directory", "_debug_level"):
         monkeypatch.setattr(rank_log, name, None)
-    monkeypatch.setattr("debugger.rank.user_log._step", None)
+    monkeypatch.setattr("debugger.rank.steps.current", None)
     return tmp_path / "logs"
 
 

@@ -41,6 +41,8 @@ def test_the_culprit_and_the_run_fail() -> None:
     assert failure.text == (
         "RANK DIED  rank 1 was killed\nkilled by SIGKILL at /home/u/train.py:9 in step"
     )
+    assert suite[2].attrib.items() >= {"file": "/home/u/train.py", "line": "9"}.items()
+    assert [case.get("file") for case in suite].count(None) == 4
     whole = cases["run"]
     assert whole is not None
     assert (whole.text or "").startswith(

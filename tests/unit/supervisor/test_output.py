@@ -148,6 +148,10 @@ def test_colours_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NO_COLOR", "1")
     assert not colour_wanted(Terminal())
     assert Run(tmp_path, terminal=True).printed() == "[rank 1] bold\n"
+    monkeypatch.delenv("NO_COLOR")
+    out = Terminal()
+    OutputFollower(tmp_path, out, Terminal(), colour=False).poll()
+    assert out.getvalue() == "[rank 1] bold\n"
 
 
 def test_the_end_prints_what_is_left(tmp_path: Path, clock: Clock) -> None:

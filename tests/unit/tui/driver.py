@@ -15,7 +15,7 @@ from fixtures.make_run import START_NS, clock_of, make
 from tui.app import TerminalApp
 from tui.picture import Stage
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def text_of(app: TerminalApp) -> str:
@@ -55,6 +55,10 @@ class Driver:
             await self.pilot.pause()
             if self.app.missed is None and len(self.app.screen_stack) == 1:
                 await self.settled()
+
+    async def looked_again(self) -> None:
+        """The reader has diagnosed, too: its first look at a live run is a brief one."""
+        await self.until(lambda: self.app.feed.looks >= 2, "a second look")
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """The screens whose text is kept in `snapshots/`. `python -m tests.unit.tui.snapshots` renews them.
 
-Look at the difference (`git diff`) before it is committed: that is the review of a screen.
+Look at the difference (`git diff`) before it is committed: that is the review of a screen. Runs are
+recorded ones (fixtures/record_runs.py), or made (fixtures/make_run.py) where a state is rare.
 """
 
 from __future__ import annotations
@@ -9,56 +10,107 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from fixtures import recorded
 
 from .driver import a_year_later, clock_of, made, opened
 
 DIRECTORY = Path(__file__).with_name("snapshots")
 SIZES = ((80, 24), (160, 50))
 
-# Name -> (state, ranks, keys pressed from the overview on).
-CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
-    "overview-healthy": ("healthy", 8, ()),
-    "overview-mismatch": ("mismatch", 4, ()),
-    "overview-deadlock": ("deadlock", 4, ()),
-    "overview-late": ("late", 4, ()),
-    "overview-died": ("died", 4, ()),
-    "overview-paused": ("paused", 4, ()),
-    "overview-finished": ("finished", 4, ()),
-    "overview-nan": ("nan", 4, ()),
-    "overview-256-ranks": ("late", 256, ()),
-    "collectives-healthy": ("healthy", 8, ("c",)),
-    "collectives-mismatch": ("mismatch", 4, ("c",)),
-    "collectives-256-ranks": ("late", 256, ("c",)),
-    "rank-calls": ("mismatch", 4, ("r",)),
-    "rank-stack": ("late", 4, ("end", "r", "tab")),
-    "rank-log": ("healthy", 4, ("r", "l")),
-    "rank-about": ("died", 4, ("r", "tab", "tab", "tab")),
-    "stacks-late": ("late", 4, ("s", "a")),
-    "waits-deadlock": ("deadlock", 4, ("w",)),
-    "waits-256-ranks": ("late", 256, ("w",)),
-    "help": ("healthy", 4, ("question_mark",)),
+RECORDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "healthy": {
+        "overview": (),
+        "collectives": ("c",),
+        "rank": ("r",),
+        "rank-log": ("r", "l"),
+        "rank-about": ("r", "tab", "tab", "tab"),
+        "stacks": ("s",),
+        "waits": ("w",),
+        "findings": ("d",),
+        "help": ("question_mark",),
+    },
+    "finished": {"overview": (), "rank": ("r",)},
+    "mismatch": {
+        "overview": (),
+        "findings": ("d",),
+        "collectives": ("c",),
+        "rank": ("r",),
+        "rank-stack": ("r", "tab"),
+        "stacks": ("s",),
+        "waits": ("w",),
+    },
+    "deadlock": {"overview": (), "findings": ("d",), "waits": ("w",)},
+    "deadlock-live": {"overview": (), "waits": ("w",)},
+    "late": {"overview": (), "collectives": ("c",), "waits": ("w",)},
+    "missing": {"overview": (), "findings": ("d",), "stacks": ("s",)},
+    "died": {"overview": (), "findings": ("d",), "rank-about": ("r", "tab", "tab", "tab")},
+    "exception": {"overview": (), "findings": ("d",), "rank-log": ("r", "tab", "tab", "u")},
+    "divergence": {"overview": (), "findings": ("d",)},
+    "nan": {"overview": (), "collectives": ("c",)},
+    "p2p": {"overview": (), "findings": ("d",), "rank": ("r",)},
+    "straggler": {"overview": (), "findings": ("d",), "collectives": ("c",)},
+    "join": {"overview": (), "waits": ("w",)},
+    "killed": {"overview": (), "rank": ("r",), "waits": ("w",)},
+    "many": {"overview": (), "collectives": ("c",), "waits": ("w",)},
 }
-LIVE = frozenset(
-    {"overview-healthy", "overview-late", "overview-paused", "overview-256-ranks", "rank-log"}
-)
-"""Runs that look live: nothing is proven in them, so that one look shows all."""
+"""Recording -> screen -> the keys pressed from the overview on."""
+
+MADE: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "made-paused-overview": ("paused", 4, ()),
+    "made-late-stacks": ("late", 4, ("s", "a")),
+    "made-late-rank-stack": ("late", 4, ("end", "r", "tab")),
+}
+"""Name -> state, ranks, keys. They look live."""
+
+CASES = sorted([*MADE, *(f"{run}-{screen}" for run in RECORDED for screen in RECORDED[run])])
 
 
 async def rendered(name: str, size: tuple[int, int], scratch: Path) -> str:
-    """What that screen shows now."""
+    """What that screen shows now. `scratch` may be shared: a recording is unpacked there once."""
     os.environ["TZ"] = "UTC"
     time.tzset()
-    state, ranks, keys = CASES[name]
-    live = name in LIVE
-    directory = made(scratch, state, ranks, hold=live)
-    clock = clock_of(directory) if live else a_year_later
-    try:
-        async with opened(directory.path, clock, size) as driver:
+    with _run(name, scratch) as (path, clock, live, keys):
+        async with opened(path, clock, size) as driver:
             await driver.press(*keys)
+            if live:
+                await driver.looked_again()
+            if name.startswith("deadlock-live"):
+                await driver.until(lambda: driver.app.picture.found, "the deadlock")
             return driver.text
+
+
+Run = tuple[Path, Callable[[], int], bool, tuple[str, ...]]
+
+
+@contextmanager
+def _run(name: str, scratch: Path) -> Iterator[Run]:
+    if name in MADE:
+        state, ranks, keys = MADE[name]
+        with tempfile.TemporaryDirectory(dir=scratch) as own:
+            directory = made(Path(own), state, ranks, hold=True)
+            yield directory.path, clock_of(directory), True, keys
+            directory.close()
+        return
+    recording = next(run for run in RECORDED if name.startswith(f"{run}-") and _of(run, name))
+    path = scratch / recording
+    run = recorded.open_again(path) if path.exists() else recorded.unpack(recording, path)
+    keys = RECORDED[recording][name.removeprefix(f"{recording}-")]
+    if not run.was_live:
+        yield path, a_year_later, False, keys
+        return
+    held = run.hold()
+    try:
+        yield path, lambda: run.end_ns, True, keys
     finally:
-        directory.close()
+        os.close(held)
+
+
+def _of(recording: str, name: str) -> bool:
+    return name.removeprefix(f"{recording}-") in RECORDED[recording]
 
 
 def kept(name: str, size: tuple[int, int]) -> Path:
@@ -70,11 +122,10 @@ def _renew() -> None:
     DIRECTORY.mkdir(exist_ok=True)
     for old in DIRECTORY.glob("*.txt"):
         old.unlink()
-    for name in CASES:
-        for size in SIZES:
-            with tempfile.TemporaryDirectory() as scratch:
-                text = asyncio.run(rendered(name, size, Path(scratch)))
-            kept(name, size).write_text(text)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in CASES:
+            for size in SIZES:
+                kept(name, size).write_text(asyncio.run(rendered(name, size, Path(scratch))))
 
 
 if __name__ == "__main__":

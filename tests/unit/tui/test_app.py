@@ -93,7 +93,7 @@ def test_an_action_is_asked_for_and_then_taken(tmp_path: Path) -> None:
         await driver.press("N", "escape", "S", "y")
         await driver.until(lambda: "it is done" in driver.text, "the answer")
         await driver.press("down", "B")
-        assert "Stop rank 1 at its next line?" in driver.text
+        assert "Stop rank 1 at its next line, or before its next call?" in driver.text
         await driver.press("enter")
         await driver.until(lambda: len(asked) == 2, "the second action")
         await driver.press("X", "y")

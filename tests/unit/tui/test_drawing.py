@@ -49,6 +49,7 @@ def test_wrap_keeps_every_word_within_the_width(width: int) -> None:
     rows = text.wrap(sentence, width)
     assert all(cell_len(row) <= width for row in rows)
     assert "".join("".join(rows).split()) == "".join(sentence.split())
+    assert all(row.startswith("   ") for row in text.wrap("   " + sentence, width))
 
 
 def test_wrap_of_nothing() -> None:
@@ -126,18 +127,26 @@ def test_the_timeline() -> None:
         call(2, 90, None, CallState.STARTED),
     ]
     newest, failed, first = timeline_lines(calls, 100 * 10**6, 60, ended=False)
-    assert plain(first).split()[:4] == ["#0", "10", "ms", "██·············"]
+    assert plain(first).split()[:4] == ["#0", "10", "ms", "█·········"]
     assert plain(failed).split()[:4] == ["#1", "!", "10", "ms"]
-    assert plain(newest).split()[:5] == ["#2", "…", "10", "ms", "·············██"]
+    assert plain(newest).split()[:5] == ["#2", "…", "10", "ms", "·········█"]
     assert "no end" in plain(timeline_lines(calls, 10**12, 60, ended=True)[0])
     assert plain(timeline_lines([], 0, 60, ended=False)[0]) == "no calls on record"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(19, "train.py:88 in step"), (18, "train.py:88"), (11, "train.py:88"), (8, "…n.py:88")],
+)
+def test_a_place_keeps_its_line_number(width: int, shown: str) -> None:
+    assert text.place("train.py:88 in step", width) == shown
 
 
 def test_the_header_says_what_colour_says() -> None:
     picture = Picture(directory=None, stage=Stage.KILLED, command="train.py", outcome="nan")  # type: ignore[arg-type]
     first, second, tabs = header_lines(picture, [("o", "Overview")], "Overview", 3, 80)
     assert plain(first) == " KILLED  PAUSED, 3 newer  train.py"
-    assert plain(second).strip() == "nan"
+    assert plain(second).split() == ["no", "report", "nan"]
     assert plain(tabs) == " o Overview "
 
 

@@ -40,7 +40,7 @@ def words(picture: Picture) -> list[str]:
         ("mismatch", ["in a call"] * 4, "op_mismatch", (2,)),
         ("deadlock", ["waiting"] * 4, "deadlock", (0, 3, 2, 1)),
         ("died", ["waiting", "dead", "waiting", "waiting"], "rank_died", (1,)),
-        ("nan", ["dead"] * 4, "nan", (1,)),
+        ("nan", ["ended"] * 4, "nan", (1,)),
     ],
 )
 def test_a_run_that_is_over(
@@ -159,7 +159,10 @@ def test_a_record_that_shrinks_while_it_is_mapped(tmp_path: Path) -> None:
     assert len(feed.look(OVERVIEW).ranks) == 4
     os.truncate(directory.flight(2), 5000)  # reading what is mapped beyond would be SIGBUS
     picture = feed.look(Focus("rank", 2))
-    assert sorted(picture.ranks) == [0, 1, 3]
+    assert sorted(picture.ranks) == [0, 1, 2, 3]  # as it was seen last
+    assert picture.ranks[2].calls == picture.ranks[3].calls
+    assert picture.detail is not None
+    assert picture.detail.calls == ()
     assert "is truncated" in picture.faults[0]
 
 

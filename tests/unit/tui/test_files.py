@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.log_form import readable
 from tui.files import Events, HostSamples, RankLogs, found_in_report, stacks_of
 from tui.picture import Progress, Usage
 
@@ -61,16 +62,19 @@ def test_progress_is_what_was_logged_last(tmp_path: Path) -> None:
 
 def test_log_lines(tmp_path: Path) -> None:
     (tmp_path / "2.out").write_bytes(b" 10%\r 90%\r100%\nlast\xff")
-    (tmp_path / "2.jsonl").write_text(
-        '{"time_ns": 5, "level": "WARNING", "event": "slow", "rank": 2, "ms": 7}\nfree text\n'
-    )
+    slow = {"time_ns": 5, "level": "warning", "event": "slow", "rank": 2, "host": "n", "ms": 7}
+    bad = {"time_ns": 9, "level": "error", "event": "x", "rank": 2, "exception": "A\n\x1bB: \tc"}
+    text = f'{json.dumps(slow)}\nfree text\n{{"time_ns": 6, "to{json.dumps(bad)}\n'
+    (tmp_path / "2.jsonl").write_text(text.replace('{"time_ns": ', '{"time_ns":'))
     lines = RankLogs(tmp_path).lines(2)
     assert [line.text for line in lines["stdout"]] == ["100%", "last\\xff"]
     assert lines["stderr"] == ()
-    assert [(line.level, line.text) for line in lines["log"]] == [
-        ("warning", "slow ms=7"),
-        ("", "free text"),
-    ]
+    first, second = lines["log"]  # what is no record is left out, as `distdebug logs` does
+    assert (first.level, first.text, first.below) == ("warning", readable(slow), ())
+    assert first.text.startswith("[n:2] ")
+    assert first.text.endswith(" warning slow ms=7")
+    assert (second.level, second.text) == ("error", readable(bad).splitlines()[0])
+    assert second.below == ("    A", "    \\x1bB:  c")
 
 
 def test_events_as_they_come(tmp_path: Path) -> None:

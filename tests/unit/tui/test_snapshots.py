@@ -11,10 +11,16 @@ import pytest
 from .snapshots import CASES, DIRECTORY, SIZES, kept, rendered
 
 
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the recorded runs are unpacked, each once."""
+    return tmp_path_factory.mktemp("recorded")
+
+
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_screen(name: str, size: tuple[int, int], tmp_path: Path) -> None:
-    shown = asyncio.run(rendered(name, size, tmp_path))
+@pytest.mark.parametrize("name", CASES)
+def test_screen(name: str, size: tuple[int, int], unpacked: Path) -> None:
+    shown = asyncio.run(rendered(name, size, unpacked))
     wanted = kept(name, size).read_text()
     if shown != wanted:
         rows = difflib.unified_diff(wanted.splitlines(), shown.splitlines(), "kept", "now")

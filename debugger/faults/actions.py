@@ -1,0 +1,240 @@
+"""What can go wrong on purpose: the one table of actions, their arguments and their moments.
+
+The parser, the help, the README and random plans read it; whoever performs a fault finds in
+`Fault.arguments` every argument of its action that is named here, with its default filled in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .plan import When
+
+
+class Kind(Enum):
+    """How an argument is written, and what it is in `Fault.arguments` (JSON types)."""
+
+    CHOICE = "choice"
+    """One of `Argument.choices`: a string."""
+    INT = "number"
+    """A whole number from `low` to `high`."""
+    SECONDS = "time"
+    """`200ms`, `3s`, `1.5s`: a float of seconds above 0. The key is NAME_s."""
+    RATE = "rate"
+    """`2M`, `500k`, `1200`: a float of bytes per second above 0 (k, M, G: 1e3, 1e6, 1e9). The key
+    is bytes_per_s."""
+    SIGNAL = "signal"
+    """`KILL` or `SIGKILL`: the name without "SIG", a string."""
+    ERROR = "error"
+    """`"ValueError: bad sample"`: the text, whose first word is a built-in exception; see
+    `exception_of`."""
+    TEXT = "text"
+    """A string; quoted where it is no plain word."""
+    VALUE = "value"
+    """What it may be depends on another argument (`change`): int, string, list of ints, or None."""
+
+
+class Family(Enum):
+    """What an action does something to."""
+
+    PROCESS = "process"
+    CALL = "call"
+    DATA = "data"
+    LINK = "link"
+
+
+class Target(Enum):
+    """How an action says whom it is about."""
+
+    RANKS = "ranks"
+    """`rank=1`, `rank=[1,3]`, `rank=all`."""
+    LINK = "link"
+    """`0->1` or `0<->1`; `arguments["pairs"]`: lists of sender and receiver."""
+    SIDES = "sides"
+    """`{0,1}|{2,3}`; `arguments["sides"]`: a list of lists of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument. `positional`: may be given without its name, which then is left out when it is
+    printed. `low`, `high`: inclusive bounds of an INT. `default`: as in `Fault.arguments`."""
+
+    name: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    default: Any = None
+    required: bool = False
+    positional: bool = False
+    low: int = 0
+    high: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its key in `Fault.arguments`."""
+        match self.kind:
+            case Kind.SECONDS:
+                return f"{self.name}_s"
+            case Kind.RATE:
+                return "bytes_per_s"
+            case _:
+                return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action. `moments`: those that make sense. `repeats`: without a number it happens at
+    every matching call, instead of at the first. `every`: takes `every=1..10` and `every=3`.
+    `lasts`: a time may have an end (`3s for 2s`). `backends`: the names of those it works on; ()
+    is every one. `help`: one line."""
+
+    name: str
+    family: Family
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    target: Target = Target.RANKS
+    moments: frozenset[When] = frozenset({When.OP, When.CALL, When.SEQ, When.STEP, When.TIME})
+    repeats: bool = False
+    every: bool = False
+    lasts: bool = False
+    backends: tuple[str, ...] = ()
+
+    def argument(self, name: str) -> Argument | None:
+        """The argument of this name; None where it has none."""
+        return next((one for one in self.arguments if one.name == name), None)
+
+
+SIGNALS = ("KILL", "SEGV", "TERM", "STOP", "ABRT", "INT", "BUS", "FPE", "ILL", "HUP", "QUIT")
+CHANGES = ("shape", "dtype", "reduce_op", "root", "split", "tag", "peer", "group")
+"""What of a call `change` changes. Its `to` is then: shape, split: list of ints; dtype, reduce_op
+(as in a signature: "sum", "max"), group (name or description): string; root, peer (global rank),
+tag: int; None: something else than it was, chosen by whoever performs it."""
+LINK_FAULTS = ("drop", "delay", "rate", "corrupt", "truncate", "duplicate", "reset", "blackhole")
+"""What happens to frames with data: lost one by one; late by `delay_s`; at most `bytes_per_s`; one
+bit changed; cut short; sent twice; the connection reset; nothing arrives from then on."""
+DEFAULT_ERROR = "RuntimeError: injected fault"
+
+_LINK_MOMENTS = frozenset({When.FRAME, When.TIME})
+_WHERE = (
+    Argument("in", Kind.CHOICE, choices=("data", "parameter"), default="data"),
+    Argument("name", Kind.TEXT),
+)
+"""`name`: of the parameter, for in=parameter; None is the first one that takes a gradient."""
+
+_TABLE = (
+    Action(
+        "kill",
+        Family.PROCESS,
+        "the process gets a signal",
+        (Argument("signal", Kind.SIGNAL, choices=SIGNALS, default="KILL"),),
+    ),
+    Action(
+        "exit",
+        Family.PROCESS,
+        "the process ends at once, with this exit code",
+        (Argument("code", Kind.INT, default=0, low=0, high=255),),
+    ),
+    Action(
+        "raise",
+        Family.PROCESS,
+        "the call raises this exception in the program",
+        (Argument("error", Kind.ERROR, default=DEFAULT_ERROR, positional=True),),
+    ),
+    Action(
+        "hang",
+        Family.PROCESS,
+        "the thread never comes back: asleep, at a lock of its own, with or without the GIL",
+        (
+            Argument(
+                "how", Kind.CHOICE, choices=("sleep", "lock", "gil", "native"), default="sleep"
+            ),
+        ),
+    ),
+    Action(
+        "oom",
+        Family.PROCESS,
+        "memory runs out: an allocation fails, or the kernel's killer comes (a SIGKILL)",
+        (Argument("how", Kind.CHOICE, choices=("allocation", "killer"), default="allocation"),),
+    ),
+    Action("fork", Family.PROCESS, "a forked child uses the process group of its parent"),
+    Action("fill-disk", Family.PROCESS, "no file that the process writes takes another byte"),
+    Action("drop-store", Family.PROCESS, "the rank's connection to the store breaks"),
+    Action(
+        "delay",
+        Family.CALL,
+        "the rank comes this much later to the call",
+        (Argument("delay", Kind.SECONDS, required=True, positional=True),),
+        repeats=True,
+        every=True,
+        lasts=True,
+    ),
+    Action("skip", Family.CALL, "the call is left out", every=True),
+    Action("duplicate", Family.CALL, "the call is made twice", every=True),
+    Action("reorder", Family.CALL, "the call changes places with the next one", every=True),
+    Action(
+        "change",
+        Family.CALL,
+        "the call is made with another argument",
+        (
+            Argument("what", Kind.CHOICE, choices=CHANGES, required=True, positional=True),
+            Argument("to", Kind.VALUE),
+        ),
+        every=True,
+    ),
+    Action(
+        "nan",
+        Family.DATA,
+        "a NaN in what the rank contributes, or in a parameter",
+        _WHERE,
+        every=True,
+    ),
+    Action(
+        "inf",
+        Family.DATA,
+        "an infinity in what the rank contributes, or in a parameter",
+        _WHERE,
+        every=True,
+    ),
+    Action(
+        "bitflip",
+        Family.DATA,
+        "one bit flips in what the rank contributes, or in a parameter",
+        (Argument("bit", Kind.INT, default=22, low=0, high=63), *_WHERE),
+        every=True,
+    ),
+    Action(
+        "link",
+        Family.LINK,
+        "frames of one connection are lost, late, slow, damaged, doubled, or it is reset",
+        (
+            Argument("what", Kind.CHOICE, choices=LINK_FAULTS, required=True, positional=True),
+            Argument("delay", Kind.SECONDS),
+            Argument("rate", Kind.RATE),
+        ),
+        target=Target.LINK,
+        moments=_LINK_MOMENTS,
+        repeats=True,
+        lasts=True,
+        backends=("tcp",),
+    ),
+    Action(
+        "partition",
+        Family.LINK,
+        "ranks on different sides hear nothing of each other",
+        target=Target.SIDES,
+        moments=_LINK_MOMENTS,
+        repeats=True,
+        lasts=True,
+        backends=("tcp",),
+    ),
+)
+ACTIONS: dict[str, Action] = {action.name: action for action in _TABLE}
+"""By name. Of a link fault, `delay_s` is in the arguments for what="delay" alone, `bytes_per_s` for
+what="rate" alone."""
+
+
+def exception_of(text: str) -> tuple[str, str]:
+    """The name of the exception and its message: "ValueError: bad sample"."""
+    name, _, message = text.partition(":")
+    return name.strip(), message.strip()

@@ -1,0 +1,37 @@
+"""Adds faults to the plan of a run directory; several ranks may do so at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from .plan import FILE, Fault, Plan, load
+
+
+def add(directory: Path, faults: Iterable[Fault]) -> Plan:
+    """Add those whose text is not in the plan yet: every rank of a program asks for the same.
+
+    Each gets the next number. Returns the whole plan. Raises OSError, and as `plan.load` where
+    there is a plan that cannot be read.
+    """
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = load(directory) or Plan(())
+        rows = list(found.faults)
+        for fault in faults:
+            if fault.text not in {one.text for one in rows}:
+                rows.append(replace(fault, number=len(rows)))
+        whole = replace(found, faults=tuple(rows))
+        temporary = directory / f".{FILE}.{os.getpid()}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump(whole.to_json(), file, indent=2)
+        os.replace(temporary, directory / FILE)
+        return whole
+    finally:
+        os.close(lock)

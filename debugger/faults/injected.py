@@ -1,0 +1,90 @@
+"""What of a plan has happened: one line of `injected.jsonl` each, written just before it happens.
+
+The line is there, whole, when the process dies of what it announces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..record.appending import append
+from ..record.json_objects import object_of
+
+FILE = "injected.jsonl"
+_NUMBERS = ("fault", "rank", "pid", "time_ns")
+_TEXTS = ("where", "group", "file", "refused")
+MOST_LINES = 100
+"""Of one fault in one rank: one that happens at every call fills no disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """One thing that was made to go wrong.
+
+    `fault`: its number in the plan. `rank`: the global rank, `pid` its process. `time_ns`: wall
+    clock. `where`: at which call, step, frame or time, in words (`all_reduce(sum, float32[4]) #5
+    of "default_pg"`). `file`, `line`: the user's own, where there is one. `refused`: one sentence,
+    where it cannot happen in this run at all; the supervisor ends the run with it.
+    """
+
+    fault: int
+    rank: int
+    pid: int
+    time_ns: int
+    where: str
+    group: str = ""
+    seq: int | None = None
+    file: str = ""
+    line: int = 0
+    refused: str = ""
+
+
+class InjectedLog:
+    """The writing side, one for each rank. A disk that is full costs the line, not the fault."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._path = directory / FILE
+        self._rank = rank
+        self._lines: dict[int, int] = {}
+
+    def add(self, fault: int, where: str, **more: Any) -> None:
+        """Fault number `fault` happens now. `more`: fields of `Injected`."""
+        count = self._lines[fault] = self._lines.get(fault, 0) + 1
+        if count > MOST_LINES:
+            return
+        entry = Injected(fault, self._rank, os.getpid(), time.time_ns(), where, **more)
+        try:
+            append(self._path, json.dumps(asdict(entry)).encode() + b"\n")
+        except OSError:
+            pass
+
+    def refuse(self, fault: int, sentence: str) -> None:
+        """Fault number `fault` cannot happen here; `sentence` says why, and the next step."""
+        self.add(fault, "", refused=sentence)
+
+
+def read(directory: Path) -> list[Injected]:
+    """All that has happened so far, in the order of the file; lines that are torn are left out."""
+    try:
+        lines = (directory / FILE).read_bytes().splitlines()
+    except OSError:
+        return []
+    return [one for one in map(entry, lines) if one is not None]
+
+
+def entry(line: bytes) -> Injected | None:
+    """What one line says; None for what is no such line."""
+    value = object_of(line)
+    if not all(isinstance(value.get(name, 0), int) for name in (*_NUMBERS, "line")):
+        return None
+    if not all(isinstance(value.get(name, ""), str) for name in _TEXTS):
+        return None
+    try:
+        return Injected(**value)
+    except TypeError:
+        return None

@@ -1,0 +1,119 @@
+"""The faults of a run, as its ranks and its supervisor share them: a file of the run directory.
+
+A fault names ranks, an action with its arguments, and a moment. The same plan makes the same thing
+happen at the same call in every run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..record.planned_faults import PLAN, SCHEMA
+
+FILE = PLAN
+"""In the run directory, written before the first rank starts. A run without faults has none."""
+VARIABLE = "DISTDEBUG_FAULTS"
+"""Set in the ranks' environment where there is a plan: nothing of this is imported otherwise."""
+
+
+class When(Enum):
+    """What a moment counts. All counts are a rank's own and begin at 0, as in every report."""
+
+    OP = "op"
+    """Calls of one op, whatever their group: `all_reduce#5`."""
+    CALL = "call"
+    """Calls of all ops: `call 40`."""
+    SEQ = "seq"
+    """The sequence number in a group: `seq 7`, `seq 7 of GROUP`."""
+    STEP = "step"
+    """`debugger.step(n)`; in a program without it, the nth `step()` of an optimiser."""
+    TIME = "time"
+    """Seconds since the rank's default group was there: `3s`, `3s for 2s`."""
+    FRAME = "frame"
+    """Frames with data on a connection; of links only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a fault happens.
+
+    `op`: for When.OP. `group`: for When.SEQ, its name or description; "" is any. `first`, `last`:
+    inclusive; `last=None`: for ever. `stride`: each so many of them. `at_s`, `for_s`: for
+    When.TIME; `for_s=None`: once, or to the end.
+    """
+
+    when: When
+    op: str = ""
+    group: str = ""
+    first: int = 0
+    last: int | None = 0
+    stride: int = 1
+    at_s: float = 0.0
+    for_s: float | None = None
+
+    def covers(self, number: int) -> bool:
+        """Whether the call, step or frame of this number is one of its own."""
+        return (
+            number >= self.first
+            and (self.last is None or number <= self.last)
+            and (number - self.first) % self.stride == 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `number`: its place in the plan. `text`: as the user wrote it. `action`: a name
+    in `actions.ACTIONS`. `ranks`: global ranks in which it happens; for a link, who sends.
+    `arguments`: the action's, as JSON has them; times are in seconds, sizes in bytes."""
+
+    number: int
+    text: str
+    action: str
+    ranks: tuple[int, ...]
+    moment: Moment
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All faults of a run, and the seed of whatever is random in them."""
+
+    faults: tuple[Fault, ...]
+    seed: int = 0
+
+    def of(self, rank: int) -> tuple[Fault, ...]:
+        """Those that happen in this rank."""
+        return tuple(fault for fault in self.faults if rank in fault.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the run directory."""
+        faults = []
+        for fault in self.faults:
+            moment = {**asdict(fault.moment), "when": fault.moment.when.value}
+            faults.append({**asdict(fault), "moment": moment})
+        return {"schema": SCHEMA, "seed": self.seed, "faults": faults}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
+        if value["schema"] != SCHEMA:
+            raise ValueError(f"a plan of {value['schema']!r}; this version reads {SCHEMA!r}")
+        faults = []
+        for one in value["faults"]:
+            moment = Moment(**{**one["moment"], "when": When(one["moment"]["when"])})
+            faults.append(Fault(**{**one, "ranks": tuple(one["ranks"]), "moment": moment}))
+        return cls(tuple(faults), value["seed"])
+
+
+def load(directory: Path) -> Plan | None:
+    """The plan of a run; None where it has none. Raises as `Plan.from_json`, and OSError."""
+    try:
+        text = (directory / FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    return Plan.from_json(json.loads(text))

@@ -1,0 +1,319 @@
+"""Reads a fault as its user writes it: `kill(rank=1, signal=SEGV) @ all_reduce#5`.
+
+    fault    = action [ "(" [ part { "," part } ] ")" ] [ "@" moment ]
+    part     = whom | value | name "=" value
+    whom     = "rank" "=" ( rank | "[" ranks "]" | "all" )       most actions
+             | rank ( "->" | "<->" ) rank                         link
+             | "{" ranks "}" "|" "{" ranks "}" ...                partition
+
+`moments.py` has the moments, `actions.py` what each action takes. Only the form is known here: no
+rank, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .actions import ACTIONS, Action, Argument, Kind, Target
+from .arguments import changed_to, rank_of, ranks_of, value_of
+from .cursor import Cursor, Written
+from .fitting import misfit
+from .moments import default_moment, moment
+from .plan import Fault, Moment
+from .tokens import Shape, SpecError, Token, nearest
+
+__all__ = ["SpecError", "parse"]
+
+
+def parse(
+    text: str, number: int = 0, world_size: int | None = None, backend: str | None = None
+) -> Fault:
+    """The fault that this text asks for, as the `number`-th of its plan.
+
+    `world_size` and `backend`: those of the run, where they are known; what names a rank beyond,
+    or cannot work on that backend, is refused, too. Raises SpecError.
+    """
+    return _Parser(text, number, world_size, backend).fault()
+
+
+class _Parser:
+    def __init__(self, text: str, number: int, world_size: int | None, backend: str | None) -> None:
+        self.cursor = Cursor(text)
+        self.text = text
+        self.number = number
+        self.world_size = world_size
+        self.backend = backend
+        self.action: Action = ACTIONS["kill"]
+        self.whom: dict[str, Any] = {}
+        self.ranks: tuple[int, ...] = ()
+        self.every: Written | None = None
+        self.given: dict[str, Written] = {}
+
+    def fault(self) -> Fault:
+        cursor = self.cursor
+        name = self._name()
+        opened = cursor.accept("(")
+        end = cursor.next
+        if opened:
+            self._parts()
+            end = cursor.expect(")", "a comma or the closing bracket is missing")
+        if not self.ranks:
+            raise cursor.error(self._whom_is_missing(), end if opened else name, self._usage())
+        arguments = {**self.whom, **self._arguments(end)}
+        when = self._moment(arguments)
+        if cursor.next.shape is not Shape.END:
+            raise cursor.error(
+                "nothing more is expected here; a moment begins with @, and another fault has an "
+                "--inject of its own"
+            )
+        return Fault(self.number, self.text, name.text, self.ranks, when, arguments)
+
+    def _name(self) -> Token:
+        cursor = self.cursor
+        token = cursor.next
+        possible = [f"actions: {', '.join(ACTIONS)}"]
+        if token.shape is Shape.END:
+            raise cursor.error("the fault is empty; such as kill(rank=1) @ all_reduce#5")
+        if token.shape is not Shape.WORD:
+            raise cursor.error("a fault begins with its action", token, possible)
+        if token.text not in ACTIONS:
+            near = nearest(token.text, ACTIONS)
+            raise cursor.error(f"there is no action {token.text}{near}", token, possible)
+        self.action = ACTIONS[token.text]
+        backends = self.action.backends
+        if self.backend is not None and backends and self.backend not in backends:
+            raise cursor.error(
+                f"{token.text} works on {', '.join(backends)}, and not on {self.backend}", token
+            )
+        return cursor.take()
+
+    # -- in the brackets -----------------------------------------------------------------------
+
+    def _parts(self) -> None:
+        cursor = self.cursor
+        while not cursor.sees(")"):
+            self._part()
+            if not cursor.accept(","):
+                return
+
+    def _part(self) -> None:
+        cursor = self.cursor
+        named = cursor.after(1)
+        if cursor.next.shape is Shape.WORD and (named.shape, named.text) == (Shape.SIGN, "="):
+            name = cursor.take()
+            cursor.take()
+            self._named(name, cursor.value())
+        elif cursor.sees("{"):
+            self._sides()
+        elif named.shape is Shape.SIGN and named.text in ("->", "<->"):
+            self._link()
+        else:
+            self._positional(cursor.value())
+
+    def _named(self, name: Token, value: Written) -> None:
+        cursor = self.cursor
+        if name.text == "rank" and self.action.target is Target.RANKS:
+            if self.ranks:
+                raise cursor.error("rank is given twice", name)
+            self.ranks = ranks_of(cursor, value, self.world_size)
+        elif name.text == "every" and self.action.every:
+            if self.every is not None:
+                raise cursor.error("every is given twice", name)
+            self.every = value
+        elif self.action.argument(name.text) is not None:
+            if name.text in self.given:
+                raise cursor.error(f"{name.text} is given twice", name)
+            self.given[name.text] = value
+        else:
+            raise cursor.error(
+                f"{self.action.name} takes no {name.text}{nearest(name.text, self._names())}",
+                name,
+                self._usage(),
+            )
+
+    def _positional(self, value: Written) -> None:
+        free = (
+            one.name
+            for one in self.action.arguments
+            if one.positional and one.name not in self.given
+        )
+        name = next(free, None)
+        if name is None:
+            token = value.one
+            sentence = f"{self.action.name} takes no further value without a name"
+            if token and self.action.target is Target.RANKS and not self.ranks:
+                sentence = f"whose? write rank={token.text}"
+            raise self.cursor.error(sentence, value, self._usage())
+        self.given[name] = value
+
+    def _link(self) -> None:
+        cursor = self.cursor
+        if self.action.target is not Target.LINK:
+            raise cursor.error(f"{self.action.name} is not about a link", None, self._usage())
+        if self.ranks:
+            raise cursor.error("one link for each fault; give --inject again for another one")
+        sender = rank_of(cursor, cursor.take(), self.world_size)
+        both = cursor.take().text == "<->"
+        token = cursor.take()
+        receiver = rank_of(cursor, token, self.world_size)
+        if sender == receiver:
+            raise cursor.error("a rank has no link to itself", token)
+        pairs = [[sender, receiver], [receiver, sender]] if both else [[sender, receiver]]
+        self.ranks = tuple(sorted(one for one, _ in pairs))
+        self.whom = {"pairs": pairs}
+
+    def _sides(self) -> None:
+        cursor = self.cursor
+        if self.action.target is not Target.SIDES:
+            raise cursor.error(f"{self.action.name} has no sides", None, self._usage())
+        if self.ranks:
+            raise cursor.error("one partition for each fault; give --inject again for another one")
+        sides: list[list[int]] = []
+        seen: set[int] = set()
+        while True:
+            cursor.expect("{", "a side is missing, such as {2,3}")
+            side = []
+            while True:
+                token = cursor.take()
+                rank = rank_of(cursor, token, self.world_size)
+                if rank in seen:
+                    raise cursor.error(f"rank {rank} stands in it twice", token)
+                seen.add(rank)
+                side.append(rank)
+                if not cursor.accept(","):
+                    break
+            cursor.expect("}", "a comma or the closing } is missing")
+            sides.append(sorted(side))
+            if not cursor.accept("|"):
+                break
+        if len(sides) < 2:
+            raise cursor.error("a partition has two sides, such as {0,1}|{2,3}")
+        self.ranks = tuple(sorted(seen))
+        self.whom = {"sides": sides}
+
+    # -- what it comes to ----------------------------------------------------------------------
+
+    def _arguments(self, end: Token) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.action.target is Target.LINK:
+            self._measures(end)
+        for argument in self.action.arguments:
+            value = self.given.get(argument.name)
+            if value is not None and argument.kind is Kind.VALUE:
+                found[argument.key] = changed_to(self.cursor, found["what"], value, self.world_size)
+            elif value is not None:
+                found[argument.key] = value_of(self.cursor, argument, value)
+            elif argument.required:
+                raise self.cursor.error(self._is_missing(argument), end, self._usage())
+            elif self.action.target is Target.RANKS:
+                found[argument.key] = argument.default
+        if found.get("in") == "data" and found.get("name") is not None:
+            raise self.cursor.error(
+                "name= is a parameter's; it goes with in=parameter", self.given["name"]
+            )
+        return found
+
+    def _measures(self, end: Token) -> None:
+        """`delay=5ms` says what happens to the link as well as how much of it."""
+        what = self.given.get("what")
+        word = what.one.text if what and what.one else None
+        for name in ("delay", "rate"):
+            example = {"delay": "delay=5ms", "rate": "rate=2M"}[name]
+            if name not in self.given:
+                if word == name:
+                    raise self.cursor.error(f"by how much? write {example}", what or end)
+            elif word not in (None, name):
+                raise self.cursor.error(
+                    f"one thing for each link fault: {word} or {example}", self.given[name]
+                )
+            else:
+                place = self.given[name]
+                token = Token(Shape.WORD, name, place.start, place.end)
+                self.given["what"] = Written("one", (token,), place.start, place.end)
+                word = name
+
+    def _moment(self, arguments: dict[str, Any]) -> Moment:
+        cursor = self.cursor
+        counted = False
+        found = default_moment(self.action)
+        if cursor.accept("@"):
+            found, counted, token = moment(cursor, self.action)
+            wrong = misfit(self.action, arguments, found.op) if found.op else None
+            if wrong is not None:
+                raise cursor.error(wrong[0], token, wrong[1])
+        return found if self.every is None else self._often(found, counted, self.every)
+
+    def _often(self, found: Moment, counted: bool, every: Written) -> Moment:
+        cursor = self.cursor
+        if counted:
+            raise cursor.error(
+                "the moment names its calls already; leave out every=, or the number behind @",
+                every,
+            )
+        numbers = [token.text for token in every.parts]
+        if not all(text.isascii() and text.isdigit() and len(text) <= 12 for text in numbers):
+            raise cursor.error("every is such as 1..10, or 3 for each third one", every)
+        if every.form == "range":
+            first, last = map(int, numbers)
+            if last < first:
+                raise cursor.error(f"from {first} to {last} there is none", every)
+            return replace(found, first=first, last=last)
+        if every.form != "one" or int(numbers[0]) < 1:
+            raise cursor.error("every is such as 1..10, or 3 for each third one", every)
+        return replace(found, first=0, last=None, stride=int(numbers[0]))
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        own = [argument.name for argument in self.action.arguments]
+        whom = ["rank"] if self.action.target is Target.RANKS else []
+        return [*whom, *own, *(["every"] if self.action.every else [])]
+
+    def _usage(self) -> list[str]:
+        return [f"write {usage(self.action)}"]
+
+    def _whom_is_missing(self) -> str:
+        match self.action.target:
+            case Target.RANKS:
+                return f"whom? {self.action.name} needs a rank"
+            case Target.LINK:
+                return "which link? such as 0->1, or 0<->1 for both directions"
+            case Target.SIDES:
+                return "which sides? such as {0,1}|{2,3}"
+
+    def _is_missing(self, argument: Argument) -> str:
+        if argument.kind is Kind.SECONDS:
+            return f"{self.action.name} needs a time, such as 200ms"
+        return f"{self.action.name} needs to know what: {', '.join(argument.choices)}"
+
+
+def usage(action: Action) -> str:
+    """How the action is written, with all that it takes: `exit(rank=N, code=0)`."""
+    whom = {Target.RANKS: "rank=N", Target.LINK: "0->1", Target.SIDES: "{0,1}|{2,3}"}
+    parts = [whom[action.target]]
+    parts += [_shown(one, action) for one in action.arguments if not _is_measure(one, action)]
+    return f"{action.name}({', '.join(parts)})"
+
+
+def _is_measure(argument: Argument, action: Action) -> bool:
+    return action.target is Target.LINK and argument.kind in (Kind.SECONDS, Kind.RATE)
+
+
+def _shown(argument: Argument, action: Action) -> str:
+    examples = {
+        Kind.SECONDS: "200ms",
+        Kind.RATE: "2M",
+        Kind.ERROR: '"ValueError: text"',
+        Kind.TEXT: "TEXT",
+        Kind.VALUE: "VALUE",
+        Kind.INT: str(argument.default),
+    }
+    choices = [
+        {"delay": "delay=5ms", "rate": "rate=2M"}.get(one, one)
+        if action.target is Target.LINK
+        else one
+        for one in argument.choices
+    ]
+    text = examples.get(argument.kind) or "|".join(choices)
+    return text if argument.positional else f"{argument.name}={text}"

@@ -1,0 +1,41 @@
+"""`debugger.inject`: faults that a program asks for itself, before `debugger.install()`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import UsageError
+from ..faults import adding
+from ..faults.plan import VARIABLE, Fault
+from ..faults.spec import SpecError, parse
+from . import install as layer
+
+_asked: list[Fault] = []
+
+
+def inject(spec: str) -> None:
+    """See `debugger.inject`."""
+    if layer.installed():
+        raise UsageError(
+            "call debugger.inject() before debugger.install(); below `distdebug run` give the "
+            "fault there: --inject SPEC"
+        )
+    world_size = os.environ.get("WORLD_SIZE", "")
+    known = world_size.isascii() and world_size.isdigit() and len(world_size) < 10
+    try:
+        _asked.append(parse(spec, 0, int(world_size) if known else None))
+    except SpecError as error:
+        raise UsageError("\n".join([f"debugger.inject: {error}", *error.below])) from None
+
+
+def write_plan(directory: Path) -> None:
+    """What was asked for is in the plan of this run directory from now on. Raises UsageError."""
+    if not _asked:
+        return
+    try:
+        adding.add(directory, _asked)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the plan of faults in {directory} cannot be written: {error}") from None
+    _asked.clear()
+    os.environ[VARIABLE] = "1"

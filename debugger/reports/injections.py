@@ -1,0 +1,175 @@
+"""What the report says of faults that were injected: which happened, which did not and why, and
+which finding is explained by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..diagnosis.findings import Finding
+from ..faults.actions import ACTIONS, Target
+from ..faults.injected import Injected
+from ..faults.plan import Fault, Plan
+from ..record.sanitize import clean
+from ..record.snapshot import Rank
+from .stored import Document
+from .unfired import why_not
+
+EXIT_USAGE = 2
+RUNNING = "running"
+_LATENESS = frozenset({"missing_rank", "straggler", "join_timeout", "rank_exception"})
+_LEADS_TO: Mapping[str, frozenset[str]] = {
+    "kill": frozenset({"rank_died", "missing_rank", "early_exit"}),
+    "exit": frozenset({"rank_died", "early_exit"}),
+    "raise": frozenset({"rank_exception"}),
+    "hang": frozenset({"missing_rank"}),
+    "oom": frozenset({"rank_died", "rank_exception"}),
+    "fork": frozenset({"forked"}),
+    "delay": _LATENESS,
+    "link": _LATENESS | {"divergence", "nan"},
+    "partition": _LATENESS,
+    "nan": frozenset({"nan", "divergence", "overflow"}),
+    "inf": frozenset({"nan", "overflow", "divergence"}),
+    "bitflip": frozenset({"nan", "overflow", "divergence"}),
+}
+"""Where two faults may explain a finding, one that is known to lead to its kind does."""
+
+
+def explanation(
+    finding: Finding, after_s: float | None, plan: Plan, entries: Sequence[Injected]
+) -> Fault | None:
+    """The fault that explains the finding; None where none does.
+
+    It happened in a rank among the culprits (of a link: among all ranks of the finding), at or
+    before the finding became observable; or, where none did, before it was detected, `after_s`
+    seconds later: who waits for a late rank waits before that rank is. Of several it is the last
+    one that leads to such a finding, else the last one.
+    """
+    faults = {fault.number: fault for fault in plan.faults}
+    culprits = set(finding.culprits) or set(finding.ranks)
+    concerned = culprits | set(finding.victims) | set(finding.missing) | set(finding.ranks)
+    found = []
+    for one in entries:
+        fault = faults.get(one.fault)
+        if fault is None or one.refused:
+            continue
+        if culprits & {one.rank} if _of_ranks(fault) else concerned & set(fault.ranks):
+            found.append((one, fault))
+    observable_ns = finding.observable_ns
+    in_time = [pair for pair in found if not observable_ns or pair[0].time_ns <= observable_ns]
+    if not in_time:
+        detected_ns = observable_ns + round((after_s or 0.0) * 1e9)
+        late = [pair for pair in found if pair[0].time_ns <= detected_ns]
+        in_time = late[:1]
+    kind = finding.kind
+    best = max(in_time, key=lambda pair: (_leads_to(pair[1], kind), pair[0].time_ns), default=None)
+    return best[1] if best is not None else None
+
+
+def fates(
+    plan: Plan, entries: Sequence[Injected], ranks: Mapping[int, Rank]
+) -> list[dict[str, Any]]:
+    """For each fault of the plan, what has become of it, as report.json has it.
+
+    `not_in`: the ranks in which it was to happen and did not, with the reason in `why`; of a link
+    it is enough that it happened at one end. `ranks` are as the run left them.
+    """
+    found = []
+    for fault in plan.faults:
+        own = [one for one in entries if one.fault == fault.number]
+        done = sorted((one for one in own if not one.refused), key=lambda one: one.time_ns)
+        refused = next((one.refused for one in own if one.refused), "")
+        came = {one.rank for one in done}
+        absent = [rank for rank in fault.ranks if rank not in came]
+        if refused or (done and not _of_ranks(fault)):
+            absent = []
+        first = done[0] if done else None
+        found.append(
+            {
+                "fault": clean(fault.text),
+                "number": fault.number,
+                "action": clean(fault.action),
+                "rank": first.rank if first else fault.ranks[0] if fault.ranks else None,
+                "ranks": list(fault.ranks),
+                "fired": first is not None,
+                "times": len(done),
+                "time_ns": first.time_ns if first else None,
+                "where": clean(first.where) if first else "",
+                "not_in": absent,
+                "why": clean("; ".join(why_not(fault, rank, ranks.get(rank)) for rank in absent)),
+                "refused": clean(refused),
+            }
+        )
+    return found
+
+
+def judged(outcome: str, code: int, injected: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+    """The outcome and exit code of a run with these faults: one that could not happen makes it
+    unusable; one that did not happen, a success worth nothing."""
+    if any(one["refused"] for one in injected):
+        return "failed", EXIT_USAGE
+    if code == 0 and any(map(_is_missing, injected)):
+        return "failed", EXIT_USAGE
+    return outcome, code
+
+
+def unmade(document: Mapping[str, Any]) -> list[str]:
+    """A sentence about each fault that did not happen, or not in all of its ranks; what cannot
+    happen in such a run at all comes first."""
+    if document["outcome"] == RUNNING:
+        return []
+    rows: Sequence[Mapping[str, Any]] = document.get("injected", ())
+    refused = [f"{one['fault']}: {one['refused']}" for one in rows if one["refused"]]
+    return refused + [_never(one) for one in rows if not one["refused"] and _is_missing(one)]
+
+
+def failed_by_faults(document: Mapping[str, Any]) -> bool:
+    """Whether faults that did not happen are all that is wrong with the run."""
+    if any(one["refused"] for one in document.get("injected", ())):
+        return True
+    errors = any(one["severity"] == "error" for one in document["findings"])
+    ended = (document["outcome"], document["exit_code"]) == ("failed", EXIT_USAGE)
+    return ended and not errors and bool(unmade(document))
+
+
+def _never(one: Mapping[str, Any]) -> str:
+    where = f" in {_ranks(one['not_in'])}" if one["fired"] else ""
+    why = f": {one['why']}" if one["why"] else ""
+    return f"{one['fault']} never happened{where}{why}"
+
+
+def _is_missing(one: Mapping[str, Any]) -> bool:
+    return bool(one["not_in"]) or not one["fired"]
+
+
+def add(
+    document: Document,
+    findings: Sequence[tuple[Finding, float | None]],
+    plan: Plan,
+    entries: Sequence[Injected],
+    ranks: Mapping[int, Rank],
+) -> None:
+    """Put into the report of a run with a plan what became of it. `findings` are those that the
+    document was built of, in its order. In a run that still goes on, all may still happen."""
+    injected = fates(plan, entries, ranks)
+    document["injected"] = injected
+    for shown, (finding, after_s) in zip(document["findings"], findings, strict=True):
+        fault = explanation(finding, after_s, plan, entries)
+        if fault is not None:
+            shown["injected"] = clean(fault.text)
+    outcome, code = document["outcome"], document["exit_code"]
+    if outcome != RUNNING:
+        document["outcome"], document["exit_code"] = judged(outcome, code, injected)
+
+
+def _of_ranks(fault: Fault) -> bool:
+    action = ACTIONS.get(fault.action)
+    return action is None or action.target is Target.RANKS
+
+
+def _leads_to(fault: Fault, kind: str) -> bool:
+    return kind in _LEADS_TO.get(fault.action, {kind})
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,35 @@
+"""Started by torchrun itself: the program asks for faults, and for the checks inside its ranks."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import debugger
+from debugger.errors import UsageError
+
+
+def refused(call):
+    try:
+        call()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+wrong = refused(lambda: debugger.inject("kill(rank=7)"))
+assert wrong == (
+    "debugger.inject: there is no rank 7: this run has ranks 0 to 1\n  kill(rank=7)\n            ^"
+), wrong
+if sys.argv[2] == "faulty":
+    debugger.inject('raise(rank=1, "ValueError: on purpose") @ step 3')
+    debugger.inject("kill(rank=0) @ barrier#7")
+debugger.install(run_dir=sys.argv[1])
+late = refused(lambda: debugger.inject("kill(rank=1)"))
+assert late is not None
+assert "before debugger.install()" in late
+dist.init_process_group("gloo")
+for step in range(5):
+    debugger.step(step)  # the step
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()

@@ -1,0 +1,64 @@
+"""`debugger.inject()` and `debugger.step()` in a program that distdebug did not start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from debugger.faults import adding, plan
+from debugger.faults.plan import Plan
+from debugger.faults.spec import parse
+from tests.support import ranks, runs
+
+SCRIPT = Path(__file__).parent / "scripts" / "injecting.py"
+
+
+@pytest.mark.parametrize("way", ["faulty", "clean"])
+def test_a_program_asks_for_faults(way: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    run = ranks.torchrun(tmp_path, 2, SCRIPT, str(kept), way, observed=False)
+    assert (run.run() == 0) == (way == "clean"), run.explain()
+    shown = subprocess.run(
+        [str(runs.DISTDEBUG), "report", "--json", str(kept)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=runs.environment(),
+    )
+    report = json.loads(shown.stdout)
+    if way == "clean":
+        assert (report["outcome"], report["exit_code"]) == ("ok", 0)
+        assert "injected" not in report
+        assert plan.load(kept) is None
+        return
+    assert (report["outcome"], report["exit_code"]) == ("rank_exception", 1), shown
+    (error,) = [one for one in report["findings"] if one["severity"] == "error"]
+    assert error["culprits"] == [1]
+    assert error["injected"] == 'raise(rank=1, "ValueError: on purpose") @ step 3'
+    assert error["ranks"]["1"]["location"]["line"] == line_of("# the step")
+    first, second = report["injected"]
+    assert (first["fired"], first["rank"], first["where"]) == (True, 1, "step 3")
+    assert (second["fired"], second["not_in"]) == (False, [0])
+    assert second["why"] == "rank 0 made no barrier call"
+
+
+def line_of(mark: str) -> int:
+    lines = SCRIPT.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(mark))
+
+
+def test_ranks_that_ask_for_the_same_add_it_once(tmp_path: Path) -> None:
+    asked = [parse("kill(rank=1)"), parse("kill(rank=0) @ call 7")]
+    (tmp_path / plan.FILE).write_text(json.dumps(Plan((parse("skip(rank=1)"),), 5).to_json()))
+    for _ in range(2):
+        adding.add(tmp_path, asked)
+    found = plan.load(tmp_path)
+    assert found is not None
+    assert found.seed == 5
+    texts = [(fault.number, fault.text) for fault in found.faults]
+    assert texts == [(0, "skip(rank=1)"), (1, "kill(rank=1)"), (2, "kill(rank=0) @ call 7")]
+    assert (tmp_path / plan.FILE).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [plan.FILE]

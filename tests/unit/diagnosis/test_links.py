@@ -1,0 +1,196 @@
+"""Connections that break or carry nothing between ranks that live; and the twins."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.diagnosis.lateness import refine_cause
+
+from .builder import Run, all_reduce, recv, send
+
+LOST = "PeerLost: rank 0 was lost in all_reduce(sum, float32[8]) #1, step 0: it closed it"
+LATE = "DeadlineExceeded: the timeout of all_reduce(sum, float32[8]) #1 ran out in step 0"
+WAITED_S = 61.0
+"""Longer than the default hang timeout."""
+
+
+def stuck_in_the_second(size: int, stuck: tuple[int, ...]) -> Run:
+    """All ranks enter the second call; those who are through with it wait in the third."""
+    run = Run(size)
+    run.each(all_reduce(8))
+    for rank in range(size):
+        if rank in stuck:
+            run[rank].calls(all_reduce(8), waits=True)
+        else:
+            run[rank].calls(all_reduce(8))
+            run[rank].calls(all_reduce(8), waits=True, line=90)
+        run[rank].free_threads = 0
+    return run
+
+
+def lost(run: Run, rank: int, text: str, *link: int, kind: str = "PeerLost") -> None:
+    run[rank].waits.clear()
+    run[rank].raises(text, communication=True, type=kind, **({"link": list(link)} if link else {}))
+
+
+class TestBroken:
+    """rank_exception, with both ends."""
+
+    def test_both_ends_are_named(self) -> None:
+        run = stuck_in_the_second(4, (0, 1, 2, 3))
+        lost(run, 1, LOST, 0, 1)
+        for rank in (0, 2, 3):
+            lost(run, rank, f"{LOST} (told by rank 1)", 0, 1)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("rank_exception", (0, 1), (2, 3))
+        assert found.message.startswith(
+            "the connection between ranks 0,1 broke, though both processes were alive: rank 1 "
+            "raised PeerLost: rank 0 was lost"
+        )
+
+    def test_wrong_data(self) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        lost(run, 1, "CorruptFrame: a frame whose checksum is wrong", 0, 1, kind="CorruptFrame")
+        (found,) = run.errors()
+        assert found.culprits == (0, 1)
+        assert found.message.startswith(
+            "the connection from rank 0 to rank 1 does not bring what was sent: rank 1 raised"
+        )
+
+    def test_a_death_explains_more(self) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        run[0].exits(signal=9)
+        lost(run, 1, LOST, 0, 1)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+    def test_the_death_is_seen_after_its_consequence(self) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        lost(run, 1, LOST, 0, 1)
+        run[0].exits(signal=9)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+    def test_an_exception_of_the_users_explains_more(self) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        lost(run, 1, LOST, 0, 1)
+        run[0].raises("ValueError: bad sample")
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+    def test_who_left_explains_more(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0].exits(0)
+        run[1].calls(all_reduce(8), fails=True)
+        lost(run, 1, LOST, 0, 1)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("early_exit", (0,))
+
+    def test_an_end_that_nobody_sees_is_not_called_alive(self) -> None:
+        """A rank of another host."""
+        run = stuck_in_the_second(2, (0, 1))
+        del run.ranks[0]
+        lost(run, 1, LOST, 0, 1)
+        (found,) = run.errors()
+        assert found.culprits == (1,)
+        assert found.message.startswith("rank 1 raised PeerLost")
+
+    @pytest.mark.parametrize("link", [[0], [0, "1"], "01", None, [0, 1, 2], {"0": 1}])
+    def test_nonsense_in_a_record(self, link: object) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        run[1].waits.clear()
+        run[1].raises(LOST, communication=True, type="PeerLost", link=link)
+        (found,) = run.errors()
+        assert found.culprits == (1,)
+
+
+class TestStuck:
+    """missing_rank, where nobody is missing."""
+
+    def test_a_call_that_all_have_entered(self) -> None:
+        run = stuck_in_the_second(2, (1,))
+        run.passes(WAITED_S)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.cause) == ("missing_rank", (0, 1), "unknown")
+        assert not found.proven
+        assert found.seq == 1
+        assert "though all 2 ranks have entered it" in found.message
+        assert "nothing comes through between some of them" in found.message
+        assert refine_cause(found, {0: ["wait (threading.py:355)"]}) == found
+
+    def test_not_before_the_limit(self) -> None:
+        run = stuck_in_the_second(2, (1,))
+        run.passes(WAITED_S - 10)
+        assert run.errors() == []
+
+    def test_many_bytes_take_their_time(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(100_000_000), waits=True)
+        run.passes(600)
+        assert run.errors() == []
+        run.passes(600)
+        (found,) = run.errors()
+        assert found.culprits == (0, 1)
+
+    def test_the_programs_own_timeout_names_the_connection(self) -> None:
+        run = stuck_in_the_second(4, (1, 3))
+        run.passes(20)
+        lost(run, 0, f"{LATE}; every rank in turn waits for another", kind="DeadlineExceeded")
+        lost(run, 1, f"{LATE}; rank 0 does not answer", 0, 1, kind="DeadlineExceeded")
+        for rank in (2, 3):
+            lost(run, rank, f"{LATE} (told by rank 0)", kind="DeadlineExceeded")
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("missing_rank", (0, 1), (2, 3))
+        assert "until the program's own timeout, though all 4 ranks have entered" in found.message
+        assert "nothing comes through between ranks 0 and 1" in found.message
+
+    def test_who_came_at_the_last_moment_is_no_connection(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0].calls(all_reduce(8), fails=True)
+        run.passes(20)
+        run[1].calls(all_reduce(8), fails=True)
+        for rank in (0, 1):
+            lost(run, rank, LATE, 1 - rank, rank, kind="DeadlineExceeded")
+        (found,) = run.errors()
+        assert found.kind == "rank_exception"
+
+    @pytest.mark.parametrize("state", ["stopped", "gil_held"])
+    def test_who_is_not_well_explains_more(self, state: str) -> None:
+        run = stuck_in_the_second(2, (0, 1))
+        if state == "stopped":
+            run[0].is_stopped()
+        else:
+            run[0].heartbeat_ns = run.now_ns
+        run.passes(WAITED_S)
+        found = run.errors()
+        if state == "stopped":
+            assert [(one.culprits, one.cause) for one in found] == [((0,), "stopped")]
+        else:
+            assert found == []
+
+    def test_who_is_missing_is_missing(self) -> None:
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[0, 1].calls(all_reduce(8), waits=True)
+        run.passes(WAITED_S)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.cause) == ("missing_rank", (2,), "user_code")
+
+    def test_a_message_that_was_sent(self) -> None:
+        run = Run(2)
+        run[0].calls(send(1))
+        run[1].calls(recv(0), waits=True)
+        run[1].free_threads = 0
+        run.passes(WAITED_S)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("missing_rank", (0, 1))
+        assert "though rank 0 has made its part of the message" in found.message
+
+    def test_a_message_that_was_not_sent(self) -> None:
+        run = Run(2)
+        run[1].calls(recv(0), waits=True)
+        run.passes(WAITED_S)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("missing_rank", (0,))

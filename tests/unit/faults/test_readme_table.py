@@ -1,0 +1,19 @@
+"""The README's table of faults is the table of actions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from debugger.faults.actions import ACTIONS
+from debugger.faults.spec import usage
+
+README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+def test_it_has_every_action_as_it_is() -> None:
+    table = README.read_text().split("| fault | what happens |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(.+)` \| (.+) \|$", table, re.MULTILINE)
+    assert [(call.replace("\\|", "|"), words) for call, words in rows] == [
+        (usage(action), action.help) for action in ACTIONS.values()
+    ]
