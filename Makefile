@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench conformance clean
+.PHONY: help demo test test-all lint bench picture fault-matrix chaos conformance clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
@@ -13,7 +13,10 @@ help:
 	@echo "make test-all  the same with the tests marked long"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
+	@echo "make picture   the README's picture of the terminal app, from a run made for it"
 	@echo "make conformance  torch's own tests on distcore's tcp, and with the layer around gloo"
+	@echo "make fault-matrix  every fault on purpose, and what is said of it"
+	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
 # torch comes first and by exactly this spelling, so that every machine takes the same build.
@@ -44,6 +47,15 @@ test-all: lint
 
 bench: $(STAMP)
 	$(BIN)/distdebug bench overhead
+
+picture: $(STAMP)
+	$(BIN)/python fixtures/make_picture.py fixtures/picture.svg
+
+fault-matrix: $(STAMP)
+	$(BIN)/python -m tests.faults
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.faults.chaos --runs $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 conformance: $(STAMP)
 	$(BIN)/pytest tests/conformance

@@ -102,6 +102,8 @@ def _told(error: Exception) -> int:
     from .record.place import RunDirectoryError
     from .record.reader import FlightError
 
+    if isinstance(error, UsageError):
+        return _say(str(error), error.exit_code, error.below)
     if isinstance(error, DistdebugError):
         return _say(str(error), error.exit_code)
     if isinstance(error, RunDirectoryError | FlightError):
@@ -124,11 +126,11 @@ def _keep_traceback(error: Exception) -> str:
     return f"the traceback is in {path}"
 
 
-def _say(sentence: str, code: int) -> int:
+def _say(sentence: str, code: int, below: Sequence[str] = ()) -> int:
     from .record.sanitize import clean
 
     try:
-        print(f"distdebug: {clean(sentence)}", file=sys.stderr)
+        print("\n".join([f"distdebug: {clean(sentence)}", *map(clean, below)]), file=sys.stderr)
     except (OSError, ValueError):
         pass  # nobody reads it
     return code

@@ -51,11 +51,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
-def add_run_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """The argument RUN that most commands take."""
+def add_run_argument(
+    parser: argparse.ArgumentParser, more: str = "", *, packed: bool = True
+) -> None:
+    """The argument RUN that most commands take. `packed`: it may be an artefact of --ci, too."""
+    what = "a run directory, its name below .distdebug/, or a file that --ci has packed"
+    if not packed:
+        what = "a run directory, or its name below .distdebug/"
     parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help=f"a run directory, or its name below .distdebug/ (default: the newest){more}",
+        "run", nargs="?", metavar="RUN", help=f"{what} (default: the newest run){more}"
     )

@@ -12,9 +12,19 @@ from ..errors import UsageError
 from ..record.break_at import BreakAt, canonical, lines_with_code, parse
 
 
-def places(texts: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-    """What the ranks of this command are told: with absolute names of files. Raises UsageError."""
-    return tuple(str(_place(text, command)) for text in texts)
+def places(
+    texts: Sequence[str], command: Sequence[str], world_size: int | None = None
+) -> tuple[str, ...]:
+    """What the ranks of this command are told: with absolute names of files. `world_size`: where it
+    is known, a rank beyond it is refused. Raises UsageError."""
+    found = tuple(_place(text, command) for text in texts)
+    for text, place in zip(texts, found, strict=True):
+        if world_size is not None and place.rank is not None and place.rank >= world_size:
+            raise UsageError(
+                f"--break {text}: there is no rank {place.rank}; ranks count from 0 to "
+                f"{world_size - 1}"
+            )
+    return tuple(map(str, found))
 
 
 def _place(text: str, command: Sequence[str]) -> BreakAt:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from ..errors import UsageError
-from . import options
+from . import inject_flags, options
 from .base import Command
 
 
@@ -35,4 +36,5 @@ class ExecCommand(Command):
             )
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
-        return Session(Options(command=command, **options.common(args, command))).run()
+        size = inject_flags.known_world_size(os.environ)
+        return Session(Options(command=command, **options.common(args, command, size))).run()

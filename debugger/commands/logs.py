@@ -13,7 +13,8 @@ from ..record.log_form import readable
 from ..record.log_levels import LEVELS
 from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
 from ..record.run_directory import RunDirectory, is_live, read_object
-from ..record.sanitize import clean_line
+from ..record.sanitize import clean_line, shown_of
+from ..record.unpacking import opened
 from ..supervisor.output import colour_wanted
 from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time
@@ -73,24 +74,30 @@ class LogsCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         ranks = parse_ranks(args.rank) if args.rank is not None else None
         wanted = Filter(args.level, args.group, args.op)
-        directory = RunDirectory.open(args.run)
-        start_ns = _start_ns(directory)
-        wanted.since_ns = parse_time("--since", args.since, start_ns)
-        wanted.until_ns = parse_time("--until", args.until, start_ns)
-        reader = LogReader(directory.logs, start_ns, _streams(args, wanted), ranks)
-        show = _Shown(reader, wanted, args.json)
-        while True:
-            live = args.follow and is_live(directory.path)
-            unseen_ns = time.time_ns() if live else 0
-            show(reader.poll(unseen_ns))
-            if not live:
-                show(reader.finish(unseen_ns))
-                break
-            sys.stdout.flush()
-            time.sleep(POLL_EVERY_S)
-        if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
-            raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
-        return 0
+        with opened(args.run) as directory:
+            return _show(directory, args, wanted, ranks)
+
+
+def _show(
+    directory: RunDirectory, args: argparse.Namespace, wanted: Filter, ranks: frozenset[int] | None
+) -> int:
+    start_ns = _start_ns(directory)
+    wanted.since_ns = parse_time("--since", args.since, start_ns)
+    wanted.until_ns = parse_time("--until", args.until, start_ns)
+    reader = LogReader(directory.logs, start_ns, _streams(args, wanted), ranks)
+    show = _Shown(reader, wanted, args.json)
+    while True:
+        live = args.follow and is_live(directory.path)
+        unseen_ns = time.time_ns() if live else 0
+        show(reader.poll(unseen_ns))
+        if not live:
+            show(reader.finish(unseen_ns))
+            break
+        sys.stdout.flush()
+        time.sleep(POLL_EVERY_S)
+    if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
+        raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
+    return 0
 
 
 def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:
@@ -134,16 +141,11 @@ def _write(entry: Entry) -> None:
     if entry.fields:
         text = readable(entry.fields, colour=colour)
     else:
-        text = f"[rank {entry.rank}] {clean_line(_printed(entry), colour=colour)}"
+        text = f"[rank {entry.rank}] {clean_line(shown_of(entry.line), colour=colour)}"
     sys.stdout.write(f"{text}\n")
 
 
 def _write_json(entry: Entry) -> None:
-    line = {"stream": entry.stream, "text": _printed(entry)} if not entry.fields else {}
+    line = {"stream": entry.stream, "text": shown_of(entry.line)} if not entry.fields else {}
     value = entry.fields or {"time_ns": entry.time_ns, "rank": entry.rank, **line}
     sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
-
-
-def _printed(entry: Entry) -> str:
-    states = [part for part in entry.line.split(b"\r") if part]  # of a progress bar: the last
-    return (states[-1] if states else b"").decode("utf-8", "backslashreplace")

@@ -16,14 +16,15 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.last_signs import as_it_was, standing_still
 from ..diagnosis.limits import Limits
 from ..diagnosis.stragglers import stragglers
-from ..diagnosis.verdict import diagnose, verdict
+from ..diagnosis.verdict import diagnose, verdict, verdict_first
 from ..diagnosis.world import exit_status
 from ..record.exits import ExitLog
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Rank, Snapshot
-from ..reports import document
+from ..reports import document, injections
 from ..reports.stored import Document
+from ..supervisor.fault_watch import FaultWatch
 from ..supervisor.processes import ProcessTable
 
 SECOND_LOOK_AFTER_S = 0.4
@@ -53,9 +54,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     for one that was killed. One that nobody supervised ends as its ranks do.
     """
     run = read_object(directory.run_json)
-    limits = Limits()
-    if isinstance(run.get("hang_timeout_s"), int | float):
-        limits = Limits(hang_timeout_s=float(run["hang_timeout_s"]))
+    limits = Limits.of_run(run)
     supervised = run.get("supervised") is not False
     live = is_live(directory.path)
     if live or not supervised:
@@ -75,7 +74,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     if found is None:
         findings += [one for snapshot in look.now for one in stragglers(snapshot)]
     else:
-        findings = [found, *(one for one in findings if one is not found)]
+        findings = verdict_first(findings)
     outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
     if not live and not supervised:
         failed = any(exit_status(rank) for rank in look.ranks.values())
@@ -100,6 +99,11 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         ranks=look.ranks,
         notes=notes,
     )
+    faults = FaultWatch(directory.path)
+    faults.look()
+    if faults.plan is not None:
+        pairs = [(finding, None) for finding in findings]
+        injections.add(made, pairs, faults.plan, faults.entries, look.ranks)
     return made, look.faults
 
 

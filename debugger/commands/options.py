@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
-from . import break_flags
+from . import break_flags, ci, inject_flags
 from .terminal_app import need_terminal
 
 LEVELS = ("OFF", "INFO", "DETAIL")
@@ -91,17 +91,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="pdb",
         help="what breakpoints wait for: `distdebug attach` (default), or an editor",
     )
+    inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
+    ci.add(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
     )
 
 
-def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The shared flags as arguments for `session.Options`; `command` is what is run. Raises
-    UsageError."""
+def common(
+    args: argparse.Namespace, command: Sequence[str], world_size: int | None
+) -> dict[str, Any]:
+    """The shared flags as arguments for `session.Options`; `command` is what is run, on
+    `world_size` ranks where that is known. Raises UsageError."""
     if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     level = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() or "INFO"
@@ -115,13 +119,15 @@ def common(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
         "level": level,
         "checks": _checks(args.check),
         "log_max_mb": args.log_max_mb,
-        "breaks": break_flags.places(args.breaks, command),
+        "breaks": break_flags.places(args.breaks, command, world_size),
         "post_mortem": args.pdb,
         "debugger": args.debugger,
         "check_every": args.check_every,
         "on_finding": args.on_finding,
         "strict": args.strict,
         "tui": args.tui,
+        "ci": ci.chosen(args),
+        "faults": inject_flags.plan(args, world_size),
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
 

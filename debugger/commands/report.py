@@ -28,7 +28,8 @@ class ReportCommand(Command):
         "examples:\n"
         "  distdebug report\n"
         "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
-        "  distdebug report --junit > junit.xml"
+        "  distdebug report --junit > junit.xml\n"
+        "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -54,22 +55,31 @@ class ReportCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..record.run_directory import RunDirectory
+        from ..record.unpacking import opened
+
+        with opened(args.run) as directory:
+            return self._show(directory, args.form)
+
+    def _show(self, directory: RunDirectory, form: str) -> int:
+        from ..record.sanitize import clean
         from ..reports import stored
 
-        directory = RunDirectory.open(args.run)
         report = stored.load(directory.report_json)
         faults: Sequence[str] = ()
         if report is None:
             from . import on_the_spot
 
             report, faults = on_the_spot.report(directory)
+            faults = [directory.as_known(fault) for fault in faults]
+            report["notes"] = [directory.as_known(note) for note in report["notes"]]
             if faults and not report["ranks"]:
                 raise UsageError(faults[0])
         else:
             # It may have been copied from elsewhere: the evidence is where it was found.
             report["run_dir"] = str(directory.path)
-        sys.stdout.write(self._rendered(report, args.form, directory))
+        if directory.packed is not None:
+            report.update(run_dir=clean(str(directory.packed)), packed=True)
+        sys.stdout.write(self._rendered(report, form, directory))
         for fault in faults:
             print(f"distdebug: {fault}", file=sys.stderr)
         return EXIT_BAD_INPUT if faults else 0

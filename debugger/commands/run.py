@@ -53,7 +53,7 @@ class RunCommand(Command):
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
                     redirect=not {"redirects", "tee"} & request.given,
-                    **options.common(request.own, request.command_line),
+                    **options.common(request.own, request.command_line, size),
                 )
             ).run()
 

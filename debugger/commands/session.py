@@ -26,6 +26,7 @@ from ..record.sanitize import clean
 from ..record.snapshot import Rank
 from ..record.wording import finding_line
 from ..reports import document, junit, text
+from ..supervisor.actions import Actions
 from ..supervisor.control import ControlServer
 from ..supervisor.ending import end_tree
 from ..supervisor.evidence import Evidence, gather
@@ -36,11 +37,12 @@ from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
 from ..supervisor.watch import Look, Policy, Watch
+from .ci import Ci
+from .injection import Injection, Plan
 from .terminal_app import Beside
 
 INTERRUPT_GRACE_S = 0.4
 INTERRUPT_STACKS_S = 0.6
-ASKED_STACKS_S = 10.0
 END_GRACE_S = 2.0
 RAISE_GRACE_S = 3.0
 ORPHAN_GRACE_S = 1.0
@@ -75,6 +77,8 @@ class Options:
     redirect: bool = True
     shown_command: Sequence[str] = ()
     tui: bool = False
+    ci: Ci | None = None
+    faults: Plan | None = None
 
 
 class Session:
@@ -101,6 +105,7 @@ class Session:
             self._directory = directory
             self._started_s = time.monotonic()
             self._write_run()
+            self._injection = Injection(options.faults, directory, self._say)
             table = ProcessTable(exits, launch, OomWatch())
             policy = Policy(
                 limits=options.limits,
@@ -111,12 +116,13 @@ class Session:
             self._watch = Watch(Records(directory.ranks), table, policy)
             latest = RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
-            follower = OutputFollower(directory.logs, sys.stdout, sys.stderr, options.log_max_mb)
+            follower = OutputFollower(
+                directory.logs, sys.stdout, sys.stderr, options.log_max_mb, colour=not options.ci
+            )
             if options.tui:
                 self._app.start(directory.path)
-            control = ControlServer(
-                directory.path, {"stacks": self._take_stacks, "stop": self._stop}
-            )
+            actions = Actions(directory, lambda: self._ranks)
+            control = ControlServer(directory.path, {**actions.table(), "stop": self._stop})
             host = HostSampler(directory)
             try:
                 control.start()
@@ -143,9 +149,10 @@ class Session:
             self._tell_pauses()
             look = self._watch.look()
             self._tell(look)
+            impossible = self._injection.look()
             self._ranks = newest_ranks(look.snapshots)
             host.sample({number: rank.pid for number, rank in self._ranks.items()})
-            if self._signal is not None:
+            if self._signal is not None or impossible:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict
@@ -196,13 +203,6 @@ class Session:
 
     # -- what the control socket may ask -------------------------------------------------------
 
-    def _take_stacks(self, request: Mapping[str, Any]) -> str:
-        ranks = self._ranks
-        if not any(rank.process.alive for rank in ranks.values()):
-            raise ValueError("no rank is running yet")
-        evidence = gather(self._directory, ranks, request.get("native") is True, ASKED_STACKS_S)
-        return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
-
     def _stop(self, _request: Mapping[str, Any]) -> str:
         if self._signal is None:
             self._asked_to_stop, self._signal = True, signal.SIGINT
@@ -225,8 +225,8 @@ class Session:
                 look = self._watch.look(finished=True)
                 self._tell(look)
                 return look, look.verdict
-            # The launcher is gone and left ranks behind: how they end now is our doing.
-            end_tree(launch, END_GRACE_S)
+            # Ranks that the launcher left behind, or a fault that cannot be: this end is our doing.
+            end_tree(launch, END_GRACE_S, silence_launcher=quiet)
             return look, None
         self._evidence = gather(self._directory, ranks, self._options.native_stacks, 5.0)
         finding = self._evidence.refine(finding)
@@ -254,10 +254,13 @@ class Session:
 
     def _report(self, status: ExitStatus | None, look: Look, finding: Finding | None) -> int:
         outcome, code = self._outcome(status, look, finding)
+        unexplained = outcome == "failed" and not self._injection.look()
         findings = [finding] if finding is not None else []
         findings += [
             one for one in look.findings if finding is None or one.identity != finding.identity
         ]
+        timed = [(one, self._watch.detected_after_s.get(one.identity)) for one in findings]
+        ends = newest_ranks(self._watch.look().snapshots)
         report = document.build(
             command=list(self._options.shown_command or self._options.command),
             run_dir=self._directory.path,
@@ -265,12 +268,13 @@ class Session:
             duration_s=time.monotonic() - self._started_s,
             outcome=outcome,
             exit_code=code,
-            findings=[(one, self._watch.detected_after_s.get(one.identity)) for one in findings],
+            findings=timed,
             ranks=newest_ranks(look.snapshots),
-            ends=newest_ranks(self._watch.look().snapshots),
+            ends=ends,
             stacks=self._evidence.lines,
-            notes=[f"the command itself ended with {status}"] if outcome == "failed" else (),
+            notes=[f"the command itself ended with {status}"] if unexplained else (),
         )
+        code = self._injection.settle(report, timed, ends)
         directory = self._directory
         directory.write_json(directory.report_json.name, report)
         directory.write_text(directory.report_text.name, text.render(report))
@@ -281,12 +285,16 @@ class Session:
         self._app.close()
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(clean(self._app.printed_aside(), newlines=True))
-        self._show_launcher_output(outcome, findings)
+        if unexplained:
+            self._show_launcher_output(findings)
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text.render(report, colour=colour_wanted(sys.stderr)))
+            colour = self._options.ci is None and colour_wanted(sys.stderr)
+            sys.stderr.write(text.render(report, colour))
             sys.stderr.flush()
         for failure in directory.failures:
             self._say(failure)
+        if self._options.ci is not None:
+            self._options.ci.finish(directory, report, self._say)
         return code
 
     def _outcome(
@@ -305,9 +313,9 @@ class Session:
             return "failed", 128 + status.signal
         return "failed", EXIT_FAILED
 
-    def _show_launcher_output(self, outcome: str, findings: Sequence[Finding]) -> None:
+    def _show_launcher_output(self, findings: Sequence[Finding]) -> None:
         """torchrun's own words are kept in a file; they matter where we found no better ones."""
-        if outcome != "failed" or any(one.severity == "error" for one in findings):
+        if any(one.severity == "error" for one in findings):
             return
         with contextlib.suppress(OSError):
             words = (self._directory.logs / "launcher.err").read_text(errors="backslashreplace")
@@ -320,9 +328,13 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment.update(self._injection.environment)
+        if self._options.ci is not None:
+            environment.update(self._options.ci.environment(environment))
         environment[MAX_MB] = f"{self._options.log_max_mb:g}"
         environment["DISTDEBUG_BREAK"] = "\n".join(self._options.breaks)
         environment["DISTDEBUG_PDB"] = "1" if self._options.post_mortem else ""
+        environment["DISTDEBUG_TUI"] = "1" if self._options.tui else ""
         environment["DISTDEBUG_DEBUGGER"] = self._options.debugger
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         environment["DISTDEBUG_CHECK_EVERY"] = str(self._options.check_every)

@@ -18,6 +18,7 @@ from ..record.breakpoints import stops
 from ..record.run_directory import BASE, RunDirectory, is_live
 from ..record.sanitize import clean
 from ..record.snapshot import Snapshot
+from ..record.unpacking import opened
 from .base import Command, add_run_argument
 
 TIMEOUT_S = 20.0
@@ -46,10 +47,10 @@ class StacksCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         if args.run and args.run.isdigit() and not (BASE / args.run).exists():
             return _below(int(args.run), args.native, args.json)
-        directory = RunDirectory.open(args.run)
-        if is_live(directory.path):
-            return _live(directory, args.native, args.json)
-        return _stored(directory, args.json)
+        with opened(args.run) as directory:
+            if is_live(directory.path):
+                return _live(directory, args.native, args.json)
+            return _stored(directory, args.json)
 
 
 def _stored(directory: RunDirectory, as_json: bool) -> int:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +47,8 @@ class Beside:
     from the moment that the app is left, the terminal is the run's again."""
 
     def __init__(self, wanted: bool) -> None:
+        import tempfile  # not for `distdebug tui`, which is to start in a blink
+
         # Closed at the end of the `with`.
         self.aside: IO[bytes] | None = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
         """What the command itself prints: a launcher, whose words have no log."""

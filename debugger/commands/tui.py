@@ -16,14 +16,23 @@ class TuiCommand(Command):
         "\n"
         "examples:\n"
         "  distdebug tui\n"
-        "  distdebug tui 20260310-141502-7f3a"
+        "  distdebug tui 20260310-141502-7f3a\n"
+        "  distdebug tui 20260310-141502-7f3a.distdebug.tar.gz"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_run_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..record.run_directory import RunDirectory
+        from ..record.unpacking import opened
         from .terminal_app import command_line
 
-        return subprocess.call(command_line(RunDirectory.open(args.run).path))
+        with (
+            opened(args.run) as directory,
+            subprocess.Popen(command_line(directory.path)) as app,
+        ):
+            try:
+                return app.wait()
+            except BaseException:  # a signal: the app gives the terminal back before it ends
+                app.terminate()
+                raise

@@ -13,6 +13,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
 EVERYTHING = ["--check", "all,replicas", "--debug-level", "DETAIL"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "ranks"),
     [

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,6 +35,13 @@ SNIPPETS = {
     ),
     "gil": WAITING.replace("time.sleep(600)", "import ctypes; ctypes.PyDLL(None).sleep(600)"),
 }
+
+
+def chosen(*short: str) -> list[Any]:
+    """All snippets; but for these they are marked long."""
+    return [
+        pytest.param(name, marks=() if name in short else pytest.mark.long) for name in SNIPPETS
+    ]
 
 
 @pytest.fixture(name="start")
@@ -73,7 +81,7 @@ def survivors(processes: list[psutil.Process], within_s: float) -> list[psutil.P
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
+@pytest.mark.parametrize("snippet", chosen("sleeping", "deaf"))
 def test_one_interrupt_ends_all(
     snippet: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -92,7 +100,7 @@ def test_one_interrupt_ends_all(
     assert took_s < 10  # 2 s is the promise; the machine may be busy
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
+@pytest.mark.parametrize("snippet", chosen("stopped"))
 def test_killed_supervisor_leaves_no_rank(
     snippet: str, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
@@ -18,8 +20,18 @@ EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 
-SHORT_PER_VERDICT = 2
-SHORT_CORRECT = 16
+BY_COMMAND = {
+    "ddp_transformer",
+    "died_sigkill",
+    "exception_process",
+    "join_duplicate_rank",
+    "missing_stopped",
+    "spawn_train",
+}
+"""Run as a user would in every test run, not by forking alone."""
+SHORT_PER_VERDICT = 1
+SHORT_CORRECT = 10
+TELLING = {"missing_data_loader"}
 SHORT_ON_TCP = {
     "ddp_join_uneven",
     "ddp_no_sync",
@@ -51,48 +63,60 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
 
 
-def parameters() -> list[Any]:
-    """Every program; beyond the first few of each verdict they are marked long, because each
-    costs an import of torch per rank."""
+def by_command() -> list[Any]:
+    """Every program as a user starts it; mostly long, for each rank imports torch by itself."""
+    return [chosen(name, BY_COMMAND) for name in EXPECTED]
+
+
+def forked(short: set[str], without: Iterable[str] = ()) -> list[Any]:
+    """Every program whose ranks torchrun starts, but for those `without`. Long if not `short`."""
+    names = [name for name in EXPECTED if load(name)["command"] == "run"]
+    return [chosen(name, short) for name in names if name not in without]
+
+
+def a_few_of_each() -> set[str]:
+    """The first programs of each verdict, and some that have shown what the others did not."""
     seen: Counter[tuple[str, str | None]] = Counter()
-    found = []
+    found = set(TELLING)
     for name in EXPECTED:
         expected = load(name)
         verdict = (expected["outcome"], expected["cause"])
         seen[verdict] += 1
-        enough = SHORT_CORRECT if verdict[0] == "ok" else SHORT_PER_VERDICT
-        marks = [pytest.mark.long] if seen[verdict] > enough else []
-        found.append(pytest.param(name, marks=marks))
+        if seen[verdict] <= (SHORT_CORRECT if verdict[0] == "ok" else SHORT_PER_VERDICT):
+            found.add(name)
     return found
 
 
-def parameters_on_tcp() -> list[Any]:
-    marks = {name: [] if name in SHORT_ON_TCP else [pytest.mark.long] for name in EXPECTED}
-    return [pytest.param(name, marks=marks[name]) for name in EXPECTED if name not in UNLIKE_ON_TCP]
+def chosen(name: str, short: set[str]) -> Any:
+    return pytest.param(name, marks=[] if name in short else [pytest.mark.long])
 
 
-def parameters_at_detail() -> list[Any]:
-    marks = {name: [] if name in SHORT_AT_DETAIL else [pytest.mark.long] for name in EXPECTED}
-    return [
-        pytest.param(name, marks=marks[name]) for name in EXPECTED if name not in UNLIKE_AT_DETAIL
-    ]
-
-
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", by_command())
 def test_verdict(name: str, tmp_path: Path) -> None:
-    check_verdict(name, tmp_path, {})
+    expected = load(name)
+    check_verdict(expected, run_by_command(expected, tmp_path))
 
 
-@pytest.mark.parametrize("name", parameters_on_tcp())
-def test_verdict_on_tcp(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", forked(a_few_of_each()))
+def test_verdict_of_forked_ranks(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    expected = load(name)
+    check_verdict(expected, run_forked(expected, tmp_path, zygote, {}))
+
+
+@pytest.mark.parametrize("name", forked(SHORT_ON_TCP, UNLIKE_ON_TCP))
+def test_verdict_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """The same with distcore below the layer, where the program says gloo."""
-    check_verdict(name, tmp_path, {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"})
+    extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
+    expected = load(name)
+    check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
 
 
-@pytest.mark.parametrize("name", parameters_at_detail())
-def test_verdict_at_detail(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", forked(SHORT_AT_DETAIL, UNLIKE_AT_DETAIL))
+def test_verdict_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """The same where ranks agree before each call."""
-    check_verdict(name, tmp_path, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    expected = load(name)
+    extra = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
 
 
 def test_another_shape_at_detail(tmp_path: Path) -> None:
@@ -102,8 +126,15 @@ def test_another_shape_at_detail(tmp_path: Path) -> None:
     assert done.errors[0]["culprits"] == [1], done.explain()
 
 
-def check_verdict(name: str, tmp_path: Path, extra: dict[str, str]) -> None:
-    expected = load(name)
+def run_forked(
+    expected: dict[str, Any], tmp_path: Path, zygote: Zygote, extra: dict[str, str]
+) -> runs.Run:
+    script = FIXTURES / "scripts" / expected["script"]
+    program = [str(script), *expected["script_args"]]
+    return zygote.run(expected["nproc"], program, tmp_path, expected["args"], extra)
+
+
+def run_by_command(expected: dict[str, Any], tmp_path: Path) -> runs.Run:
     script = FIXTURES / "scripts" / expected["script"]
     arguments = list(expected["args"])
     if expected["command"] == "run":
@@ -111,7 +142,11 @@ def check_verdict(name: str, tmp_path: Path, extra: dict[str, str]) -> None:
     else:
         arguments += ["--", sys.executable, str(script)]
     arguments += expected["script_args"]
-    done = runs.run(expected["command"], arguments, tmp_path, extra)
+    return runs.run(expected["command"], arguments, tmp_path)
+
+
+def check_verdict(expected: dict[str, Any], done: runs.Run) -> None:
+    script = FIXTURES / "scripts" / expected["script"]
     assert done.report["outcome"] == expected["outcome"], done.explain()
     assert done.exit_code == expected["exit_code"], done.explain()
     assert sorted(set(done.warnings)) == sorted(expected["warnings"]), done.explain()
@@ -157,3 +192,7 @@ def test_expectation_matches_script(name: str) -> None:
 def test_every_script_is_expected() -> None:
     scripts = sorted(path.stem for path in (FIXTURES / "scripts").glob("*/*.py"))
     assert scripts == EXPECTED
+
+
+def test_the_chosen_ones_exist() -> None:
+    assert set(EXPECTED) >= BY_COMMAND | TELLING | SHORT_ON_TCP | SHORT_AT_DETAIL

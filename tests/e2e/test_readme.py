@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.artefact import SUFFIX
 from tests.support import runs
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(
-    r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-)
-COMMANDS = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line]
-EXPECTED_CODES = {"distdebug run ": 91}
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+STEPS = re.findall(r"^ *- run: (distdebug .*)$", TEXT, re.MULTILINE)
+LINES = [*(line for block in BLOCKS for line in block.splitlines() if line), *STEPS]
+COMMANDS = [re.split(r"\s# ", line)[0].strip() for line in LINES]
+EXPECTED_CODES = {"distdebug run -n 4 --inject ": 94, "distdebug run ": 91}
+
+
+def test_the_workflow_keeps_what_a_run_leaves() -> None:
+    assert [step for step in STEPS if " --ci " in step]
+    assert f"*{SUFFIX}" in TEXT
 
 
 def test_make_targets_exist() -> None:

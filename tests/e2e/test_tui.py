@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from debugger.record.reader import FlightReader
 from debugger.record.run_directory import RunDirectory
+from debugger.record.snapshot import Process
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux
 
@@ -75,6 +78,52 @@ def test_a_live_run_from_the_first_screen_to_the_verdict(tmp_path: Path) -> None
         terminal.until("≠ rank 1")
         terminal.press("C-c")
         terminal.until("CODE 0")
+
+
+@needs_tmux
+@pytest.mark.long
+def test_a_rank_is_stopped_talked_to_and_let_go(tmp_path: Path) -> None:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    command = [str(DISTDEBUG), "run", "--tui", "-n", "2", "--run-dir", str(directory), str(script)]
+    with Terminal(command, tmp_path, extra={"HOME": str(tmp_path)}) as terminal:
+        terminal.until("LIVE", "calls/s", "2 ranks", " 1     ")
+        terminal.press("Down", "A")
+        terminal.until("rank 1 is not at a breakpoint; B stops it")
+        terminal.press("B")
+        terminal.until("Stop rank 1 at its next line")
+        terminal.press("y")
+        terminal.until(" 1     breakpoint")
+        terminal.press("A")
+        terminal.until("Open the prompt of rank 1 here?")
+        terminal.press("y")
+        terminal.until("(rank 1)", "continue lets it go on", "train.py(")
+        terminal.press("p 40 + dist.get_rank() + 1", "Enter")
+        terminal.until("\n42\n")
+        terminal.press("C-c")  # gives up the line; neither the run nor the app end of it
+        terminal.press("n", "Enter")
+        terminal.until("train.py(")
+        calls = _calls(directory)
+        terminal.press("c", "Enter")
+        terminal.until("LIVE", "Overview", "nothing wrong so far")
+        _until(lambda: " 1     breakpoint" not in terminal.text)
+        _until(lambda: _calls(directory) > calls + 10)
+        (tmp_path / "go").touch()
+        terminal.until("ENDED", "op_mismatch, exit code 91")
+        terminal.press("q")
+        terminal.until("CODE 91")
+
+
+def _calls(directory: Path) -> int:
+    """Of rank 1, so far."""
+    return FlightReader(directory / "ranks" / "1.flight").view(Process(alive=True)).calls
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @needs_tmux

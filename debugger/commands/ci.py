@@ -1,0 +1,119 @@
+"""What a run leaves for a CI system (`--ci`): annotations, a job summary, and one file to keep.
+
+Only the flag asks for it, no variable of the environment: a command does the same on a CI machine
+and on the desk where its failure is tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..record.appending import append
+from ..record.artefact import SUFFIX, name_of, pack
+from ..record.place import reason
+from ..record.run_directory import RunDirectory
+from ..record.sanitize import clean
+from ..reports import github
+
+_MOST_NAMED = 5
+
+
+def add(group: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    group.add_argument(
+        "--ci",
+        action="store_true",
+        help=(
+            "for CI: no colour, annotations and a job summary in GitHub Actions, and the run "
+            "packed into one file; breakpoint() is passed over (never implied: $CI changes nothing)"
+        ),
+    )
+    group.add_argument(
+        "--ci-artifact",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "with --ci: where to pack the run, which `tui`, `report`, `stacks` and `logs` open "
+            f"(default: NAME{SUFFIX} in the current directory)"
+        ),
+    )
+
+
+def chosen(args: argparse.Namespace) -> Ci | None:
+    """What the flags ask for. Raises UsageError."""
+    path: Path | None = args.ci_artifact
+    if args.ci:
+        for flag, given in (("--break", args.breaks), ("--pdb", args.pdb), ("--tui", args.tui)):
+            if given:
+                raise UsageError(f"{flag} waits for somebody at a terminal; leave it out with --ci")
+    if path is not None:
+        if not args.ci:
+            raise UsageError("--ci-artifact needs --ci")
+        if path.is_dir():
+            raise UsageError(f"--ci-artifact {path} is a directory; name a file, such as {path}/x")
+        if not path.parent.is_dir():
+            raise UsageError(f"--ci-artifact {path}: there is no directory {path.parent}")
+    return Ci(path and path.absolute(), Path.cwd()) if args.ci else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ci:
+    """`artifact`: where to pack the run; None: below `cwd`, by the name of the run."""
+
+    artifact: Path | None
+    cwd: Path
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What is added for the ranks: nobody is there to attach to a `breakpoint()`."""
+        return {} if "PYTHONBREAKPOINT" in given else {"PYTHONBREAKPOINT": "0"}
+
+    def finish(
+        self, directory: RunDirectory, report: Mapping[str, Any], say: Callable[[str], object]
+    ) -> None:
+        """Tell the CI system of the finished run, and pack it. What cannot be written is said, and
+        costs nothing else."""
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            workspace = os.environ.get("GITHUB_WORKSPACE") or str(self.cwd)
+            lines = github.annotated(report, workspace)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("".join(f"{line}\n" for line in lines))
+                sys.stderr.flush()
+        packed = self._pack(directory, say)
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
+        if summary:
+            footer = f"The whole run is in `{packed.name}`." if packed else ""
+            try:
+                append(Path(summary), github.summary(report, footer).encode())
+            except OSError as error:
+                say(f"cannot write the job summary {summary}: {reason(error)}")
+
+    def _pack(self, directory: RunDirectory, say: Callable[[str], object]) -> Path | None:
+        """The artefact; None where it could not be made."""
+        target = self.artifact or self.cwd / name_of(directory.path)
+        try:
+            packed = pack(directory.path, target)
+        except OSError as error:
+            say(f"cannot pack the run into {target}: {reason(error)}; it is in {directory.path}")
+            return None
+        if packed.left_out:
+            names = ", ".join(packed.left_out[:_MOST_NAMED])
+            more = len(packed.left_out) - _MOST_NAMED
+            names += f" and {more} more" if more > 0 else ""
+            say(f"too large for the artefact, or unreadable, and not in it: {names}")
+        shown = os.path.relpath(target, self.cwd)
+        shown = str(target) if shown.startswith("..") else shown
+        size = max(1, packed.size_bytes >> 10)
+        say(
+            f"packed the run into {clean(shown)} ({size} KiB); open it with: "
+            f"distdebug tui {shlex.quote(shown)}"
+        )
+        return target

@@ -1,0 +1,125 @@
+"""`--inject` and its like: makes the plan of a run, and tells what is wrong with it before a rank
+starts."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import UsageError
+from ..faults import plan_file, random_plan
+from ..faults.plan import Fault, Plan
+from ..faults.spec import SpecError, parse
+from ..record.sanitize import clean
+
+MOST_RANDOM = 1000
+
+
+def add(parser: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    parser.add_argument(
+        "--inject",
+        dest="injected",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help=(
+            "make it go wrong: ACTION(rank=N, ...) @ MOMENT, such as "
+            "'kill(rank=1) @ all_reduce#5' (may be repeated)"
+        ),
+    )
+    parser.add_argument(
+        "--inject-file", type=Path, metavar="FILE", help="faults from a TOML file: [[fault]] spec="
+    )
+    parser.add_argument(
+        "--inject-random",
+        type=_count,
+        metavar="N",
+        help="N faults drawn from the --seed, printed as specs",
+    )
+    parser.add_argument(
+        "--inject-backend",
+        metavar="NAME",
+        help="the program's backend: what cannot be injected there is refused before the start",
+    )
+    parser.add_argument(
+        "--seed", type=_seed, metavar="S", help="of what is random in faults (default: a new one)"
+    )
+
+
+def plan(args: argparse.Namespace, world_size: int | None) -> Plan | None:
+    """The plan that the flags ask for; None where they ask for none. Raises UsageError.
+
+    `world_size`: the number of ranks, where it is known.
+    """
+    faults: list[Fault] = []
+    seed: int | None = args.seed
+    if args.inject_file is not None:
+        from_file, file_seed = _from_file(args.inject_file, world_size, args.inject_backend)
+        faults += from_file
+        seed = file_seed if seed is None else seed
+    for text in args.injected:
+        try:
+            faults.append(parse(text, len(faults), world_size, args.inject_backend))
+        except SpecError as error:
+            raise UsageError(f"--inject: {error}", error.below) from None
+    if args.inject_random is not None:
+        seed = secrets.randbits(32) if seed is None else seed
+        faults += _random(args.inject_random, seed, world_size, args.inject_backend, len(faults))
+    if not faults:
+        if args.seed is not None:
+            raise UsageError("--seed is of --inject, --inject-file or --inject-random; give one")
+        return None
+    return Plan(tuple(faults), seed or 0)
+
+
+def known_world_size(environment: Mapping[str, str]) -> int | None:
+    """The number of ranks of a command that starts one of them, or none: what it will read."""
+    text = environment.get("WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _from_file(
+    path: Path, world_size: int | None, backend: str | None
+) -> tuple[list[Fault], int | None]:
+    try:
+        return plan_file.read(path, world_size, backend)
+    except SpecError as error:
+        raise UsageError(f"--inject-file {path}: {error}", error.below) from None
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"--inject-file {path} cannot be read: {why}") from None
+    except ValueError as error:
+        raise UsageError(f"--inject-file {path}: {error}") from None
+
+
+def _random(
+    count: int, seed: int, world_size: int | None, backend: str | None, first: int
+) -> list[Fault]:
+    if world_size is None:
+        raise UsageError(
+            "--inject-random needs the number of ranks, which is not known before the command "
+            f"runs; set WORLD_SIZE, or name the faults with --inject (here: seed {seed})"
+        )
+    drawn = random_plan.draw(count, seed, world_size, backend, first)
+    flags = " ".join(f"--inject {shlex.quote(fault.text)}" for fault in drawn)
+    print(f"distdebug: seed {seed}: {clean(flags, 100_000)}", file=sys.stderr)
+    return drawn
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= MOST_RANDOM:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_RANDOM} faults, not {text}")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, not {text}")
+    return value

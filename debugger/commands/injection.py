@@ -1,0 +1,78 @@
+"""The faults of one run, from the plan to the report: what the session needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..diagnosis.findings import Finding
+from ..errors import DistdebugError
+from ..faults.injected import Injected
+from ..faults.plan import FILE, VARIABLE, Plan
+from ..record.run_directory import RunDirectory
+from ..record.snapshot import Rank
+from ..reports import injections
+from ..reports.stored import Document
+from ..supervisor.fault_watch import FaultWatch
+
+__all__ = ["Injection", "Plan"]
+
+
+class Injection:
+    """Writes the plan before the ranks start, tells what happens of it, and reports it.
+
+    Without a plan nothing is written; a program may still make one (`debugger.inject`). Raises
+    DistdebugError where the plan cannot be written: without it the run would mean nothing.
+    """
+
+    def __init__(
+        self, plan: Plan | None, directory: RunDirectory, say: Callable[[str], None]
+    ) -> None:
+        self._directory = directory
+        self._say = say
+        self._watch = FaultWatch(directory.path)
+        self._told: set[tuple[int, int]] = set()
+        self._impossible = False
+        self.environment = {VARIABLE: "1" if plan is not None else ""}
+        """For the ranks."""
+        if plan is not None and not directory.write_json(FILE, plan.to_json()):
+            raise DistdebugError(directory.failures[-1])
+
+    def look(self) -> bool:
+        """Tell what has happened since the last look; whether a fault cannot happen at all in
+        this run, so that it should end."""
+        for one in self._watch.look():
+            self._impossible |= bool(one.refused)
+            if (one.fault, one.rank) not in self._told:
+                self._told.add((one.fault, one.rank))
+                self._tell(one)
+        return self._impossible
+
+    def settle(
+        self,
+        report: Document,
+        findings: Sequence[tuple[Finding, float | None]],
+        ranks: Mapping[int, Rank],
+    ) -> int:
+        """Put it into the report, which was built of these findings; returns its exit code."""
+        self.look()
+        if self._watch.plan is not None:
+            injections.add(report, findings, self._watch.plan, self._watch.entries, ranks)
+        code: int = report["exit_code"]
+        return code
+
+    def _tell(self, one: Injected) -> None:
+        text = self._watch.text_of(one.fault)
+        if one.refused:
+            sentence = f"not injected: {text} in rank {one.rank}: {one.refused}"
+        else:
+            sentence = f"injected {text} in rank {one.rank}"
+        self._say(sentence)
+        self._directory.append_event(
+            "not_injected" if one.refused else "injected",
+            sentence,
+            fault=text,
+            number=one.fault,
+            rank=one.rank,
+            where=one.where,
+            happened_ns=one.time_ns,
+        )

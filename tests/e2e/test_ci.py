@@ -1,0 +1,227 @@
+"""`distdebug run --ci` as a CI machine runs it, and its one file as a developer opens it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from debugger.record.artefact import SUFFIX
+from debugger.record.unpacking import opened
+from tests.support.runs import DISTDEBUG, LIMIT_S, environment
+from tests.support.terminal import Terminal as PlainTerminal
+from tests.support.tmux import Terminal, needs_tmux
+from tests.unit.tui.driver import opened as app_on
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+STOPS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+{}
+dist.all_reduce(torch.ones(1))
+print("goes on")
+"""
+COMMAND = re.compile("^::.*$", re.MULTILINE)
+
+
+def in_actions(workspace: Path, *arguments: str) -> SimpleNamespace:
+    """One step of a job whose checkout is `workspace`."""
+    summary = workspace.parent / "summary.md"
+    summary.touch()
+    extra = {
+        "CI": "true",
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_WORKSPACE": str(workspace),
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    done = subprocess.run(
+        [str(DISTDEBUG), *arguments],
+        cwd=workspace,
+        env=environment(extra),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return SimpleNamespace(
+        code=done.returncode, stdout=done.stdout, stderr=done.stderr, summary=summary.read_text()
+    )
+
+
+def asked(workspace: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(DISTDEBUG), *arguments],
+        cwd=workspace,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def artefact_in(workspace: Path) -> Path:
+    (file,) = workspace.glob(f"*{SUFFIX}")
+    return file
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A checkout with a program in a folder."""
+    found = tmp_path / "checkout"
+    (found / "src").mkdir(parents=True)
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_a_failure_is_annotated_and_its_file_opens_as_the_run(workspace: Path) -> None:
+    script = workspace / "src" / "train.py"
+    seed = "    torch.manual_seed(dist.get_rank())\n"
+    text = (FIXTURES / "demo.py").read_text()
+    assert seed in text
+    script.write_text(text.replace(seed, f'{seed}    print("it begins", flush=True)\n'))
+    wrong = next(
+        number
+        for number, text in enumerate(script.read_text().splitlines(), 1)
+        if "dist.broadcast" in text
+    )
+    done = in_actions(workspace, "run", "--ci", "-n", "4", "src/train.py")
+    assert done.code == 91, done.stderr
+    (annotation,) = COMMAND.findall(done.stderr)
+    start = f"::error file=src/train.py,line={wrong},title=distdebug%3A op_mismatch%2C rank 2::"
+    assert annotation.startswith(start + "ranks disagree at collective #17")
+    assert "::" not in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    file = artefact_in(workspace)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"distdebug: packed the run into {file.name} (")
+    assert last.endswith(f"; open it with: distdebug tui {file.name}")
+    assert file.stat().st_size < 1 << 20
+
+    report = asked(workspace, "report")
+    assert report in done.stderr
+    same, end = report.split("  stacks of all ranks: ")
+    assert f"```text\n{same}" in done.summary
+    assert f"The whole run is in `{file.name}`." in done.summary
+    junit = asked(workspace, "report", "--junit", file.name)
+    assert f'file="{script}" line="{wrong}"' in junit
+
+    stacks, logs = asked(workspace, "stacks"), asked(workspace, "logs", "--rank", "2")
+    shutil.rmtree(workspace / ".distdebug")
+    elsewhere = workspace.parent / "desk"
+    elsewhere.mkdir()
+    shutil.move(file, elsewhere / "from-ci.tgz")
+    shown, there = asked(elsewhere, "report", "from-ci.tgz").split("  stacks of all ranks: ")
+    assert shown == same
+    assert "evidence: from-ci.tgz   exit code 91" in there
+    assert end.endswith("exit code 91\n")
+    assert asked(elsewhere, "stacks", "from-ci.tgz") == stacks
+    assert "train_step" in stacks
+    assert asked(elsewhere, "logs", "from-ci.tgz", "--rank", "2") == logs
+    assert "[rank 2] it begins\n" in logs
+
+    async def look() -> str:
+        with opened(str(elsewhere / "from-ci.tgz")) as directory:
+            async with app_on(directory.path, time.time_ns, (110, 30)) as driver:
+                await driver.until(lambda: "ENDED" in driver.text, "the end")
+                return driver.text
+
+    screen = asyncio.run(look())
+    assert "op_mismatch, exit code 91" in screen
+    assert "▸ rank 2" in screen
+    assert "broadcast(src=0, float32[1024])" in screen
+    assert os.listdir(elsewhere) == ["from-ci.tgz"]
+
+
+@pytest.mark.long
+def test_a_success_has_a_file_too_and_no_annotation(workspace: Path) -> None:
+    script = workspace / "src" / "fine.py"
+    shutil.copy(FIXTURES / "scripts" / "correct" / "isend_ring.py", script)
+    done = in_actions(
+        workspace, "run", "--ci", "--ci-artifact", "kept.tgz", "-n", "2", "src/fine.py"
+    )
+    assert done.code == 0, done.stderr
+    assert COMMAND.findall(done.stderr + done.stdout) == []
+    assert re.search(
+        r"```text\nOK  2 ranks, .*\n```\n\nThe whole run is in `kept.tgz`", done.summary
+    )
+    assert list(workspace.glob(f"*{SUFFIX}")) == []
+    assert asked(workspace, "report", "kept.tgz").startswith("OK  2 ranks")
+
+
+@pytest.mark.parametrize("breakpoint_call", ["breakpoint()", "torch.distributed.breakpoint(0)"])
+def test_nobody_is_waited_for_at_a_breakpoint(workspace: Path, breakpoint_call: str) -> None:
+    (workspace / "stops.py").write_text(STOPS.format(breakpoint_call))
+    done = in_actions(workspace, "exec", "--ci", "--", sys.executable, "stops.py")
+    assert done.code == 0, done.stderr
+    assert "goes on" in done.stdout
+
+
+def test_exec_of_a_program_without_ranks_and_without_the_flag(workspace: Path) -> None:
+    script = workspace / "fails.py"
+    script.write_text("import sys\nsys.exit('no luck')\n")
+    command = ["--", "python3", "fails.py"]
+    done = in_actions(workspace, "exec", "--ci", *command)
+    assert done.code == 1
+    (annotation,) = COMMAND.findall(done.stderr)
+    assert annotation.startswith("::error title=distdebug%3A failed::FAILED")
+    artefact_in(workspace).unlink()
+    # $CI and $GITHUB_ACTIONS alone ask for nothing.
+    before = done.summary
+    done = in_actions(workspace, "exec", *command)
+    assert (done.code, COMMAND.findall(done.stderr), done.summary) == (1, [], before)
+    assert list(workspace.glob(f"*{SUFFIX}")) == []
+
+
+def test_there_is_no_colour_even_on_a_terminal(workspace: Path) -> None:
+    (workspace / "fails.py").write_text("import sys\nsys.exit('no luck')\n")
+    shown = {}
+    for flags in ([], ["--ci"]):
+        command = ["env", "-u", "NO_COLOR", "TERM=xterm", str(DISTDEBUG), "exec", *flags]
+        command += ["--", "python3", "fails.py"]
+        with PlainTerminal(command, workspace, environment()) as terminal:
+            assert terminal.finish() == 1
+            shown[bool(flags)] = terminal.shown
+    assert "\x1b[1;31mFAILED\x1b[0m" in shown[False]
+    assert "FAILED  the program ended with exit code 1" in shown[True]
+    assert "\x1b" not in shown[True]
+
+
+@needs_tmux
+@pytest.mark.long
+def test_the_terminal_app_opens_the_file(workspace: Path, tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "demo.py", workspace / "train.py")
+    run = ["run", "--ci", "--ci-artifact", "kept.tgz", "-n", "4", "train.py"]
+    assert in_actions(workspace, *run).code == 91
+    scratch = tmp_path / "temporary"
+    scratch.mkdir()
+    extra = {"TMPDIR": str(scratch)}
+    for command in ([str(DISTDEBUG), "tui"], [str(DISTDEBUG.with_name("python")), "-m", "tui"]):
+        with Terminal([*command, "kept.tgz"], workspace, (100, 30), extra) as terminal:
+            terminal.until("ENDED", "op_mismatch, exit code 91")
+            assert len(os.listdir(scratch)) == 1
+            terminal.press("q")
+            terminal.until("CODE 0")
+            assert os.listdir(scratch) == []
+    with Terminal([str(DISTDEBUG), "tui", "kept.tgz"], workspace, (100, 30), extra) as terminal:
+        terminal.until("ENDED", "op_mismatch, exit code 91")
+        (command,) = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if one.info["cmdline"]
+            and one.info["cmdline"][1:] == [str(DISTDEBUG), "tui", "kept.tgz"]
+            and one.cwd() == str(workspace)
+        ]
+        command.terminate()
+        assert "ENDED" not in terminal.until("CODE 143")
+    assert os.listdir(scratch) == []
