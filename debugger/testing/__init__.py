@@ -1,0 +1,1 @@
+"""The pytest plugin: tests whose bodies run in every rank, and runs whose verdict is asserted."""

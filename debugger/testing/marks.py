@@ -1,0 +1,98 @@
+"""What `@pytest.mark.distributed` asks for: how many ranks, on which backend, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ..diagnosis.findings import EXIT_CODES
+
+MARK = "distributed"
+NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
+"""The parameters that lists in the mark become."""
+MOST_RANKS = 1024
+LEVELS = ("OFF", "INFO", "DETAIL")
+_NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Of one test. Times are in seconds; `level` None: as the session has it."""
+
+    nproc: int
+    backend: str
+    timeout_s: float
+    hang_timeout_s: float | None
+    level: str | None
+    check: str
+    ignore: tuple[str, ...]
+
+
+def generate(metafunc: pytest.Metafunc) -> None:
+    """Lists in the mark parametrise the test: `test_sum[4ranks-tcp]`."""
+    mark = metafunc.definition.get_closest_marker(MARK)
+    if mark is None:
+        return
+    given = {**dict(zip(_NAMES, mark.args, strict=False)), **mark.kwargs}
+    for name, argument, unit in (("nproc", NPROC, "ranks"), ("backend", BACKEND, "")):
+        values = given.get(name)
+        if isinstance(values, list | tuple):
+            metafunc.fixturenames.append(argument)
+            ids = [f"{one}{unit}" for one in values]
+            metafunc.parametrize(argument, list(values), ids=ids, indirect=True)
+
+
+def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) -> Wanted:
+    """What the mark of this test asks for; the arguments are the session's defaults.
+
+    Raises ValueError with a sentence for the user.
+    """
+    mark = item.get_closest_marker(MARK)
+    assert mark is not None
+    if len(mark.args) > len(_NAMES):
+        raise ValueError(f"takes {', '.join(_NAMES)}, not {len(mark.args)} arguments")
+    given = {**dict(zip(_NAMES, mark.args, strict=False)), **mark.kwargs}
+    for name in given:
+        if name not in _NAMES:
+            raise ValueError(f"does not know {name!r}; it takes {', '.join(_NAMES)}")
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    nproc = params.get(NPROC, given.get("nproc", 2))
+    backend = params.get(BACKEND, given.get("backend", "gloo"))
+    for name, value in (("nproc", nproc), ("backend", backend)):
+        if isinstance(value, list | tuple):
+            raise ValueError(f"cannot parametrise this test by {name}={value!r}: it is no function")
+    if not isinstance(nproc, int) or not 1 <= nproc <= MOST_RANKS:
+        raise ValueError(f"wants nproc from 1 to {MOST_RANKS}, not {nproc!r}")
+    if not isinstance(backend, str) or not backend:
+        raise ValueError(f"wants the name of a backend, not {backend!r}")
+    level = given.get("level")
+    if level is not None and str(level).upper() not in LEVELS:
+        raise ValueError(f"wants a level of {', '.join(LEVELS)}, not {level!r}")
+    return Wanted(
+        nproc,
+        backend,
+        _seconds("timeout", given.get("timeout", timeout_s)) or timeout_s,
+        _seconds("hang_timeout", given.get("hang_timeout", hang_timeout_s)),
+        None if level is None else str(level).upper(),
+        str(given.get("check", "")),
+        _kinds(given.get("ignore", ())),
+    )
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not 0 < value < 1e7:
+        raise ValueError(f"wants {name} as seconds above 0, not {value!r}")
+    return float(value)
+
+
+def _kinds(value: str | Sequence[str]) -> tuple[str, ...]:
+    kinds = (value,) if isinstance(value, str) else tuple(value)
+    for kind in kinds:
+        if kind not in EXIT_CODES:
+            raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
+    return kinds

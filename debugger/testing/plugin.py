@@ -1,0 +1,165 @@
+"""The pytest plugin `distdebug`: options, markers, fixtures. Importing it costs next to nothing:
+what it needs is imported by the first test that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .run_fixture import RunScript
+    from .session import Session
+    from .world import DistRank
+
+RANK = "distdebug-rank"
+"""The plugin that makes a pytest process a rank: `rank_plugin.NAME`."""
+MARK = "distributed"
+SESSION = pytest.StashKey["Session"]()
+_REQUIREMENTS = ("requires_gpus", "requires_mpi")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("distdebug", "tests of torch.distributed programs")
+    group.addoption(
+        "--distdebug-timeout",
+        type=float,
+        metavar="S",
+        help="seconds for a distributed test that names no timeout (default 60)",
+    )
+    group.addoption(
+        "--distdebug-hang-timeout",
+        type=float,
+        metavar="S",
+        help="end a test when a rank is late by this many seconds (default: at the test's timeout)",
+    )
+    group.addoption(
+        "--distdebug-level",
+        choices=("OFF", "INFO", "DETAIL"),
+        type=str.upper,
+        help="debug level of tests that name none (default: TORCH_DISTRIBUTED_DEBUG, or INFO)",
+    )
+    group.addoption(
+        "--distdebug-preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this module once for all ranks, beside torch (may be repeated)",
+    )
+    group.addoption(
+        "--distdebug-keep",
+        action="store_true",
+        help="keep the run directories of tests that passed, too",
+    )
+    parser.addini("distdebug_timeout", "as --distdebug-timeout")
+    parser.addini("distdebug_hang_timeout", "as --distdebug-hang-timeout")
+    parser.addini("distdebug_preload", "as --distdebug-preload", type="args", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "distributed(nproc=2, backend='gloo', timeout=60, hang_timeout=None, level=None, check='', "
+        "ignore=()): run the body of the test in nproc ranks, whose default group is made. nproc "
+        "and backend may be lists, which parametrise the test. timeout: seconds for the whole "
+        "test; hang_timeout: seconds after which a late rank ends it; level, check: as `distdebug "
+        "run --debug-level` and `--check`; ignore: kinds of findings that do not fail the test.",
+    )
+    config.addinivalue_line(
+        "markers",
+        "requires_gpus(n=1): skip the test where fewer than n NVIDIA GPUs can be used",
+    )
+    config.addinivalue_line(
+        "markers", "requires_mpi: skip the test where there is no mpiexec or no mpi4py"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker(MARK) is not None:
+        from .marks import generate
+
+        generate(metafunc)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if not _in_rank(item.config) and item.get_closest_marker(MARK) is not None:
+        from .session import distribute
+
+        distribute(item, lambda: _session(item.config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if any(item.get_closest_marker(name) is not None for name in _REQUIREMENTS):
+        from .pytest_private import skip_here
+        from .requirements import missing
+
+        reason = missing(item)
+        if reason is not None:
+            skip_here(reason)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if SESSION in item.config.stash:
+        item.config.stash[SESSION].complete(item, call, report)
+    return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SESSION in config.stash:
+        config.stash[SESSION].close()
+        del config.stash[SESSION]
+
+
+@pytest.fixture(scope="session")
+def dist_rank(request: pytest.FixtureRequest) -> DistRank:
+    """Which rank of a distributed test this is: rank, world_size, local_rank, backend, device."""
+    rank: Any = request.config.pluginmanager.get_plugin(RANK)
+    if rank is None:
+        pytest.fail(
+            "dist_rank is for tests with @pytest.mark.distributed(nproc=...)", pytrace=False
+        )
+    found: DistRank = rank.dist_rank
+    return found
+
+
+@pytest.fixture
+def distdebug_nproc(request: pytest.FixtureRequest) -> int:
+    """The number of ranks, where the mark gives a list of them."""
+    return int(request.param)
+
+
+@pytest.fixture
+def distdebug_backend(request: pytest.FixtureRequest) -> str:
+    """The backend, where the mark gives a list of them."""
+    return str(request.param)
+
+
+@pytest.fixture
+def distdebug_run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> RunScript:
+    """Runs a script under `distdebug run`, as a user would; what was found can be asserted.
+
+    `distdebug_run("train.py", "--epochs", "1", nproc=4, inject="...")` gives a report.
+    """
+    from .run_fixture import RunScript
+
+    return RunScript(tmp_path_factory.mktemp("distdebug_run"), request.path.parent)
+
+
+def _in_rank(config: pytest.Config) -> bool:
+    return bool(config.pluginmanager.has_plugin(RANK))
+
+
+def _session(config: pytest.Config) -> Session:
+    if SESSION not in config.stash:
+        from .session import Session
+
+        config.stash[SESSION] = Session(config)
+    return config.stash[SESSION]

@@ -1,0 +1,335 @@
+"""Runs one test in its ranks: starts them, keeps their phases in step, ends what cannot go on."""
+
+from __future__ import annotations
+
+import selectors
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..diagnosis.findings import Finding
+from ..record.breakpoints import any_stop
+from .channel import Channel, Message
+from .judge import Judge, make_directory
+from .marks import Wanted
+from .server import ForkServer, ServerError
+
+START, CALL, TEARDOWN, END = range(4)
+"""How far a rank has come. At CALL and TEARDOWN it waits to be told to go on."""
+REACHED = {"call": CALL, "teardown": TEARDOWN}
+RAISE_GRACE_S = 3.0
+"""How long a rank that was told of a finding may take to come to the end of its body."""
+FAILED_GRACE_S = 2.0
+"""How long the others may go on where one has failed, and none of them waits for it."""
+TEARDOWN_S = 10.0
+STATUS_S = 1.0
+RAISED = frozenset({"rank_exception", "invalid_argument", "ddp_unused_parameters"})
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of the test, as pytest sees it. `reports` are pytest's, by phase, each with what
+    the rank says about its error."""
+
+    number: int
+    channel: Channel
+    pid: int = 0
+    at: int = START
+    done: bool = False
+    reports: dict[str, tuple[Message, Message]] = field(default_factory=dict)
+    error: str = ""
+    """What no report says: that it could not collect the test, or pytest itself failed."""
+
+    @property
+    def died(self) -> bool:
+        """The process has gone in the middle of the test."""
+        return self.at == END and not self.done
+
+    @property
+    def stopped_early(self) -> bool:
+        """It failed, or skipped the rest."""
+        return any(data["outcome"] != "passed" for data, _ in self.reports.values())
+
+    @property
+    def failed(self) -> bool:
+        """An exception has ended the body or a fixture, an expected one, too."""
+        return any(
+            data["outcome"] == "failed" or "wasxfail" in data for data, _ in self.reports.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a test needs of the pytest process. `request` is the same for all ranks, without what
+    is the test's own; `at_prompt` shows the prompt of the rank that stands at a breakpoint, in the
+    run directory it is given; `warn` takes the warnings of ranks."""
+
+    server: ForkServer
+    request: Message
+    at_prompt: Callable[[Path, Sequence[Rank]], None]
+    warn: Callable[[Message], None]
+    follow: Callable[[Path], Callable[[], None]] | None
+    """Shows what the ranks print, as they do, until what it returns is called."""
+
+
+class RankTest:
+    """One test. The methods `setup`, `call` and `teardown` are pytest's phases."""
+
+    def __init__(self, nodeid: str, wanted: Wanted, place: Path, around: Surroundings) -> None:
+        self.nodeid = nodeid
+        self.wanted = wanted
+        self.place = place
+        self.reason = ""
+        """Why the test was broken off, where not for a finding."""
+        self.stacks = ""
+        self.exit_reason: str | None = None
+        self.abandoned = False
+        """The session ends: nothing of the test is waited for any more."""
+        self.ranks: list[Rank] = []
+        self.judge: Judge | None = None
+        self._around = around
+        self._deadline_s = 0.0
+        self._ends_by_s: float | None = None
+        self._failed_s: float | None = None
+        self._over = False
+        self._shown: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<RankTest {self.nodeid}: {[rank.at for rank in self.ranks]}>"
+
+    # -- phases --------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Start the ranks; return when each is before the body, or came to its end before that."""
+        try:
+            self._start()
+        except ServerError as error:
+            self.reason, self._over = str(error), True
+            return
+        self._advance(CALL)
+
+    def call(self) -> None:
+        """Have all ranks run the body."""
+        self._release(CALL)
+        self._advance(TEARDOWN)
+        if self.judge is not None and self.judge.finding is None and not self.reason:
+            found = self.judge.last_look()
+            if found is not None:
+                self.judge.stop(found)
+
+    def teardown(self, keep: bool) -> None:
+        """Have the ranks tear down their fixtures, and end them. `keep`: leave the record."""
+        if self.judge is None:
+            self._around.server.kill()
+            return
+        try:
+            self._deadline_s = max(self._deadline_s, time.monotonic() + TEARDOWN_S)
+            if self._over or self._ends_by_s is not None:
+                self._deadline_s = time.monotonic() + RAISE_GRACE_S
+            if self.abandoned:
+                return
+            broken_off = self._over
+            self._over, self._ends_by_s, self._failed_s = False, None, None
+            self._release(CALL, go=False)
+            if not broken_off:
+                self._advance(TEARDOWN)
+            self.judge.table.go_on()
+            ready = [rank for rank in self.ranks if rank.at == TEARDOWN]
+            self._release(TEARDOWN)
+            if not broken_off:
+                self._advance(END)
+            while any(rank.at < END for rank in ready) and time.monotonic() < self._deadline_s:
+                self._listen(0.1)
+        finally:
+            self._end(keep)
+
+    def broken_off(self, reason: str) -> None:
+        """Somebody else's time is up (pytest-timeout's): look where the ranks stand, and end."""
+        self.reason = self.reason or reason
+        if self.judge is not None:
+            self._give_up(reason)
+        self._over = True
+
+    # -- starting and ending -------------------------------------------------------------------
+
+    def _start(self) -> None:
+        server = self._around.server
+        server.ready()
+        directory = make_directory(self.place / "run")
+        self._directory = directory
+        pairs = [socket.socketpair() for _ in range(self.wanted.nproc)]
+        request = {**self._around.request, "run_dir": str(directory.path)}
+        request |= {"backend": self.wanted.backend, "check": self.wanted.check}
+        request |= {"nodeid": self.nodeid, "temporary": str(self.place)}
+        if self.wanted.level is not None:
+            request["level"] = self.wanted.level
+        self.ranks = [Rank(at, Channel(ours)) for at, (ours, _) in enumerate(pairs)]
+        try:
+            pids = server.start(request, [theirs for _, theirs in pairs])
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        for rank, pid in zip(self.ranks, pids, strict=True):
+            rank.pid = pid
+        self._deadline_s = time.monotonic() + self.wanted.timeout_s
+        self.judge = Judge(directory, server.exits, self.wanted, request["level"])
+        self.judge.write_run(self.nodeid)
+        if self._around.follow is not None:
+            self._shown = self._around.follow(directory.logs)
+
+    def _end(self, keep: bool) -> None:
+        self._around.server.kill()
+        if self._shown is not None:
+            self._shown()
+        for rank in self.ranks:
+            rank.channel.close()
+        if keep and self.judge is not None and not self._directory.report_json.exists():
+            self.judge.report(self.nodeid, "ok")
+        self._directory.close()
+        if not keep:
+            shutil.rmtree(self._directory.path, ignore_errors=True)
+
+    # -- one phase -----------------------------------------------------------------------------
+
+    def _release(self, at: int, go: bool = True) -> None:
+        for rank in self.ranks:
+            if rank.at == at:
+                rank.channel.send({"go": go})
+
+    def _advance(self, target: int) -> None:
+        """Until all ranks have come so far, or cannot."""
+        while not self._over and any(rank.at < target for rank in self.ranks):
+            assert self.judge is not None
+            self._listen(self.judge.pause_s)
+            if any(rank.at < target for rank in self.ranks):
+                self._look(self.judge, target)
+
+    def _look(self, judge: Judge, target: int) -> None:
+        self._pause(judge)
+        now_s = time.monotonic()
+        if self._ends_by_s is not None:
+            judge.look()
+            self._over = now_s >= self._ends_by_s
+            return
+        found = judge.look()
+        if found is not None and self._is_for(found, judge, target):
+            if found.kind not in RAISED:
+                self.stacks = judge.gather()
+            judge.stop(found)
+            self._ends_by_s = time.monotonic() + RAISE_GRACE_S
+        elif self._one_has_failed(target) and self._nobody_gets_on(judge, target):
+            judge.tell("rank_exception", "another rank of the test has failed")
+            self._ends_by_s = now_s + RAISE_GRACE_S
+        elif now_s >= self._deadline_s:
+            self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
+
+    def _is_for(self, found: Finding, judge: Judge, target: int) -> bool:
+        """Whether the finding ends the test now. Where a rank has failed, the others may still do
+        the same; only when they wait for it they are told."""
+        if found.kind not in RAISED:
+            return True
+        return self._nobody_gets_on(judge, target)
+
+    def _one_has_failed(self, target: int) -> bool:
+        return any(rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks)
+
+    def _nobody_gets_on(self, judge: Judge, target: int) -> bool:
+        now_s = time.monotonic()
+        if self._failed_s is None:
+            self._failed_s = now_s
+        others = [rank.number for rank in self.ranks if rank.at < target]
+        return judge.all_wait(others) or now_s - self._failed_s > FAILED_GRACE_S
+
+    def _give_up(self, reason: str) -> None:
+        """Time is up: where does everybody stand, and who is late?"""
+        judge = self.judge
+        assert judge is not None
+        self.reason = self.reason or reason
+        judge.look()
+        found = judge.late()
+        self.stacks = judge.gather()
+        if found is not None:
+            judge.stop(found)
+        else:
+            judge.tell("timeout", reason)
+        self._ends_by_s = time.monotonic() + RAISE_GRACE_S
+
+    def _pause(self, judge: Judge) -> None:
+        """Somebody may stand at a breakpoint: show the prompt here."""
+        if not any_stop(self._directory.path):
+            return
+        began_s = time.monotonic()
+        judge.pause()
+        self._around.at_prompt(self._directory.path, self.ranks)
+        self._deadline_s += time.monotonic() - began_s
+        if self._failed_s is not None:
+            self._failed_s = time.monotonic()
+        judge.pause()
+
+    # -- listening -----------------------------------------------------------------------------
+
+    def _listen(self, wait_s: float) -> None:
+        """Take in what the ranks, and the server of them, have to say."""
+        server = self._around.server
+        with selectors.DefaultSelector() as selector:
+            for rank in self.ranks:
+                if rank.at < END:
+                    selector.register(rank.channel, selectors.EVENT_READ, rank)
+            if server.alive:
+                selector.register(server, selectors.EVENT_READ, None)
+            for key, _ in selector.select(wait_s):
+                if key.data is None:
+                    server.poll()
+                else:
+                    self._hear(key.data)
+        for rank in self.ranks:
+            # A child that it has forked may hold the other end of its socket.
+            if rank.at < END and server.exits.find(rank.pid) is not None:
+                while rank.channel.readable(0):
+                    self._hear(rank)
+                rank.at = END
+        if not server.alive and not self._over:
+            self.reason, self._over = "the fork server of the ranks has died", True
+
+    def _hear(self, rank: Rank) -> None:
+        for message in rank.channel.receive():
+            self._take(rank, message)
+        if rank.channel.ended and rank.at < END:
+            rank.at = END
+            self._await_status(rank)
+
+    def _take(self, rank: Rank, message: Message) -> None:
+        match message:
+            case {"report": dict(data), "about": dict(about)}:
+                rank.reports[str(data["when"])] = (data, about)
+            case {"reached": str(phase)}:
+                rank.at = REACHED[phase]
+                if rank.at == TEARDOWN and self.judge is not None:
+                    self.judge.table.body_ended(rank.pid, int(rank.failed))
+            case {"error": str(text)}:
+                rank.error += text
+            case {"exit": str(reason)}:
+                self.exit_reason, rank.done = reason, True
+            case {"end": True}:
+                rank.done, rank.at = True, END
+            case {"warning": str()}:
+                self._around.warn(message)
+            case _:
+                pass
+
+    def _await_status(self, rank: Rank) -> None:
+        """How it died is known a moment later."""
+        server = self._around.server
+        until_s = time.monotonic() + STATUS_S
+        while (left_s := until_s - time.monotonic()) > 0 and server.alive:
+            if server.exits.find(rank.pid) is not None:
+                return
+            server.await_news(left_s)
+
+    def ending(self, rank: Rank) -> str:
+        """How a rank that died has ended: `exit code 3`, `SIGKILL`."""
+        status = self._around.server.exits.find(rank.pid)
+        return str(status) if status is not None else "no trace"
