@@ -1,12 +1,21 @@
-"""`python -m tui DIR`: opens the app on a run directory."""
+"""`python -m tui RUN`: opens the app on a run directory, or on an artefact of one."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-_USAGE = "usage: python -m tui DIR      (DIR: a run directory, or its name below .distdebug/)"
+from debugger.record.place import RunDirectoryError
+from debugger.record.sanitize import clean
+from debugger.record.unpacking import opened
+
+_USAGE = (
+    "usage: python -m tui RUN\n"
+    "RUN: a run directory, its name below .distdebug/, or a file that --ci has packed"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,10 +27,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         sys.stderr.write("distdebug: the app needs a terminal; `distdebug report` does not\n")
         return 2
+    # Nothing of what is imported becomes garbage; looking for it costs a sixth of the start.
+    gc.disable()
     from .app import TerminalApp
 
-    app = TerminalApp(Path(words[0]))
-    app.run()
+    gc.freeze()
+    gc.enable()
+    path = Path(words[0])
+    try:
+        # Only what is packed must be there now: on a directory the app waits for a run to begin.
+        with opened(words[0]) if path.is_file() else nullcontext() as unpacked:
+            app = TerminalApp(path if unpacked is None else unpacked.path)
+            app.run()
+    except RunDirectoryError as error:
+        sys.stderr.write(f"distdebug: {clean(str(error))}\n")
+        return 2
     return app.return_code or 0
 
 

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from debugger.record import control
+from debugger.record.planned_faults import planned_faults
 
+from . import attaching
 from .picture import Picture, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of the supervisor. `question` is asked first; `{rank}` is the chosen rank."""
+    """One action. `question` is asked first; `{rank}` is the chosen rank. `all_too`: it may also be
+    asked for all ranks. `supervised`: it is the supervisor that does it."""
 
     key: str
     name: str
@@ -24,6 +26,8 @@ class Action:
     question: str
     explained: str
     for_rank: bool = False
+    all_too: bool = False
+    supervised: bool = True
 
 
 ACTIONS = (
@@ -35,35 +39,37 @@ ACTIONS = (
         "take the stacks of all ranks",
     ),
     Action(
-        "N",
-        "native_stacks",
-        "native",
-        "Take the stacks of all ranks with C and C++ frames? Each rank pauses shortly.",
-        "take the stacks with C and C++ frames",
-    ),
-    Action(
         "B",
         "break",
         "break",
-        "Stop rank {rank} at its next line? The others will wait for it.",
-        "stop the chosen rank at a breakpoint; then `distdebug attach`",
+        "Stop rank {rank} at its next line, or before its next call? The others will wait for it.",
+        "stop the chosen rank at a breakpoint; then A",
         for_rank=True,
+    ),
+    Action(
+        "A",
+        "attach",
+        "attach",
+        "Open the prompt of rank {rank} here? The app comes back when the rank goes on.",
+        "open the prompt (pdb) of the chosen rank, which stands at a breakpoint",
+        for_rank=True,
+        supervised=False,
     ),
     Action(
         "C",
         "continue",
         "continue",
-        "Let rank {rank} go on?",
-        "let the chosen rank go on from its breakpoint",
+        "Let rank {rank} go on from its breakpoint?",
+        "let the chosen rank, or all, go on from their breakpoints",
         for_rank=True,
+        all_too=True,
     ),
     Action(
         "I",
         "inject",
         "inject",
-        "Inject the next fault that the plan names for rank {rank}?",
-        "inject the fault that the plan names",
-        for_rank=True,
+        "Which fault of the plan is to happen now?",
+        "make a fault that the plan names happen now",
     ),
     Action(
         "X",
@@ -72,27 +78,36 @@ ACTIONS = (
         "Stop the run? All ranks end, as with Ctrl-C.",
         "stop the run",
     ),
+    Action(
+        "N",
+        "native_stacks",
+        "native",
+        "Take the stacks of all ranks with C and C++ frames? Each rank pauses shortly.",
+        "take the stacks with C and C++ frames",
+    ),
 )
 
 
-def refusal(picture: Picture) -> str:
-    """Why nothing can be asked of this run; "" when something can."""
+def refusal(action: Action, picture: Picture, rank: int | None) -> str:
+    """Why that cannot be asked of this run; "" when it can."""
     if picture.stage is not Stage.LIVE:
         return "the run is over: there is nobody to ask"
-    if not picture.supervised:
+    if action.supervised and not picture.supervised:
         return "nobody supervises this run, so nobody can act on it"
+    if action.for_rank and rank is None:
+        return "choose a rank first"
+    if action.name == "attach" and rank is not None:
+        return attaching.refusal(picture.directory, rank)
+    if action.name == "inject" and not planned_faults(picture.directory):
+        return "this run has no plan of faults; start it with distdebug run --inject ..."
     return ""
 
 
-def take(action: Action, directory: Path, rank: int | None) -> str:
+def take(action: Action, directory: Path, **arguments: int | None) -> str:
     """Ask the supervisor for it; returns what it says. Raises control.ControlError."""
-    arguments: dict[str, Any] = {}
-    name = action.name
-    if name == "native_stacks":
-        name, arguments = "stacks", {"native": True}
-    if action.for_rank:
-        arguments["rank"] = rank
-    return control.ask(directory, name, arguments)
+    if action.name == "native_stacks":
+        return control.ask(directory, "stacks", {"native": True})
+    return control.ask(directory, action.name, arguments)
 
 
 def export(kind: str, view: str, make: Callable[[], str]) -> Path:

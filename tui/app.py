@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from debugger.record.control import ControlError
+from debugger.record.planned_faults import planned_faults
 
-from . import actions
+from . import actions, attaching
 from .feed import Feed
 from .picture import Picture
 from .screens.base import MOVES, Chosen, Key, View
@@ -26,7 +27,7 @@ from .screens.overview import Overview
 from .screens.rank import RankView
 from .screens.stacks import StacksView
 from .screens.waits import WaitsView
-from .text import Line, plain
+from .text import Line, plain, safe
 from .widgets.header import banner_lines, bar_line, header_lines
 from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
@@ -88,7 +89,10 @@ class TerminalApp(App[None]):
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
         super().__init__()
-        self.feed = Feed(path, lambda picture: self.post_message(Fresh(picture)), clock)
+        self.feed = Feed(path, self._post, clock)
+        self._away = False
+        self._unseen: Picture | None = None
+        """The newest picture that came while the terminal was a rank's."""
         self.picture = Picture(path, problem="reading ...")
         self.newest = self.picture
         self.missed: int | None = None
@@ -130,6 +134,13 @@ class TerminalApp(App[None]):
 
     # -- pictures ------------------------------------------------------------------------------
 
+    def _post(self, picture: Picture) -> None:
+        """Called by the reader's thread."""
+        if self._away:
+            self._unseen = picture  # thousands may come: only the last is kept
+        else:
+            self.post_message(Fresh(picture))
+
     def on_fresh(self, message: Fresh) -> None:
         self.newest = message.picture
         if self.missed is None:
@@ -166,7 +177,7 @@ class TerminalApp(App[None]):
         first = [common[name] for name in ("question_mark", "q", "space", "slash", "enter")]
         acts = [Key(one.key, one.key, one.label, one.explained) for one in actions.ACTIONS]
         rest = [common[name] for name in ("d", "f", "e", "E", "T", "escape")]
-        return [*first, *self.view.keys, acts[0], acts[-1], *rest, *acts[1:-1]]
+        return [*first, *self.view.keys, *acts, *rest]
 
     def screen_lines(self) -> list[Line]:
         """Everything of the view, the lines that are scrolled out of sight included."""
@@ -301,31 +312,69 @@ class TerminalApp(App[None]):
 
     def action_act(self, name: str) -> None:
         action = next(one for one in actions.ACTIONS if one.name == name)
-        refusal = actions.refusal(self.newest)
-        if not refusal and action.for_rank and self.chosen.rank is None:
-            refusal = "choose a rank first"
+        rank = self.chosen.rank
+        refusal = actions.refusal(action, self.newest, rank)
         if refusal:
             self._say(refusal, "warning")
-            return
+        elif name == "inject":
+            self._choose_fault(action)
+        else:
+            self._confirm(action, rank)
+
+    def _confirm(self, action: actions.Action, rank: int | None) -> None:
         from .screens.dialogs import Confirm
 
-        rank = self.chosen.rank
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.run_worker(partial(self._take, action, rank), thread=True)
+        def answered(answer: str | None) -> None:
+            if not answer:
+                return
+            if action.name == "attach" and rank is not None:
+                self._open_prompt(rank)
+            elif action.for_rank:
+                self._take(action, rank=None if answer == Confirm.ALL else rank)
+            else:
+                self._take(action)
 
         question = action.question.format(rank=rank)
-        self.push_screen(Confirm(question, self._sheet.palette), answered)
+        self.push_screen(Confirm(question, self._sheet.palette, action.all_too), answered)
 
-    def _take(self, action: actions.Action, rank: int | None) -> None:
+    def _choose_fault(self, action: actions.Action) -> None:
+        from .screens.dialogs import Choose
+
+        faults = planned_faults(self.newest.directory)
+
+        def answered(at: int | None) -> None:
+            if at is not None:
+                self._take(action, fault=faults[at].number)
+
+        rows = [f"{fault.number:>3}  {safe(fault.text)}" for fault in faults]
+        self.push_screen(Choose(action.question, rows, self._sheet.palette), answered)
+
+    def _take(self, action: actions.Action, **arguments: int | None) -> None:
         """In a thread of its own: the supervisor may need a while."""
+
+        def ask() -> None:
+            try:
+                answer = actions.take(action, self.newest.directory, **arguments)
+            except ControlError as error:
+                self.call_from_thread(self._say, str(error), "error")
+            else:
+                self.call_from_thread(self._say, answer)
+
+        self.run_worker(ask, thread=True)
+
+    def _open_prompt(self, rank: int) -> None:
+        """The terminal is the rank's until the user comes back; so long, nothing is drawn."""
+        self._away = True
         try:
-            answer = actions.take(action, self.newest.directory, rank)
-        except ControlError as error:
-            self.call_from_thread(self._say, str(error), "error")
-        else:
-            self.call_from_thread(self._say, answer)
+            with self.suspend():
+                attaching.attach(self.newest.directory, rank)
+        except SuspendNotSupported:
+            self._say(f"not in this terminal; use distdebug attach --rank {rank}", "error")
+        finally:
+            self._away = False
+        if self._unseen is not None:
+            self.post_message(Fresh(self._unseen))
+            self._unseen = None
 
     def _say(self, sentence: str, severity: str = "information") -> None:
         self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]

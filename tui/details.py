@@ -77,5 +77,6 @@ def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:
         rank=number,
         calls=tuple(history.recent(RECENT)) if history is not None else (),
         identity=dict(history.identity) if isinstance(history, FlightReader) else {},
+        environment=dict(history.environment) if isinstance(history, FlightReader) else {},
         logs=logs.lines(number),
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debugger.diagnosis.last_signs import as_it_was, standing_still
 from debugger.diagnosis.limits import Limits
@@ -22,10 +22,13 @@ from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
 from debugger.record.snapshot import Rank, Snapshot
 
-from . import details, files, judging, rows
+from . import files, rows
 from .picture import Focus, Found, Picture, Progress, RankRow, Stage, Usage
 from .processes import Processes
 from .text import safe
+
+if TYPE_CHECKING:
+    from .judging import Judge
 
 EVERY_S = 0.25
 OVER_EVERY_S = 0.5
@@ -58,6 +61,8 @@ class Feed:
         self._run: _Run | None = None
         self._picture = Picture(path)
         self._mark: object = None
+        self.looks = 0
+        """How many pictures the thread has posted."""
 
     def start(self) -> None:
         """Begin to read and post."""
@@ -78,14 +83,19 @@ class Feed:
             self._wake.set()
 
     def _go_on(self) -> None:
+        brief = True  # what the first screen can do without follows at once
         while not self._ending:
             self._wake.clear()
             began_s = time.monotonic()
-            picture = self.look_if_changed()
+            picture = self.look(self._focus, brief) if brief else self.look_if_changed()
             if picture is not None:
                 with contextlib.suppress(RuntimeError):  # the app has just ended
                     self._post(picture)
+                self.looks += 1
             took_s = time.monotonic() - began_s
+            if brief:
+                brief = False
+                continue
             every_s = EVERY_S if self._picture.stage is Stage.LIVE else OVER_EVERY_S
             self._wake.wait(max(every_s - took_s, SHARE * took_s))
 
@@ -99,8 +109,9 @@ class Feed:
         self._mark = mark
         return self.look(focus)
 
-    def look(self, focus: Focus) -> Picture:
-        """One picture of the run as it is now. Never raises: a fault is a state on the screen."""
+    def look(self, focus: Focus, brief: bool = False) -> Picture:
+        """One picture of the run as it is now. Never raises: a fault is a state on the screen.
+        A `brief` look at a live run makes no diagnosis of its own: that needs two looks anyway."""
         try:
             # `latest` may come to mean another run: this app stays with the one it has opened.
             directory = RunDirectory.open(self._run.directory.path if self._run else self.path)
@@ -110,7 +121,7 @@ class Feed:
         try:
             if self._run is None:
                 self._run = _Run(directory, self._clock)
-            self._picture = self._run.look(focus)
+            self._picture = self._run.look(focus, brief)
         except Exception as error:  # a damaged directory must not end the app
             sentence = f"the run cannot be read ({type(error).__name__}: {error})"
             self._picture = replace(self._picture, problem=safe(sentence, 2000))
@@ -141,23 +152,22 @@ class _Run:
         self._host = files.HostSamples(directory.host)
         self._events = files.Events(directory.events)
         self._logs = files.RankLogs(directory.logs)
-        self._judge = judging.Judge()
+        self._judge: Judge | None = None
         self._own: tuple[list[Found], list[str]] = ([], [])
         self._judged_s = (0.0, 0.0)
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
 
-    def look(self, focus: Focus) -> Picture:
+    def look(self, focus: Focus, brief: bool) -> Picture:
         """Read everything that has changed."""
         run = self._document(self.directory.run_json)
         report = self._document(self.directory.report_json)
         self._host.poll()
         self._events.poll()
         self._processes.exits.poll()
-        self._records.drop_shrunken()
         self._records.look(again=bool(self._records.faults))
         now_ns = self._clock()
-        limits = _limits(run)
+        limits = Limits.of_run(run)
         stage, snapshots = self._snapshots(run, bool(report), now_ns)
         snapshots = [_believable(one) for one in snapshots]
         ended_ns = self._ended_ns(stage, run, report, snapshots)
@@ -165,7 +175,11 @@ class _Run:
             now_ns = max((one.taken_ns for one in snapshots), default=now_ns)
         elif stage is Stage.ENDED:
             now_ns = ended_ns or now_ns
-        found = self._found(stage, snapshots, report, limits, run.get("supervised") is not False)
+        if brief and stage is Stage.LIVE:
+            found = list(self._events.found)
+        else:
+            supervised = run.get("supervised") is not False
+            found = self._found(stage, snapshots, report, limits, supervised)
         ranks = newest_ranks(snapshots)
         graph = waits(snapshots[-1], limits) if snapshots and stage is not Stage.ENDED else Waits()
         return self._draw(
@@ -186,6 +200,7 @@ class _Run:
                 faults=tuple(map(safe, self._records.faults.values())),
                 ranks=ranks,
                 waits=graph,
+                stood=files.stood_in_report(report),
                 focus=focus,
             )
         )
@@ -258,6 +273,8 @@ class _Run:
     ) -> list[Found]:
         if report:
             return files.found_in_report(report)
+        from . import judging  # the diagnosis, whose import the first screen does not wait for
+
         if stage is Stage.KILLED:
             before = [standing_still(one) for one in snapshots]
             return judging.together(
@@ -269,6 +286,7 @@ class _Run:
         began_s = time.monotonic()
         at_s, took_s = self._judged_s
         if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:
+            self._judge = self._judge or judging.Judge()
             self._own = self._judge.look(snapshots, limits)
             self._judged_s = (began_s, time.monotonic() - began_s)
         return judging.together(self._events.found, self._own[0], supervised)
@@ -283,8 +301,10 @@ class _Run:
     def _draw(self, picture: Picture) -> Picture:
         ranks, graph, now_ns = picture.ranks, picture.waits, picture.now_ns
         numbers: Sequence[int] = sorted({*range(picture.world_size), *ranks})
+        errors = [one for one in picture.found if one.is_error]
         states = {
-            number: rows.state_of(ranks.get(number), graph, number, now_ns) for number in numbers
+            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors)
+            for number in numbers
         }
         front = rows.fronts(ranks)
         lags = {number: rows.lag_of(rank, front) for number, rank in ranks.items()}
@@ -304,6 +324,7 @@ class _Run:
                 number in culprits,
                 self._host.by_rank.get(number, Usage()),
                 self._logs.progress(number) if number in ranks else Progress(),
+                picture.stood.get(number),
             )
             for number in shown
         }
@@ -322,6 +343,10 @@ class _Run:
 
     def _with_details(self, picture: Picture) -> Picture:
         focus = picture.focus
+        if focus.view not in ("collectives", "rank", "stacks"):
+            return picture
+        from . import details
+
         if focus.view == "collectives" and picture.groups:
             names = dict(picture.groups)
             key = focus.group if focus.group in names else picture.groups[0][0]
@@ -362,13 +387,6 @@ def _believable(snapshot: Snapshot) -> Snapshot:
 def _with_end(rank: Rank, processes: Processes) -> Rank:
     ended = processes.gone(rank.pid, rank.process.ended_ns, rank.started_ns)
     return replace(rank, process=ended)
-
-
-def _limits(run: Mapping[str, Any]) -> Limits:
-    timeout_s = run.get("hang_timeout_s")
-    return (
-        Limits(hang_timeout_s=float(timeout_s)) if isinstance(timeout_s, int | float) else Limits()
-    )
 
 
 def _backend(ranks: Mapping[int, Rank]) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .picture import Found, LogLine, Progress, StackNode, Stacks, Usage
+from debugger.record.json_objects import object_of
+from debugger.record.log_form import readable
+from debugger.record.log_reader import record_on
+from debugger.record.sanitize import shown_of
+from debugger.record.snapshot import CallSite
+from debugger.record.wording import site_text
+
+from .picture import Found, LogLine, Progress, StackNode, Stacks, Stood, Usage
 from .text import safe
 
 TAIL_BYTES = 1 << 16
 LOG_BYTES = 1 << 18
 MOST_LOG_LINES = 2000
+MOST_LOG_TEXT = 8000
 MOST_EVENTS_BYTES = 1 << 20
 MOST_STACK_DEPTH = 400
 
@@ -37,15 +44,6 @@ def tail(path: Path, most_bytes: int) -> bytes:
     except OSError:
         return b""
     return data if start == 0 else data.partition(b"\n")[2]
-
-
-def object_of(text: bytes) -> dict[str, Any]:
-    """The JSON object in this text; empty for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class HostSamples:
@@ -158,6 +156,30 @@ def _found(row: Mapping[str, Any], told_by: str) -> Found:
     )
 
 
+def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
+    """How the ranks stood at the verdict, as a report.json tells it."""
+    findings = report.get("findings")
+    first = findings[0] if isinstance(findings, list) and findings else None
+    found: dict[int, Stood] = {}
+    for document in (report, first):
+        ranks = document.get("ranks") if isinstance(document, dict) else None
+        for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
+            if isinstance(seen, dict) and rank.isdecimal():
+                found[int(rank)] = Stood(
+                    safe(seen.get("state") or "", 80),
+                    safe(seen.get("call") or ""),
+                    _site(seen.get("location")),
+                )
+    return found
+
+
+def _site(location: object) -> str:
+    if not isinstance(location, dict) or not isinstance(location.get("line"), int):
+        return ""
+    file, function = str(location.get("file", "?")), str(location.get("function", "?"))
+    return safe(site_text(CallSite(file, location["line"], function)))
+
+
 class RankLogs:
     """The ends of the ranks' logs, each read again only when it has grown."""
 
@@ -190,8 +212,8 @@ class RankLogs:
             rows = tail(path, LOG_BYTES).split(b"\n")[-MOST_LOG_LINES:]
             if rows and not rows[-1]:
                 rows.pop()
-            made = _logged if structured else _printed
-            known = self._lines[path] = (mark, tuple(map(made, rows)))
+            made = map(_logged if structured else _printed, rows)
+            known = self._lines[path] = (mark, tuple(one for one in made if one is not None))
         return known[1]
 
 
@@ -200,7 +222,8 @@ def _last_progress(data: bytes, known: Progress) -> Progress:
     for row in reversed(data.split(b"\n")):
         value = object_of(row) if b'"step"' in row or b'"loss"' in row else {}
         step = step or (safe(value["step"], 12) if value.get("step") is not None else "")
-        loss = loss or _loss_text(value.get("loss"))
+        # log.info("loss", value=0.5), or any event with a field of that name
+        loss = loss or _loss_text(value.get("value" if value.get("event") == "loss" else "loss"))
         if step and loss:
             break
     return Progress(step or known.step, loss or known.loss)
@@ -213,22 +236,15 @@ def _loss_text(value: object) -> str:
 
 
 def _printed(row: bytes) -> LogLine:
-    states = [part for part in row.split(b"\r") if part]  # of a progress bar: the last
-    return LogLine(safe((states[-1] if states else b"").decode("utf-8", "backslashreplace"), 2000))
+    return LogLine(safe(shown_of(row), 2000))
 
 
-def _logged(row: bytes) -> LogLine:
-    value = object_of(row)
-    if not value:
-        return _printed(row)
-    shown = {"time_ns", "rank", "level", "event"}
-    more = " ".join(f"{key}={value[key]}" for key in value if key not in shown)
-    time_ns = value.get("time_ns")
-    return LogLine(
-        safe(f"{value.get('event', '')} {more}".strip(), 2000),
-        safe(value.get("level", ""), 10).lower(),
-        time_ns if isinstance(time_ns, int) else 0,
-    )
+def _logged(row: bytes) -> LogLine | None:
+    record = record_on(row)
+    if record is None:
+        return None
+    first, *below = (safe(one, MOST_LOG_TEXT) for one in readable(record).split("\n"))
+    return LogLine(first, safe(record.get("level", ""), 10).lower(), tuple(below))
 
 
 def stacks_of(document: Mapping[str, Any], taken_ns: int) -> Stacks:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.verdict import diagnose, verdict
+from debugger.diagnosis.verdict import diagnose, verdict_first
 from debugger.record.snapshot import Snapshot
 
 from .picture import Found
@@ -29,7 +29,7 @@ class Judge:
         notices: list[str] = []
         for snapshot in snapshots:
             if snapshot.ranks:
-                key = _world_key(snapshot)
+                key = snapshot.world
                 diagnosis = diagnose(snapshot, self._previous.get(key), limits)
                 self._previous[key] = snapshot
                 found += diagnosis.findings
@@ -49,9 +49,6 @@ def judge_once(
 
 def in_order(findings: Iterable[Finding]) -> list[Found]:
     """The verdict first."""
-    rows = list(findings)
-    first = verdict(rows)
-    ordered = rows if first is None else [first, *(one for one in rows if one is not first)]
     return [
         Found(
             kind=one.kind,
@@ -60,7 +57,7 @@ def in_order(findings: Iterable[Finding]) -> list[Found]:
             culprits=one.culprits,
             details=tuple(map(safe, one.details)),
         )
-        for one in ordered
+        for one in verdict_first(findings)
     ]
 
 
@@ -75,8 +72,3 @@ def together(supervisors: Sequence[Found], own: Sequence[Found], supervised: boo
         if not unsure and (one.kind, one.culprits) not in known:
             found.append(one)
     return sorted(found, key=lambda one: not one.is_error)
-
-
-def _world_key(snapshot: Snapshot) -> tuple[str, int]:
-    first = next(iter(snapshot.ranks.values()))
-    return (first.job, min(rank.started_ns for rank in snapshot.ranks.values()))

@@ -23,6 +23,7 @@ class State(enum.Enum):
     BREAKPOINT = "breakpoint"
     STOPPED = "stopped"
     DEAD = "dead"
+    ENDED = "ended"
     FINISHED = "finished"
 
 
@@ -34,6 +35,16 @@ class Stage(enum.Enum):
     ENDED = "ended"
     KILLED = "killed"
     GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """How a rank stood at the verdict, or at the end: `waits in`, `all_reduce(...)`, `train.py:8 in
+    f`. All texts are printable; "" is unknown."""
+
+    state: str = ""
+    call: str = ""
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +137,18 @@ class RankDetail:
     rank: int
     calls: tuple[Call, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     logs: Mapping[str, tuple[LogLine, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that a rank has printed or logged; `level` is "" for what it printed."""
+    """A line that a rank has printed, or a record as `distdebug logs` shows it, with the lines
+    `below` it; `level` is "" for what it printed."""
 
     text: str
     level: str = ""
-    time_ns: int = 0
+    below: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,8 @@ class Picture:
     rows: Mapping[int, RankRow] = field(default_factory=dict)
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     waits: Waits = field(default_factory=Waits)
+    stood: Mapping[int, Stood] = field(default_factory=dict)
+    """Of a run that has a report."""
     groups: tuple[tuple[GroupKey, str], ...] = ()
     focus: Focus = field(default_factory=Focus)
     matrix: Matrix | None = None

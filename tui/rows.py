@@ -10,7 +10,7 @@ from debugger.record.layout import Activity, GroupState, Phase
 from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
 
-from .picture import Progress, RankRow, State, Usage
+from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import safe
 
 LATE_AFTER_NS = 1_000_000_000
@@ -21,17 +21,27 @@ MOST_ODD = 200
 _STOPPED = frozenset("Tt")
 _ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
 _STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
+OVER = frozenset({State.DEAD, State.ENDED, State.FINISHED})
+"""States of a process that is no more."""
+_ENDS = frozenset({"rank_died", "rank_exception", "early_exit", "invalid_argument", "forked"})
+"""Findings about ends: their culprits did not end because something else was found."""
+_TOLD = "finding_raised"
+"""The note of a rank that raised the verdict at its own line."""
 
 
-def state_of(rank: Rank | None, waits: Waits, number: int, now_ns: int) -> State:
-    """The state of a rank; None: it has not been seen yet."""
+def state_of(
+    rank: Rank | None, waits: Waits, number: int, now_ns: int, found: Sequence[Found] = ()
+) -> State:
+    """The state of a rank; None: it has not been seen yet. `found`: the errors so far."""
     if rank is None:
         return State.STARTING
     if not rank.process.alive:
         status = exit_status(rank)
         failed = rank.process.signal is not None or (status is not None and status != 0)
         ended = status == 0 or (status is None and rank.phase is Phase.ENDED)
-        return State.FINISHED if ended and not failed else State.DEAD
+        if ended and not failed:
+            return State.FINISHED
+        return State.ENDED if found and not _own_end(rank, found) else State.DEAD
     if rank.process.state in _STOPPED:
         return State.STOPPED
     rows = waits.rows.get(number, ())
@@ -47,6 +57,17 @@ def state_of(rank: Rank | None, waits: Waits, number: int, now_ns: int) -> State
     if not rank.groups:
         return State.STARTING
     return State.COMPUTING
+
+
+def _own_end(rank: Rank, found: Sequence[Found]) -> bool:
+    """Whether a finding says that the process ended by itself. Else it raised what was found, or
+    was stopped for it, by distdebug or by a launcher: consequences are no findings."""
+    return any(one.kind in _ENDS and rank.rank in one.culprits for one in found)
+
+
+def told(rank: Rank) -> bool:
+    """Whether the rank has raised the verdict: what it did after that says nothing."""
+    return any(note.kind == _TOLD for note in rank.notes)
 
 
 def fronts(ranks: Mapping[int, Rank]) -> dict[GroupKey, int]:
@@ -100,17 +121,25 @@ def row_of(
     culprit: bool,
     usage: Usage,
     progress: Progress,
+    stood: Stood | None = None,
 ) -> RankRow:
-    """The overview's row of one rank."""
+    """The overview's row of one rank; `stood`: how it did when the verdict was told."""
     if rank is None:
         return RankRow(number, state, "not seen yet", culprit=culprit)
     rows = waits.rows.get(number, ())
     call = _current_call(rank, state)
     since_ns = rows[0].since_ns if rows else (call.completed_ns or call.issued_ns if call else 0)
-    if state in (State.DEAD, State.FINISHED):
+    if state is State.LATE and not since_ns:
+        since_ns = waits.awaited.get(number, 0)
+    if state in OVER:
         since_ns = rank.process.ended_ns or rank.heartbeat_ns
-    site = rows[0].site if rows and rows[0].site else rank.location
+    site = rows[0].site if rows and rows[0].site else None
+    if site is None and not (state in OVER and (told(rank) or rank.process.signal is None)):
+        site = rank.location  # else that is where it printed its traceback, or cleaned up
     site = site or (call.site if call else None)
+    where = safe(site_text(site)) if site else ""
+    if state in OVER and stood is not None and stood.site:
+        where = stood.site
     group = rank.groups.get(call.group) if call else None
     return RankRow(
         rank=number,
@@ -121,7 +150,7 @@ def row_of(
         seq=call.seq if call else None,
         since_ns=since_ns,
         lag=lag,
-        site=safe(site_text(site)) if site else "",
+        site=where,
         culprit=culprit,
         usage=usage,
         progress=progress,
@@ -133,10 +162,17 @@ def row_of(
 def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
     """The state in a few words more: who is waited for, how it ended."""
     if state is State.DEAD:
-        if rank.process.signal is not None:
+        if rank.process.signal is not None and not rank.exit_code:
             return f"killed by {signal_name(rank.process.signal)}"
-        status = exit_status(rank)
+        # It was on its way out when the others' end, or a launcher, made it short.
+        status = rank.exit_code or exit_status(rank)
         return "gone" if status is None else f"exited with {status}"
+    if state is State.ENDED:
+        if told(rank):
+            return "raised the verdict"
+        if rank.process.signal is not None:
+            return f"ended by {signal_name(rank.process.signal)}"
+        return "ended with the run"
     if state is State.FINISHED:
         return "finished"
     if state is State.STOPPED:
@@ -157,7 +193,7 @@ def _current_call(rank: Rank, state: State) -> Call | None:
     """The call that a thread is in, or else the last one."""
     if rank.history is None:
         return None
-    if state not in (State.DEAD, State.FINISHED):
+    if state not in OVER:
         for wait in rank.waits:
             if wait.call is not None:
                 call = rank.history.call(wait.call)

@@ -50,6 +50,20 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return " " * (width - size) + text if right else text + " " * (width - size)
 
 
+def place(site: str, width: int) -> str:
+    """`train.py:88 in step` in at most `width` cells: the function goes first, then the start of
+    the file's name; the line number never."""
+    if cell_len(site) > width:
+        site = site.partition(" in ")[0]
+    size = cell_len(site)
+    if size <= width or width <= 0:
+        return site
+    cut = site
+    while cell_len(cut) > width - 1:
+        cut = cut[1:]
+    return f"…{cut}"
+
+
 def clip(row: Line, width: int) -> Line:
     """The line, cut to `width` cells."""
     if width_of(row) <= width:
@@ -68,6 +82,10 @@ def clip(row: Line, width: int) -> Line:
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
     """The text in lines of at most `width` cells, broken at blanks where possible."""
+    body = text.lstrip(" ")
+    lead = text[: len(text) - len(body)]
+    if lead and len(lead) < width // 2:
+        return [lead + row for row in wrap(body, width - len(lead), indent)]
     rows: list[str] = []
     current = ""
     for word in text.split(" "):

@@ -1,116 +1,82 @@
-"""What the terminal app costs: time to the first screen, CPU and memory, time of a refresh.
+"""What the terminal app costs, against its bars: first screen, keys, CPU, memory, a refresh.
 
-python tests/benchmarks/tui_scale.py [ranks ...]     (default: 8 1024 16384)
+python tests/benchmarks/tui_scale.py [real] [8] [1024] [16384]     (default: all)
 
-The ranks are made up (fixtures/make_run.py); a process of its own touches their records four times
-a second, as their calls would. The app runs in a terminal of its own. Bars: first screen 0.7 s;
-5 % of a core at 8 ranks, 25 % and 300 MB at 1,024; a refresh below 1 s at 16,384.
+`real` starts 8 ranks that call without pause; the others are made up (fixtures/make_run.py), and a
+process of its own touches their records four times a second, as their calls would. The app runs in
+a pseudo-terminal. What Python and textual alone take to start is measured in the same run: on a
+crowded machine compare with that.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import pty
-import select
+import resource
+import signal
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from debugger.record import layout
-from debugger.record.process_stat import TICKS_PER_S, read_stat
 from fixtures.make_run import make
+from tests.benchmarks.tui_app import ROOT, App, environment
 from tui.feed import Feed
 from tui.picture import Focus
 from tui.screens.base import Chosen
 from tui.screens.overview import Overview
 
-ROOT = Path(__file__).resolve().parents[2]
 MEASURED_S = 10.0
 MOVES_EVERY_S = 0.25
-SIZE = (50, 160)
+REAL_RANKS = 8
+FIRST_SCREENS = 5
+ROUNDS = 40
+PROGRAM = """
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+tensor = torch.zeros(8)
+while True:
+    dist.all_reduce(tensor)
+"""
+STARTS = (
+    ("python alone", "pass"),
+    ("import textual.app", "import textual.app"),
+    ("import tui.app", "import tui.app"),
+)
 
 
-class App:
-    """The app in a pseudo-terminal, whose output is read and thrown away."""
+def bar(what: str, value: float, limit: float, unit: str, more: str = "") -> None:
+    """One figure against its bar."""
+    word = "ok" if value <= limit else "MISSED"
+    text = f"{value:.2f}" if unit == "s" else f"{value:.1f}"
+    print(f"  {what:<44} {text:>8} {unit:<4} (bar {limit:g}) {word:<7}{more}", flush=True)
 
-    def __init__(self, path: Path) -> None:
-        self.began_s = time.monotonic()
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
-        distdebug = str(Path(sys.executable).with_name("distdebug"))
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [distdebug, "tui", str(path)], stdin=slave, stdout=slave, stderr=slave, env=environment
-        )
-        os.close(slave)
-        self.master = master
-        self.written_bytes = 0
 
-    def read(self, timeout_s: float) -> bytes:
-        ready, _, _ = select.select([self.master], [], [], timeout_s)
-        data = os.read(self.master, 1 << 16) if ready else b""
-        self.written_bytes += len(data)
-        return data
+def starts() -> None:
+    """What comes before any code of ours, wall and CPU, the best of some."""
+    print("for comparison, the best of 5 starts:")
+    for name, code in STARTS:
+        walls, cpus = [], []
+        for _ in range(5):
+            before, began_s = _children_cpu_s(), time.monotonic()
+            subprocess.run([sys.executable, "-c", code], check=True, env=environment(), cwd=ROOT)
+            walls.append(time.monotonic() - began_s)
+            cpus.append(_children_cpu_s() - before)
+        print(f"  {name:<44} {min(walls):>8.2f} s    ({min(cpus):.2f} s of CPU)", flush=True)
 
-    def until(self, word: bytes, limit_s: float) -> float:
-        """Seconds from the start until the terminal got this."""
-        seen = b""
-        while word not in seen:
-            seen += self.read(0.05)
-            assert time.monotonic() - self.began_s < limit_s, seen[-2000:]
-        return time.monotonic() - self.began_s
 
-    def rests(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self.read(left)
-
-    def answers_in_s(self, key: bytes) -> float:
-        """Seconds from a key until something is drawn."""
-        while self.read(0.06):
-            pass
-        began_s = time.monotonic()
-        os.write(self.master, key)
-        while not self.read(1.0):
-            pass
-        return time.monotonic() - began_s
-
-    @property
-    def pid(self) -> int:
-        """The app's own process: the command's child."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return int(children.split()[0])
-
-    def cpu_s(self) -> float:
-        stat = read_stat(self.pid)
-        return stat.cpu_ticks / TICKS_PER_S if stat else 0.0
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes: resident in all, and of those not backed by files (the records are mapped)."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        rows = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        values = [int(rows[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon")]
-        return values[0], values[1]
-
-    def close(self) -> None:
-        os.write(self.master, b"q")
-        deadline = time.monotonic() + 20
-        while self.process.poll() is None and time.monotonic() < deadline:
-            try:
-                self.read(0.05)
-            except OSError:
-                break
-        self.process.wait(5)
-        os.close(self.master)
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def move(path: Path) -> None:
@@ -132,47 +98,106 @@ def move(path: Path) -> None:
         time.sleep(MOVES_EVERY_S)
 
 
-def measure(ranks: int, path: Path) -> None:
-    """Print the figures for that many ranks."""
+@contextmanager
+def made_ranks(ranks: int, scratch: Path) -> Iterator[Path]:
+    """A run directory that looks live, whose records move."""
+    path = scratch / "run"
     directory = make(path, "healthy", ranks, hold=True)
     mover = subprocess.Popen([sys.executable, __file__, "--move", str(path)])
     try:
-        app = App(path)
-        first_s = app.until(b" calls", 60.0)
-        first_cpu_s = app.cpu_s()
-        app.rests(3.0)
-        before_s, began_s, before = app.cpu_s(), time.monotonic(), app.written_bytes
-        app.rests(MEASURED_S)
-        lasted_s = time.monotonic() - began_s
-        share = (app.cpu_s() - before_s) / lasted_s
-        written = (app.written_bytes - before) / lasted_s
-        total, anonymous = app.memory()
-        keys_s = [app.answers_in_s(key) for key in (b"w", b"c", b"o", b"j", b"k") * 4]
-        app.close()
+        yield path
     finally:
         mover.kill()
         mover.wait()
-    looks_s = refreshes(path)
-    directory.close()
-    print(
-        f"{ranks:>6} ranks: first screen {first_s:.2f} s ({first_cpu_s:.2f} s of CPU), "
-        f"{share:.1%} of a core, "
-        f"{total / 2**20:.0f} MB ({anonymous / 2**20:.0f} MB own), "
-        f"a key {statistics.median(keys_s) * 1e3:.0f} ms (worst {max(keys_s) * 1e3:.0f}), "
-        f"a refresh {statistics.median(looks_s) * 1e3:.0f} ms, {written / 1024:.1f} kB/s drawn",
-        flush=True,
-    )
+        directory.close()
 
 
-def refreshes(path: Path) -> list[float]:
-    """Seconds for reading and drawing, several times."""
+@contextmanager
+def real_ranks(scratch: Path) -> Iterator[Path]:
+    """Ranks that call as fast as they can, below distdebug."""
+    path, program = scratch / "run", scratch / "loop.py"
+    program.write_text(PROGRAM)
+    distdebug = str(Path(sys.executable).with_name("distdebug"))
+    command = [distdebug, "run", "-n", str(REAL_RANKS), "--run-dir", str(path), str(program)]
+    with open(scratch / "printed", "wb") as printed:
+        run = subprocess.Popen(command, stdout=printed, stderr=printed, env=environment())
+    try:
+        feed = Feed(path, print)
+        deadline = time.monotonic() + 120
+        while feed.look(Focus()).calls < 1000 * REAL_RANKS:
+            assert run.poll() is None, (scratch / "printed").read_text()
+            assert time.monotonic() < deadline, "the ranks do not start"
+            time.sleep(0.5)
+        yield path
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.wait(60)
+
+
+def first_screens(path: Path, what: str) -> None:
+    """From the command to the first screen, several times."""
+    walls, cpus = [], []
+    for _ in range(FIRST_SCREENS):
+        app = App(path)
+        walls.append(app.first_screen_s())
+        cpus.append(app.cpu_s())
+        app.close()
+    worst = f"  median {statistics.median(walls):.2f}, worst {max(walls):.2f}; "
+    bar(f"first screen, {what}", min(walls), 0.7, "s", f"{worst}{min(cpus):.2f} s of CPU")
+
+
+def running(path: Path, what: str, share: float, keys: bool) -> None:
+    """The CPU of a watched run, its memory, its keys."""
+    app = App(path)
+    app.first_screen_s()
+    app.rests(3.0)
+    before = app.written_bytes
+    used = app.share(MEASURED_S)
+    drawn = f"  {(app.written_bytes - before) / MEASURED_S / 1024:.1f} kB/s drawn"
+    bar(f"share of a core, {what}", 100 * used, 100 * share, "%", drawn)
+    total, own = app.memory()
+    bar(f"memory, {what}", total / 2**20, 300, "MB", f"  {own / 2**20:.0f} MB of it its own")
+    if keys:
+        answers = [1e3 * one for one in app.answers_s(ROUNDS)]
+        p50, p99 = answers[len(answers) // 2], answers[int(len(answers) * 0.99)]
+        bar(f"a key, median of {len(answers)}, {what}", p50, 50, "ms")
+        bar(f"a key, 99th percentile, {what}", p99, 50, "ms", f"  worst {answers[-1]:.0f}")
+    app.close()
+
+
+def refreshes(path: Path, what: str) -> None:
+    """Reading and drawing without a terminal; the first look of all, with and without diagnosis."""
+    first, brief = [], []
+    for _ in range(3):
+        brief.append(_timed(lambda: Feed(path, print).look(Focus(), brief=True)))
+        first.append(_timed(lambda: Feed(path, print).look(Focus())))
     feed, view = Feed(path, print), Overview(Chosen())
-    found = []
-    for _ in range(6):
-        began_s = time.monotonic()
-        view.body(feed.look(Focus()), 160, 50)
-        found.append(time.monotonic() - began_s)
-    return found[1:]
+    found = [_timed(lambda: view.body(feed.look(Focus()), 160, 50)) for _ in range(6)]
+    more = f"  first look {min(brief):.2f} s, with a diagnosis {min(first):.2f}"
+    bar(f"a refresh, {what}", statistics.median(found[1:]), 1.0, "s", more)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    work()
+    return time.monotonic() - began_s
+
+
+def measure(what: str, scratch: Path) -> None:
+    """All figures of one kind of run."""
+    if what == "real":
+        print(f"{REAL_RANKS} real ranks that call without pause:")
+        with real_ranks(scratch) as path:
+            running(path, "8 real ranks", 0.05, keys=True)
+            refreshes(path, "8 real ranks")
+        return
+    ranks = int(what)
+    print(f"{ranks:,} made ranks:")
+    with made_ranks(ranks, scratch) as path:
+        if ranks <= 1024:
+            first_screens(path, f"{ranks:,} ranks")
+            running(path, f"{ranks:,} ranks", 0.05 if ranks <= 8 else 0.25, keys=True)
+        refreshes(path, f"{ranks:,} ranks")
 
 
 def main() -> None:
@@ -180,10 +205,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--move"]:
         move(Path(sys.argv[2]))
         return
-    for ranks in [int(word) for word in sys.argv[1:]] or [8, 1024, 16384]:
+    starts()
+    for what in sys.argv[1:] or ["8", "real", "1024", "16384"]:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(dir=memory) as scratch:
-            measure(ranks, Path(scratch) / "run")
+            measure(what, Path(scratch))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import ClassVar
 from debugger.record.snapshot import Call, GroupKey
 from debugger.record.wording import call_text, ranks_text, site_text
 
-from ..picture import Focus, Matrix, Picture
+from ..picture import Focus, Matrix, Picture, Stage
 from ..text import Line, clip, duration, line, safe
 from ..widgets import grid
 from .base import Body, Key, View, moved
@@ -36,15 +36,15 @@ class Collectives(View):
     def body(self, picture: Picture, width: int, height: int) -> Body:
         matrix = picture.matrix
         if matrix is None or not matrix.seqs:
-            what = "no group has been made yet" if not picture.groups else "no collective yet"
-            what = what if picture.focus.view == self.name else "reading ..."
+            what = _nothing(picture) if picture.focus.view == self.name else "reading ..."
             return Body(top=self._tabs(picture, width), lines=[line((what, "dim"))])
         column = self._column(matrix)
         columns = grid.window(matrix, column if self._seq is not None else None, width)
         self.chosen.settle(picture)
         row = self._row(matrix)
         shown = len(matrix.ranks)
-        below = detail_lines(matrix, matrix.seqs[column], matrix.ranks[row], width)
+        over = picture.stage in (Stage.ENDED, Stage.KILLED)
+        below = detail_lines(matrix, matrix.seqs[column], matrix.ranks[row], width, over)
         if shown < matrix.size:
             more = f"{shown} of {matrix.size} ranks: those that stand out, and the lowest"
             below.append(line((more, "dim")))
@@ -52,7 +52,7 @@ class Collectives(View):
             top=[
                 *self._tabs(picture, width),
                 clip(grid.legend(), width),
-                grid.head(matrix, columns),
+                grid.head(matrix, columns, width),
             ],
             lines=grid.grid_lines(matrix, columns, (row, column)),
             below=below[: max(4, height // 2)],
@@ -117,7 +117,14 @@ class Collectives(View):
             self._seq = matrix.seqs[shown[at]]
 
 
-def detail_lines(matrix: Matrix, seq: int, rank: int, width: int) -> list[Line]:
+def _nothing(picture: Picture) -> str:
+    if not picture.groups:
+        return "no group has been made" + (" yet" if picture.stage is Stage.LIVE else "")
+    text = "no collective yet" if picture.stage is Stage.LIVE else "no collective was called"
+    return f"{text} in this group; sends and receives are on the screens Rank and Waits"
+
+
+def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = False) -> list[Line]:
     """One collective: the calls of all ranks as a diff against those of most, and who came when."""
     calls = {
         number: matrix.calls[number, seq]
@@ -138,7 +145,8 @@ def detail_lines(matrix: Matrix, seq: int, rank: int, width: int) -> list[Line]:
     ):
         lines += _party(party, who, usual, bool(odd & set(who)), rank in who, width)
     if absent:
-        lines.append(line(("· ", "dim"), (f"{ranks_text(absent)} still to come", "warn")))
+        word = "never came" if over else "still to come"
+        lines.append(line(("· ", "dim"), (f"{ranks_text(absent)} {word}", "warn")))
     return lines
 
 

@@ -18,7 +18,7 @@ from ..text import Line, fit, line, wrap
 from ..widgets import grid, heat
 from ..widgets.palette import Palette
 from ..widgets.sheet import Lines, Pressed, Sheet
-from .base import Key, View
+from .base import MOVES, Key, View, moved
 
 _STATES = {
     State.STARTING: "not seen yet, or in init_process_group or new_group",
@@ -29,25 +29,29 @@ _STATES = {
     State.BREAKPOINT: "paused at a breakpoint",
     State.STOPPED: "stopped by a signal (SIGSTOP, Ctrl-Z, a debugger)",
     State.DEAD: "the process was killed or ended with a status other than 0",
+    State.ENDED: "the process ended because of what was found, here or on another rank",
     State.FINISHED: "the process ended with status 0",
 }
 
 
-class Confirm(ModalScreen[bool]):
-    """Asks before an action is taken."""
+class Confirm(ModalScreen[str]):
+    """Asks before an action is taken. The answer: YES, ALL (where all ranks may be meant), NO."""
 
+    YES, ALL, NO = "yes", "all", ""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)"),
-        Binding("enter", "answer(True)"),
-        Binding("n", "answer(False)"),
-        Binding("escape", "answer(False)"),
-        Binding("q", "answer(False)"),
+        Binding("y", "answer('yes')"),
+        Binding("enter", "answer('yes')"),
+        Binding("a", "answer('all')"),
+        Binding("n", "answer('')"),
+        Binding("escape", "answer('')"),
+        Binding("q", "answer('')"),
     ]
 
-    def __init__(self, question: str, palette: Palette) -> None:
+    def __init__(self, question: str, palette: Palette, all_too: bool = False) -> None:
         super().__init__()
         self._question = question
         self._palette = palette
+        self._all_too = all_too
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -57,17 +61,80 @@ class Confirm(ModalScreen[bool]):
         lines = self.query_one("#question", Lines)
         lines.palette = self._palette
         rows = [line((row, "title")) for row in wrap(self._question, 60)]
-        answers = line((" y ", "key"), "yes     ", (" n ", "key"), "no")
-        lines.show([*rows, (), answers])
+        answers = [(" y ", "yes", self.YES), (" n ", "no", self.NO)]
+        if self._all_too:
+            answers.insert(1, (" a ", "all ranks", self.ALL))
+        pieces: list[tuple[str, str]] = []
+        self._places: list[tuple[int, str]] = []
+        """Where each answer ends, and what it is."""
+        for key, words, answer in answers:
+            pieces += [(key, "key"), (f"{words}  ", "")]
+            self._places.append((sum(len(text) for text, _ in pieces), answer))
+        lines.show([*rows, (), tuple(pieces)])
         self._answers_at = len(rows) + 1
 
     def on_pressed(self, message: Pressed) -> None:
         message.stop()
         if message.row == self._answers_at:
-            self.action_answer(message.column < 9)
+            ends = [answer for end, answer in self._places if message.column < end]
+            if ends:
+                self.action_answer(ends[0])
 
-    def action_answer(self, yes: bool) -> None:
-        self.dismiss(yes)
+    def action_answer(self, answer: str) -> None:
+        if answer != self.ALL or self._all_too:
+            self.dismiss(answer)
+
+
+class Choose(ModalScreen[int | None]):
+    """Asks which of some lines is meant; choosing one is the confirmation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, f"move({key!r})") for key in MOVES),
+        Binding("enter", "choose"),
+        Binding("escape", "leave"),
+        Binding("q", "leave"),
+    ]
+
+    def __init__(self, question: str, rows: Sequence[str], palette: Palette) -> None:
+        super().__init__()
+        self._question, self._rows, self._palette = question, rows, palette
+        self._at = 0
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog", id="choose"):
+            yield Lines("question")
+            yield Sheet("choices")
+
+    def on_mount(self) -> None:
+        lines, sheet = self.query_one("#question", Lines), self.query_one("#choices", Sheet)
+        lines.palette = sheet.palette = self._palette
+        keys = line((" Enter ", "key"), "this one  ", (" Esc ", "key"), "none")
+        lines.show([*(line((row, "title")) for row in wrap(self._question, 60)), keys, ()])
+        sheet.can_focus = True
+        sheet.focus()
+        self._show()
+
+    def _show(self) -> None:
+        sheet = self.query_one("#choices", Sheet)
+        sheet.show([line(row) for row in self._rows], self._at)
+
+    def on_pressed(self, message: Pressed) -> None:
+        message.stop()
+        if message.sender == "choices" and message.row < len(self._rows):
+            self._at = message.row
+            self._show()
+
+    def action_move(self, key: str) -> None:
+        page = max(1, self.query_one("#choices", Sheet).size.height - 1)
+        to = moved(self._at, key, len(self._rows), page)
+        self._at = self._at if to is None else to
+        self._show()
+
+    def action_choose(self) -> None:
+        self.dismiss(self._at)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
 
 
 class Reading(ModalScreen[None]):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from ..picture import Picture, RankRow, State
-from ..rows import MOST_ROWS
-from ..text import Line, clip, columns, duration, line, size
+from ..rows import MOST_ROWS, OVER
+from ..text import Line, clip, columns, duration, line, place, size
 from ..widgets import heat
 from .base import Body, Key, View, moved
 
@@ -20,6 +20,7 @@ _GRAVEST = (
     State.COMPUTING,
     State.IN_CALL,
     State.WAITING,
+    State.ENDED,
     State.FINISHED,
 )
 _NOT_KNOWN = float("-inf")
@@ -63,13 +64,14 @@ class Overview(View):
         if len(picture.states) > MOST_ROWS:
             return self._map(picture, width, height)
         rows = self.rows(picture)
+        widths = _widths(width, picture.rows.values())
         if not rows:
             text = f"no row matches {self.filter!r}; press / and Enter to see all"
-            return Body(top=[_head(width, self.sort)], lines=[line((text, "dim"))])
+            return Body(top=[_head(self.sort, widths)], lines=[line((text, "dim"))])
         at = self._row = self._at(picture, rows)
         return Body(
-            top=[_head(width, self.sort)],
-            lines=[_line(row, picture.now_ns, width) for row in rows],
+            top=[_head(self.sort, widths)],
+            lines=[_line(row, picture.now_ns, width, widths) for row in rows],
             cursor=at,
         )
 
@@ -102,11 +104,12 @@ class Overview(View):
         lines = heat.heat_lines(picture.states, width, picture.culprits, chosen)
         selected = picture.rows.get(chosen)
         odd = [row for row in self.rows(picture) if row is not selected or row.culprit]
-        below: list[Line] = [_head(width, self.sort)]
+        widths = _widths(width, picture.rows.values())
+        below: list[Line] = [_head(self.sort, widths)]
         if selected is not None and not selected.culprit:
-            below.append(_line(selected, picture.now_ns, width))
+            below.append(_line(selected, picture.now_ns, width, widths))
         room = max(3, height // 3) - len(below)
-        below += [_line(row, picture.now_ns, width) for row in odd[:room]]
+        below += [_line(row, picture.now_ns, width, widths) for row in odd[:room]]
         if len(odd) > room:
             below.append(line((f"and {len(odd) - room} more that stand out", "dim")))
         return Body(
@@ -191,9 +194,21 @@ _COLUMNS = (
 _RIGHTS = (5, 6, 7, 9, 10, 11, 12, 13, 14)
 
 
-def _widths(width: int) -> list[int]:
+_MAY_LACK: dict[str, Callable[[RankRow], bool]] = {
+    "step": lambda row: not row.progress.step,
+    "loss": lambda row: not row.progress.loss,
+    "cpu": lambda row: row.usage.cpu_percent is None,
+    "memory": lambda row: row.usage.rss_bytes is None,
+    "gpu": lambda row: row.usage.gpu_percent is None,
+    "gpumem": lambda row: row.usage.gpu_bytes is None,
+}
+"""Columns that are left out where no rank has anything for them."""
+
+
+def _widths(width: int, rows: Collection[RankRow]) -> list[int]:
     """The fixed columns, and the two that share the rest: the call gets more than the line."""
-    there = [fewest <= width for _, fewest, _ in _COLUMNS]
+    empty = {title for title, lacks in _MAY_LACK.items() if all(map(lacks, rows))}
+    there = [fewest <= width and title not in empty for title, fewest, _ in _COLUMNS]
     fixed = sum(one + 1 for (_, _, one), shown in zip(_COLUMNS, there, strict=True) if shown)
     rest = max(12, width - fixed + 1)
     call = rest * 3 // 5
@@ -204,17 +219,17 @@ def _widths(width: int) -> list[int]:
     return widths
 
 
-def _head(width: int, sort: str) -> Line:
+def _head(sort: str, widths: Sequence[int]) -> Line:
     cells = [
         (f"{title}{'↓' if title == sort else ''}", "title" if title == sort else "dim")
         for title, _, _ in _COLUMNS
     ]
-    return columns(cells, _widths(width), _RIGHTS)
+    return columns(cells, widths, _RIGHTS)
 
 
-def _line(row: RankRow, now_ns: int, width: int) -> Line:
+def _line(row: RankRow, now_ns: int, width: int, widths: Sequence[int]) -> Line:
     tone = heat.TONE[row.state]
-    ended = row.state in (State.DEAD, State.FINISHED)
+    ended = row.state in OVER
     usage = row.usage
     state = row.state.value if width >= 120 else _short(row)
     cells = [
@@ -226,7 +241,7 @@ def _line(row: RankRow, now_ns: int, width: int) -> Line:
         ("" if row.seq is None else f"#{row.seq}", ""),
         (duration(now_ns - row.since_ns) if row.since_ns else "", "dim" if ended else ""),
         (f"-{row.lag}" if row.lag else "", "warn" if row.lag > 1 else ""),
-        (row.site, ""),
+        (place(row.site, widths[8]), ""),
         (row.progress.step, ""),
         (row.progress.loss, ""),
         ("" if usage.cpu_percent is None else f"{usage.cpu_percent:.0f}%", ""),
@@ -234,11 +249,13 @@ def _line(row: RankRow, now_ns: int, width: int) -> Line:
         ("" if usage.gpu_percent is None else f"{usage.gpu_percent:.0f}%", ""),
         ("" if usage.gpu_bytes is None else size(usage.gpu_bytes), ""),
     ]
-    return columns(cells, _widths(width), _RIGHTS)
+    return columns(cells, widths, _RIGHTS)
 
 
 def _short(row: RankRow) -> str:
     """The state in ten cells, how a rank died included."""
     if row.state is State.DEAD and row.words.startswith("killed by SIG"):
         return row.words.removeprefix("killed by ")
+    if row.state is State.DEAD and row.words.startswith("exited with "):
+        return f"status {row.words.removeprefix('exited with ')}"
     return row.state.value

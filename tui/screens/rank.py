@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
+from rich.cells import cell_len
+
 from debugger.diagnosis.world import exit_status
 from debugger.record.wording import ranks_text, signal_name
 
-from ..picture import LogLine, Picture, RankDetail, StackNode, Stage, State
+from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
+from ..rows import OVER
 from ..text import Line, duration, fit, line, safe, size, wrap
 from ..widgets import heat
 from ..widgets.timeline import timeline_lines
@@ -17,8 +20,25 @@ from .base import Body, Key, View, moved
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")
 LEVELS = ("", "debug", "info", "warning", "error")
-_GRAVITY = {"debug": 1, "info": 2, "warning": 3, "warn": 3, "error": 4, "critical": 5}
-_LEVEL_TONE = {"warning": "warn", "warn": "warn", "error": "bad", "critical": "bad", "debug": "dim"}
+_GRAVITY = {
+    "trace": 0,
+    "debug": 1,
+    "info": 2,
+    "warning": 3,
+    "warn": 3,
+    "error": 4,
+    "critical": 5,
+    "fatal": 5,
+}
+_LEVEL_TONE = {
+    "warning": "warn",
+    "warn": "warn",
+    "error": "bad",
+    "critical": "bad",
+    "fatal": "bad",
+    "debug": "dim",
+    "trace": "dim",
+}
 
 
 class RankView(View):
@@ -62,7 +82,7 @@ class RankView(View):
             return Body(top=top, lines=stack_lines(picture, number))
         if self.part == "about":
             return Body(top=top, lines=about_lines(picture, detail, width))
-        ended = picture.states[number] in (State.DEAD, State.FINISHED)
+        ended = picture.states[number] in OVER
         return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
@@ -88,10 +108,11 @@ class RankView(View):
         least = _GRAVITY.get(self.level, 0)
         wanted = self.filter.lower()
         return [
-            row
+            line
             for row in rows
-            if wanted in row.text.lower()
+            if wanted in "\n".join((row.text, *row.below)).lower()
             and (self.source != "log" or _GRAVITY.get(row.level, 2) >= least)
+            for line in (row, *(LogLine(below, row.level) for below in row.below))
         ]
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
@@ -126,11 +147,7 @@ class RankView(View):
 
 
 def _log_line(row: LogLine) -> Line:
-    tone = _LEVEL_TONE.get(row.level, "")
-    if not row.level:
-        return line((row.text, tone))
-    stamp = time.strftime("%H:%M:%S ", time.localtime(row.time_ns / 1e9)) if row.time_ns else ""
-    return line((stamp, "dim"), (f"{row.level:<8}", tone or "dim"), (row.text, tone))
+    return line((row.text, _LEVEL_TONE.get(row.level, "")))
 
 
 def stack_lines(picture: Picture, number: int) -> list[Line]:
@@ -196,10 +213,14 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
         for name, value in detail.identity.items()
         if name not in shown
     ]
+    rows += [(f"${safe(name, 80)}", safe(value)) for name, value in detail.environment.items()]
     rows += [(f"note: {safe(note.kind, 16)}", safe(note.message)) for note in rank.notes]
     lines: list[Line] = []
     for name, value in rows:
         first, *rest = wrap(value, max(20, width - 22)) or [""]
+        if cell_len(name) > 20:
+            lines.append(line((name, "dim")))
+            name = ""
         lines.append(line((fit(name, 21), "dim"), first))
         lines += [line((" " * 21, ""), text) for text in rest]
     return lines

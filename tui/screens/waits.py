@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from debugger.diagnosis.waits import RankWait
 from debugger.record.wording import ranks_text, site_text
 
-from ..picture import Picture, Stage
+from ..picture import Picture, Stage, State, Stood
 from ..text import Line, clip, duration, line, safe
 from ..widgets import heat
 from .base import Body, View
 
 MOST_PARTIES = 200
+_CALL_FOLLOWS = ("called", "waits in", "wait in", "in ")
+"""Beginnings of a state that the call completes, as in the report."""
 
 
 class WaitsView(View):
@@ -33,30 +37,76 @@ class WaitsView(View):
 def wait_lines(picture: Picture) -> list[Line]:
     """The graph of this picture."""
     graph = picture.waits
+    if picture.stage is Stage.ENDED:
+        return _stood_lines(picture)
     if not graph.rows:
-        over = picture.stage is Stage.ENDED
-        text = "the run has ended: nobody waits" if over else "nobody waits"
-        return [line((text, "dim"))]
-    lines: list[Line] = []
-    if graph.cycle:
-        order = " → ".join(map(str, (*graph.cycle, graph.cycle[0])))
-        lines.append(line((" CYCLE ", "mark"), (f" ranks wait for each other: {order}", "bad")))
+        return [line(("nobody waits", "dim"))]
+    lines: list[Line] = _cycle_lines(graph.cycle)
     inside = set(graph.cycle)
     for waiting in _alike(picture):
         one = waiting[0]
         ranks = [row.rank for row in waiting]
         tone = "bad" if inside & set(ranks) else ""
-        site = f" at {safe(site_text(one.site))}" if one.site else ""
+        site = f"  {safe(site_text(one.site))}" if one.site else ""
         lasts = duration(picture.now_ns - min(row.since_ns for row in waiting))
         lines.append(
             line(
                 (f"{ranks_text(ranks)} ", "title"),
+                (f"{lasts} ", "dim"),
                 (safe(one.what), tone or "busy"),
-                (f"{site}, {lasts}", "dim"),
+                (site, "dim"),
             )
         )
         lines += _awaited(picture, one, inside)
     return lines
+
+
+def _cycle_lines(cycle: Sequence[int]) -> list[Line]:
+    if not cycle:
+        return []
+    order = " → ".join(map(str, (*cycle, cycle[0])))
+    return [line((" CYCLE ", "mark"), (f" ranks wait for each other: {order}", "bad"))]
+
+
+def _stood_lines(picture: Picture) -> list[Line]:
+    """A run that is over: nobody waits any more, but the report tells how all stood."""
+    verdict = picture.verdict
+    if verdict is None or not picture.stood:
+        return [line(("the run has ended: nobody waits", "dim"))]
+    lines = [line((f"the run has ended; at the verdict ({verdict.kind}):", "dim"))]
+    details = verdict.details
+    standing = dict(picture.stood)
+    if verdict.kind == "deadlock":
+        lines += _cycle_lines(verdict.culprits)
+        lines += [line(("▸", "mark"), (one, "bad")) for one in details]
+        details = ()
+        standing = {n: one for n, one in standing.items() if n not in verdict.culprits}
+    parties: dict[Stood, list[int]] = {}
+    for rank, stood in standing.items():
+        parties.setdefault(stood, []).append(rank)
+    culprits = picture.culprits
+    for stood, ranks in sorted(
+        parties.items(), key=lambda item: (not culprits & set(item[1]), item[1])
+    )[:MOST_PARTIES]:
+        here = bool(culprits & set(ranks))
+        at = f" at {stood.site}" if stood.site else ""
+        lines.append(
+            line(
+                ("▸" if here else " ", "mark" if here else ""),
+                (f"{ranks_text(ranks)} ", "title"),
+                (_doing(stood), "bad" if here else "busy"),
+                (at, "dim"),
+            )
+        )
+    lines += [line((f"    {one}", "dim")) for one in details]
+    return lines
+
+
+def _doing(stood: Stood) -> str:
+    if not stood.call:
+        return stood.state or "not known"
+    joined = stood.state.startswith(_CALL_FOLLOWS) or not stood.state
+    return f"{stood.state}{' ' if joined else ', last call '}{stood.call}".strip()
 
 
 def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:
@@ -69,6 +119,7 @@ def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:
         row = picture.rows.get(rank)
         state = picture.states.get(rank)
         words = row.words if row else state.value if state else "not seen yet"
+        words = "late, in code of its own" if state is State.LATE else words
         tone = heat.TONE[state] if state else "dim"
         site = row.site if row else ""
         parties.setdefault((words, site, tone), []).append(rank)

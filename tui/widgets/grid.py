@@ -41,14 +41,15 @@ def window(matrix: Matrix, column: int | None, width: int) -> range:
     return range(last - count, last)
 
 
-def head(matrix: Matrix, columns: range) -> Line:
+def head(matrix: Matrix, columns: range, width: int) -> Line:
     """The sequence numbers, one for every fourth column."""
     text = " " * LABEL
     for position, column in enumerate(columns):
         if column % 4 == 0 or position == 0:
             at = LABEL + position * CELL
-            if at >= len(text):
-                text += " " * (at - len(text)) + f"#{matrix.seqs[column]} "
+            label = f"#{matrix.seqs[column]} "
+            if at >= len(text) and at + len(label) <= width:
+                text += " " * (at - len(text)) + label
     return ((text, "dim"),)
 
 

@@ -17,6 +17,7 @@ _BADGES = {
     Stage.GONE: ("GONE", "bad"),
 }
 MOST_BANNER = 6
+_KILLED = "distdebug was killed, and left no report; ranks are shown as at the last sign of life"
 
 
 def header_lines(
@@ -27,7 +28,8 @@ def header_lines(
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
     if missed is not None:
         head.append((f" PAUSED, {missed} newer ", "cursor"))
-    head.append((f" {picture.command or picture.directory}", "title"))
+    room = width - sum(len(text) for text, _ in head) - 1
+    head.append((f" {_command(picture, room)}", "title"))
     return [
         clip(tuple(head), width),
         clip(_figures(picture), width),
@@ -35,9 +37,21 @@ def header_lines(
     ]
 
 
+def _command(picture: Picture, room: int) -> str:
+    """Where it does not fit, the directories of files are left out."""
+    text = picture.command or str(picture.directory)
+    if len(text) <= room or not picture.command:
+        return text
+    return " ".join(
+        word.rpartition("/")[2] if word.startswith("/") else word for word in text.split(" ")
+    )
+
+
 def _figures(picture: Picture) -> Line:
     parts: list[tuple[str, str]] = []
     outcome = picture.outcome or (picture.verdict.kind if picture.verdict else "")
+    if picture.stage is Stage.KILLED:
+        parts.append(("no report", "bad"))
     if outcome:
         code = "" if picture.exit_code is None else f", exit code {picture.exit_code}"
         parts.append((f"{outcome}{code}", "good" if outcome == "ok" else "bad"))
@@ -80,6 +94,8 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
     lines: list[Line] = []
     if picture.problem:
         lines += _text("! ", picture.problem, "warn", width)
+    if picture.stage is Stage.KILLED:
+        lines += _text("! ", _KILLED, "bad", width)
     verdict = picture.verdict
     if verdict is not None:
         lines += _found(verdict, width)

@@ -17,6 +17,7 @@ LETTERS: dict[State, str] = {
     State.BREAKPOINT: "B",
     State.STOPPED: "T",
     State.DEAD: "X",
+    State.ENDED: "e",
     State.FINISHED: "f",
 }
 TONE: dict[State, str] = {
@@ -28,6 +29,7 @@ TONE: dict[State, str] = {
     State.BREAKPOINT: "warn",
     State.STOPPED: "bad",
     State.DEAD: "bad",
+    State.ENDED: "dim",
     State.FINISHED: "dim",
 }
 LABEL = 7

@@ -8,7 +8,7 @@ from debugger.record.layout import CallState
 from debugger.record.snapshot import Call
 from debugger.record.wording import call_text, site_text
 
-from ..text import Line, duration, fit, safe
+from ..text import Line, duration, fit, place, safe
 
 MARKS = {
     CallState.ISSUED: "…",
@@ -23,7 +23,7 @@ def timeline_lines(calls: Sequence[Call], now_ns: int, width: int, ended: bool) 
     moment known. `ended`: an open call never came to its end."""
     if not calls:
         return [(("no calls on record", "dim"),)]
-    bar = max(10, min(50, width // 4))
+    bar = max(10, min(50, (width - 60) // 2))
     from_ns = min(call.issued_ns for call in calls)
     until_ns = max(max(call.completed_ns or call.issued_ns for call in calls), from_ns + 1)
     open_calls = any(not call.completed_ns for call in calls)
@@ -40,7 +40,8 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
     number = f"#{call.seq}"
     room = width - bar - 22
     what = safe(call_text(call))
-    site = f"  {safe(site_text(call.site))}" if call.site else ""
+    left = room - len(what) - 2
+    site = f"  {place(safe(site_text(call.site)), max(left, 12))}" if call.site else ""
     drawn = _bar(call.issued_ns, done or until_ns, from_ns, until_ns, bar)
     return (
         (fit(number, 7), "dim"),
