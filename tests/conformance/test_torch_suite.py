@@ -47,6 +47,7 @@ def failures(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_calls_on_tcp() -> None:
     assert failures(TCP, 2, 45, CALLS) == set()
