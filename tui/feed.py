@@ -43,6 +43,7 @@ NOTICE_NS = 15_000_000_000
 RATE_OVER_S = 1.0
 END_S = 1.0
 MOST_RANKS = 1 << 17
+MOST_COMMAND = 2000
 
 Post = Callable[[Picture], object]
 
@@ -187,12 +188,12 @@ class _Run:
                 directory=self.directory.path,
                 now_ns=now_ns,
                 stage=stage,
-                command=safe(" ".join(map(str, run.get("command") or ()))),
+                command=safe(files.words(run.get("command")), MOST_COMMAND),
                 host=safe(run.get("host", ""), 80),
                 supervised=run.get("supervised") is not False,
                 outcome=safe(report.get("outcome", ""), 40),
-                exit_code=_whole(report.get("exit_code")),
-                started_ns=_whole(run.get("started_ns")) or 0,
+                exit_code=files.whole(report.get("exit_code")),
+                started_ns=files.whole(run.get("started_ns")) or 0,
                 ended_ns=ended_ns,
                 world_size=max((one.world_size for one in snapshots), default=0),
                 found=tuple(found),
@@ -253,8 +254,9 @@ class _Run:
         report: Mapping[str, Any],
         snapshots: Sequence[Snapshot],
     ) -> int:
-        duration_s, started_ns = report.get("duration_s"), _whole(run.get("started_ns"))
-        if started_ns and isinstance(duration_s, int | float):
+        started_ns = files.whole(run.get("started_ns"))
+        duration_s = files.number(report.get("duration_s"))
+        if started_ns and duration_s is not None:
             return started_ns + int(duration_s * 1e9)
         if stage is Stage.LIVE:
             return 0
@@ -394,7 +396,3 @@ def _backend(ranks: Mapping[int, Rank]) -> str:
         for group in rank.groups.values():
             return safe(group.backend, 40)
     return ""
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None

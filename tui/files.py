@@ -23,6 +23,8 @@ MOST_LOG_LINES = 2000
 MOST_LOG_TEXT = 8000
 MOST_EVENTS_BYTES = 1 << 20
 MOST_STACK_DEPTH = 400
+MOST_RANK_DIGITS = 9
+MOST_NUMBER = 1 << 63
 
 
 def mark_of(path: Path) -> tuple[int, int]:
@@ -80,25 +82,38 @@ def _usage(sample: Mapping[str, Any]) -> dict[int, Usage]:
     found = {}
     ranks = sample.get("ranks")
     for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
-        if not (isinstance(seen, dict) and rank.isdecimal()):
+        if not (isinstance(seen, dict) and _is_rank(rank)):
             continue
         gpu = gpus.get(rank, (None, None))
         found[int(rank)] = Usage(
-            _number(seen.get("cpu_percent")),
-            _whole(seen.get("rss_bytes")),
-            _whole(seen.get("threads")),
-            _number(gpu[0]),
-            _whole(gpu[1]),
+            number(seen.get("cpu_percent")),
+            whole(seen.get("rss_bytes")),
+            whole(seen.get("threads")),
+            number(gpu[0]),
+            whole(gpu[1]),
         )
     return found
 
 
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
+def number(value: object) -> float | None:
+    """A number from a file, None for anything else: JSON as Python reads it has Infinity and NaN,
+    and whole numbers that no float can hold."""
+    return value if isinstance(value, int | float) and abs(value) < MOST_NUMBER else None
 
 
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+def whole(value: object) -> int | None:
+    """The same without what follows the point."""
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def words(value: object) -> str:
+    """A list of words, a command say, as one text; what is no list as it is."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+def _is_rank(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MOST_RANK_DIGITS
 
 
 class Events:
@@ -128,7 +143,7 @@ class Events:
             message = safe(event.get("message", ""), 2000)
             if event.get("kind") == "notice":
                 time_ns = event.get("time_ns")
-                self.notices.append((time_ns if isinstance(time_ns, int) else 0, message))
+                self.notices.append((whole(time_ns) or 0, message))
             elif event.get("kind") == "finding":
                 self.found.append(_found({**event, "kind": event.get("finding")}, "supervisor"))
         del self.notices[:-20], self.found[:-100]
@@ -164,7 +179,7 @@ def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
     for document in (report, first):
         ranks = document.get("ranks") if isinstance(document, dict) else None
         for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
-            if isinstance(seen, dict) and rank.isdecimal():
+            if isinstance(seen, dict) and _is_rank(rank):
                 found[int(rank)] = Stood(
                     safe(seen.get("state") or "", 80),
                     safe(seen.get("call") or ""),
@@ -270,7 +285,7 @@ def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
     for row in rows:
         if not isinstance(row, dict):
             continue
-        frames = [one for one in row.get("frames") or () if isinstance(one, dict)]
+        frames = [one for one in _list(row.get("frames")) if isinstance(one, dict)]
         notes = row.get("notes")
         found.append(
             StackNode(
@@ -282,6 +297,10 @@ def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
             )
         )
     return tuple(found)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _ranks(value: object) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from typing import Any
 from .findings import Finding
 
 SECOND_NS = 1_000_000_000
+MOST_S = 1e9
+"""No run waits for longer than this: thirty years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class Limits:
     def of_run(cls, run: Mapping[str, Any]) -> Limits:
         """Those that the run.json of a run names."""
         timeout_s = run.get("hang_timeout_s")
-        return cls(hang_timeout_s=float(timeout_s)) if isinstance(timeout_s, int | float) else cls()
+        if isinstance(timeout_s, int | float) and 0 < timeout_s < MOST_S:  # else: damaged
+            return cls(hang_timeout_s=float(timeout_s))
+        return cls()
 
     @property
     def settle_ns(self) -> int:

@@ -80,6 +80,8 @@ class ExitLog:
         for line in lines:
             try:
                 value = json.loads(line)
-                self.add(int(value["pid"]), int(value["status"]), int(value["time_ns"]))
-            except (ValueError, TypeError, KeyError):
+                time_ns = int(value["time_ns"])
+                if 0 <= time_ns < 1 << 63:
+                    self.add(int(value["pid"]), int(value["status"]), time_ns)
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue

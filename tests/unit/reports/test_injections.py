@@ -75,6 +75,9 @@ LINK = plan("link(0->1, drop)")
         (DELAY_AND_SKIP, [fired(0, 1, 98), fired(1, 1, 99)], finding("op_mismatch", 1), 0),
         (DELAY_AND_SKIP, [fired(0, 1, 98), fired(1, 1, 99)], finding("missing_rank", 1), 1),
         (DELAY_AND_SKIP, [fired(1, 1, 99)], finding("op_mismatch", 1), 1),
+        # What makes nobody slow explains no straggler.
+        (DELAY_AND_SKIP, [fired(0, 1, 99)], finding("straggler", 1, severity="warning"), None),
+        (DELAY_AND_SKIP, [fired(1, 1, 99)], finding("straggler", 1, severity="warning"), 1),
         # A link has two ends, and either may be named.
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 1, victims=[0, 2]), 0),
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 2, victims=[3]), None),
