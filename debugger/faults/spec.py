@@ -84,7 +84,9 @@ class _Parser:
         backends = self.action.backends
         if self.backend is not None and backends and self.backend not in backends:
             raise cursor.error(
-                f"{token.text} works on {', '.join(backends)}, and not on {self.backend}", token
+                f"{token.text} works on {', '.join(backends)}, and not on {self.backend}",
+                token,
+                ["with --netns (as root) it works on every backend"],
             )
         return cursor.take()
 

@@ -100,7 +100,11 @@ def fates(
                 "time_ns": first.time_ns if first else None,
                 "where": clean(first.where) if first else "",
                 "not_in": absent,
-                "why": clean("; ".join(why_not(fault, rank, ranks.get(rank)) for rank in absent)),
+                "why": clean(
+                    "; ".join(
+                        why_not(fault, rank, ranks.get(rank), plan.namespaces) for rank in absent
+                    )
+                ),
                 "refused": clean(refused),
             }
         )

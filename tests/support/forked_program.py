@@ -68,6 +68,7 @@ def become(rank, finder, hook, torch) -> None:
         return
     os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
     hook["redirect"](rank)
+    hook["enter_network"](rank)
     hook["_hear_last_words"]()
     sys.meta_path.insert(0, finder)
     hook["_install"](torch)

@@ -230,6 +230,14 @@ def test_why_it_did_not_happen(spec: str, why: str) -> None:
     assert not one["fired"]
 
 
+def test_in_a_network_of_the_ranks_own_no_backend_is_the_reason() -> None:
+    run = four_ranks()
+    run.each(broadcast(8))
+    plan = Plan((parse("link(0->1, drop) @ frame 900"),), namespaces=True)
+    (one,) = injections.fates(plan, [], run.snapshot().ranks)
+    assert one["why"] == "rank 0 sent no frame 900 on that link"
+
+
 def test_what_a_rank_says_is_harmless() -> None:
     entries = [fired(0, 1, 98, "all_reduce\x1b[2J\nOK")]
     (one,) = injections.fates(plan("kill(rank=1)"), entries, {})
