@@ -137,18 +137,23 @@ def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:
     return [line((sign if not at else "  ", tone), (row, tone)) for at, row in enumerate(rows)]
 
 
-def bar_line(
-    keys: Sequence[tuple[str, str]], width: int
-) -> tuple[Line, list[tuple[int, int, int]]]:
-    """The keys at the foot, and where each of them is: (from column, to column, index)."""
-    pieces: list[tuple[str, str]] = []
+def bar_lines(
+    keys: Sequence[tuple[str, str]], width: int, most: int = 1
+) -> tuple[list[Line], list[tuple[int, int, int, int]]]:
+    """The keys at the foot in at most so many lines, and where each of them is: (line, from column,
+    to column, index)."""
+    rows: list[list[tuple[str, str]]] = [[]]
     places = []
     at = 0
     for index, (key, label) in enumerate(keys):
         text = f" {key} "
-        if at + len(text) + len(label) + 1 > width:
-            break
-        pieces += [(text, "key"), (f"{label} ", "")]
-        places.append((at, at + len(text) + len(label), index))
-        at += len(text) + len(label) + 1
-    return tuple(pieces), places
+        size = len(text) + len(label)
+        if at + size + 1 > width:
+            if len(rows) == most:
+                break
+            rows.append([])
+            at = 0
+        rows[-1] += [(text, "key"), (f"{label} ", "")]
+        places.append((len(rows) - 1, at, at + size, index))
+        at += size + 1
+    return [tuple(row) for row in rows], places
