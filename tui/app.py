@@ -163,7 +163,8 @@ class TerminalApp(App[None]):
         picture = self.picture
         tabs = [(view.key, view.title) for view in VIEWS]
         parts = self._parts
-        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width))
+        wanted = safe(self.view.filter) if self.view.filters else ""
+        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width, wanted))
         parts["banner"].show(banner_lines(picture, width)[: max(2, height // 4)])
         body = self.view.body(picture, width - SCROLLBAR, height)
         parts["top"].show(body.top)
@@ -292,6 +293,10 @@ class TerminalApp(App[None]):
 
     def _ask_filter(self) -> None:
         from .screens.dialogs import Filter
+
+        if not self.view.filters:
+            self._say("there is nothing to filter on this screen")
+            return
 
         def chosen(text: str | None) -> None:
             if text is not None:

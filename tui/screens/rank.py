@@ -47,7 +47,8 @@ class RankView(View):
     title = "Rank"
     explained = (
         "One rank: recent calls as a timeline, its stack, its log with search (/) and level "
-        "filter, and what is known of its process."
+        "filter, and what is known of its process. Beside a call, … says that it has not ended, "
+        "and ! that it has failed."
     )
     keys: ClassVar = (
         Key("left_square_bracket", "[", "rank", "the previous rank"),
@@ -76,14 +77,16 @@ class RankView(View):
             lines = [_log_line(row) for row in rows]
             at = len(lines) - 1 if self._at is None else min(self._at, len(lines) - 1)
             if not lines:
-                return Body(top=top, lines=[line(("nothing here", "dim"))])
+                empty = line(("nothing here", "dim"))
+                return Body(top=top, lines=[self.nothing_matches() if self.filter else empty])
             return Body(top=top, lines=lines, cursor=at)
         if self.part == "stack":
-            return Body(top=top, lines=stack_lines(picture, number))
+            return Body(top=top, lines=self.matching(stack_lines(picture, number)))
         if self.part == "about":
-            return Body(top=top, lines=about_lines(picture, detail, width))
+            return Body(top=top, lines=self.matching(about_lines(picture, detail, width)))
         ended = picture.states[number] in OVER
-        return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
+        lines = timeline_lines(detail.calls, picture.now_ns, width, ended)
+        return Body(top=top, lines=self.matching(lines))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
         state = picture.states[number]
@@ -101,7 +104,7 @@ class RankView(View):
             pieces.append(("  ", ""))
             pieces += [(f" {one} ", "key" if one == self.source else "dim") for one in SOURCES]
             level = f"  level {self.level or 'any'}" if self.source == "log" else ""
-            pieces.append((level + (f"  /{self.filter}" if self.filter else ""), "warn"))
+            pieces.append((level, "warn"))
         return tuple(pieces)
 
     def _log(self, detail: RankDetail) -> list[LogLine]:

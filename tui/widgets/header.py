@@ -9,7 +9,7 @@ from debugger.record.wording import ranks_text
 from ..picture import Found, Picture, Stage
 from ..text import Line, clip, duration, line, width_of, wrap
 
-_BADGES = {
+BADGES = {
     Stage.NOTHING: ("NO RUN", "warn"),
     Stage.LIVE: ("LIVE", "good"),
     Stage.ENDED: ("ENDED", "title"),
@@ -21,10 +21,16 @@ _KILLED = "distdebug was killed, and left no report; ranks are shown as at the l
 
 
 def header_lines(
-    picture: Picture, tabs: Sequence[tuple[str, str]], here: str, missed: int | None, width: int
+    picture: Picture,
+    tabs: Sequence[tuple[str, str]],
+    here: str,
+    missed: int | None,
+    width: int,
+    wanted: str = "",
 ) -> list[Line]:
-    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused."""
-    badge, tone = _BADGES[picture.stage]
+    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused.
+    `wanted`: the filter of this screen."""
+    badge, tone = BADGES[picture.stage]
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
     if missed is not None:
         head.append((f" PAUSED, {missed} newer ", "cursor"))
@@ -33,7 +39,7 @@ def header_lines(
     return [
         clip(tuple(head), width),
         clip(_figures(picture), width),
-        clip(_tabs(tabs, here), width),
+        clip((*_tabs(tabs, here), (f"  only: {wanted}" if wanted else "", "warn")), width),
     ]
 
 
