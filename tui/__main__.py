@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = Path(words[0])
     try:
         # Only what is packed must be there now: on a directory the app waits for a run to begin.
-        with opened(words[0]) if path.is_file() else nullcontext() as unpacked:
+        with opened(words[0]) if os.path.isfile(path) else nullcontext() as unpacked:
             app = TerminalApp(path if unpacked is None else unpacked.path)
             app.run()
     except RunDirectoryError as error:

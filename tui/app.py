@@ -28,12 +28,14 @@ from .screens.rank import RankView
 from .screens.stacks import StacksView
 from .screens.waits import WaitsView
 from .text import Line, plain, safe
-from .widgets.header import banner_lines, bar_line, header_lines
+from .widgets.header import banner_lines, bar_lines, header_lines
 from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
 VIEWS: tuple[type[View], ...] = (Overview, Collectives, RankView, StacksView, WaitsView)
 SCROLLBAR = 1
+LINES_PER_BAR = 8
+"""The keys at the foot may take one line of so many: all of them are in sight at 80x24."""
 PARTS = ("head", "banner", "top", "below", "bar")
 
 KEYS = (
@@ -100,7 +102,7 @@ class TerminalApp(App[None]):
         self.chosen = Chosen()
         self.views: dict[str, View] = {view.name: view(self.chosen) for view in VIEWS}
         self.view: View = self.views["overview"]
-        self._bar: list[tuple[int, int, int]] = []
+        self._bar: list[tuple[int, int, int, int]] = []
 
     def compose(self) -> ComposeResult:
         for name in ("head", "banner", "top"):
@@ -161,13 +163,15 @@ class TerminalApp(App[None]):
         picture = self.picture
         tabs = [(view.key, view.title) for view in VIEWS]
         parts = self._parts
-        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width))
+        wanted = safe(self.view.filter) if self.view.filters else ""
+        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width, wanted))
         parts["banner"].show(banner_lines(picture, width)[: max(2, height // 4)])
         body = self.view.body(picture, width - SCROLLBAR, height)
         parts["top"].show(body.top)
         parts["below"].show(body.below)
-        bar, self._bar = bar_line([(key.shown, key.label) for key in self.bar_keys()], width)
-        parts["bar"].show([bar])
+        keys = [(key.shown, key.label) for key in self.bar_keys()]
+        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
+        parts["bar"].show(bar)
         self._sheet.show(body.lines, body.cursor, self.chosen.follow)
         self.feed.show(self.view.focus())
 
@@ -248,8 +252,8 @@ class TerminalApp(App[None]):
     def on_pressed(self, message: Pressed) -> None:
         """The mouse: a tab, a key at the foot, or a line of the sheet."""
         if message.sender == "bar":
-            for start, end, index in self._bar:
-                if start <= message.column < end:
+            for row, start, end, index in self._bar:
+                if row == message.row and start <= message.column < end:
                     self.call_later(self._run_key, self.bar_keys()[index])
         elif message.sender == "head" and message.row == 2:
             at = 0
@@ -289,6 +293,10 @@ class TerminalApp(App[None]):
 
     def _ask_filter(self) -> None:
         from .screens.dialogs import Filter
+
+        if not self.view.filters:
+            self._say("there is nothing to filter on this screen")
+            return
 
         def chosen(text: str | None) -> None:
             if text is not None:

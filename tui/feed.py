@@ -116,13 +116,11 @@ class Feed:
         try:
             # `latest` may come to mean another run: this app stays with the one it has opened.
             directory = RunDirectory.open(self._run.directory.path if self._run else self.path)
-        except RunDirectoryError as error:
-            self._picture = self._without(safe(error, 2000))
-            return self._picture
-        try:
             if self._run is None:
                 self._run = _Run(directory, self._clock)
             self._picture = self._run.look(focus, brief)
+        except RunDirectoryError as error:
+            self._picture = self._without(safe(error, 2000))
         except Exception as error:  # a damaged directory must not end the app
             sentence = f"the run cannot be read ({type(error).__name__}: {error})"
             self._picture = replace(self._picture, problem=safe(sentence, 2000))
@@ -162,14 +160,15 @@ class _Run:
     def look(self, focus: Focus, brief: bool) -> Picture:
         """Read everything that has changed."""
         run = self._document(self.directory.run_json)
-        report = self._document(self.directory.report_json)
+        report_json = self.directory.report_json
+        report, no_report = files.report_in(report_json, self._document(report_json))
         self._host.poll()
         self._events.poll()
         self._processes.exits.poll()
         self._records.look(again=bool(self._records.faults))
         now_ns = self._clock()
         limits = Limits.of_run(run)
-        stage, snapshots = self._snapshots(run, bool(report), now_ns)
+        stage, snapshots = self._snapshots(run, bool(report or no_report), now_ns)
         snapshots = [_believable(one) for one in snapshots]
         ended_ns = self._ended_ns(stage, run, report, snapshots)
         if stage is Stage.KILLED:
@@ -198,7 +197,7 @@ class _Run:
                 world_size=max((one.world_size for one in snapshots), default=0),
                 found=tuple(found),
                 notices=self._notices(now_ns) if stage is Stage.LIVE else (),
-                faults=tuple(map(safe, self._records.faults.values())),
+                faults=tuple(map(safe, (*no_report, *self._records.faults.values()))),
                 ranks=ranks,
                 waits=graph,
                 stood=files.stood_in_report(report),
@@ -277,14 +276,10 @@ class _Run:
             return files.found_in_report(report)
         from . import judging  # the diagnosis, whose import the first screen does not wait for
 
-        if stage is Stage.KILLED:
+        if stage is not Stage.LIVE:
             before = [standing_still(one) for one in snapshots]
-            return judging.together(
-                self._events.found, judging.judge_once(snapshots, before, limits), supervised=False
-            )
-        if stage is Stage.ENDED:
-            before = [standing_still(one) for one in snapshots]
-            return judging.judge_once(snapshots, before, limits)
+            own = judging.judge_once(snapshots, before, limits)
+            return judging.together(self._events.found, own, supervised=False)
         began_s = time.monotonic()
         at_s, took_s = self._judged_s
         if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:

@@ -17,6 +17,7 @@ from debugger.record.wording import site_text
 from .picture import Found, LogLine, Progress, StackNode, Stacks, Stood, Usage
 from .text import safe
 
+REPORT_SCHEMA = "distdebug.report/1"
 TAIL_BYTES = 1 << 16
 LOG_BYTES = 1 << 18
 MOST_LOG_LINES = 2000
@@ -147,6 +148,17 @@ class Events:
             elif event.get("kind") == "finding":
                 self.found.append(_found({**event, "kind": event.get("finding")}, "supervisor"))
         del self.notices[:-20], self.found[:-100]
+
+
+def report_in(path: Path, document: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The report of a run, and why it is left out, where it is there but of no use."""
+    schema = document.get("schema")
+    if schema == REPORT_SCHEMA or mark_of(path) == (0, 0):
+        return document, ()
+    if isinstance(schema, str) and schema.startswith("distdebug.report/"):
+        why = f"by another version of distdebug ({safe(schema, 40)}; this is {REPORT_SCHEMA})"
+        return {}, (f"{path}: was written {why}",)
+    return {}, (f"{path}: is damaged, or cannot be read",)
 
 
 def found_in_report(report: Mapping[str, Any]) -> list[Found]:

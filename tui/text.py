@@ -64,6 +64,17 @@ def place(site: str, width: int) -> str:
     return f"…{cut}"
 
 
+def called_at(call: str, site: str, width: int) -> str:
+    """A call and its line after two blanks each, in at most `width` cells: the call is cut first,
+    since the line number says more."""
+    parts = [f"  {call}" if call else "", f"  {site}" if site else ""]
+    if sum(map(cell_len, parts)) > width and site:
+        short = place(site, max(12, width - cell_len(parts[0]) - 2))
+        parts = [fit(parts[0], max(0, width - cell_len(short) - 2)).rstrip(), f"  {short}"]
+    text = "".join(parts)
+    return text if cell_len(text) <= width else fit(text, width)
+
+
 def clip(row: Line, width: int) -> Line:
     """The line, cut to `width` cells."""
     if width_of(row) <= width:

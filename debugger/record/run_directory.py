@@ -100,7 +100,7 @@ class RunDirectory:
         """
         if path is None:
             found = Path(os.path.abspath(base / LATEST))
-            if not found.is_dir():
+            if not (_is_there(found) and found.is_dir()):
                 raise RunDirectoryError(
                     f"there is no run below {base}/ yet; start one with `distdebug run`, "
                     "or name the directory of a run"
@@ -109,7 +109,7 @@ class RunDirectory:
             candidates = [Path(path)]
             if not Path(path).is_absolute():
                 candidates.append(base / path)
-            existing = [one for one in candidates if one.exists()]
+            existing = [one for one in candidates if _is_there(one)]
             if not existing:
                 raise RunDirectoryError(f"there is no run directory {path}")
             directories = [one for one in existing if one.is_dir()]
@@ -355,6 +355,16 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {reason(error)}") from error
+    return True
+
+
 def _why_not_ours(path: Path) -> str | None:
     """None for a run directory, otherwise the end of a sentence that begins with its name."""
     try:
@@ -364,7 +374,7 @@ def _why_not_ours(path: Path) -> str | None:
         return "is not a run directory of distdebug: it has no run.json"
     except OSError as error:
         return f"cannot be read: {reason(error)}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return "is not a run directory of distdebug: its run.json is not JSON"
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema == SCHEMA:

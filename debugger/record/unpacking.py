@@ -57,7 +57,7 @@ def opened(run: str | None, base: Path = BASE) -> Iterator[RunDirectory]:
     Raises RunDirectoryError. Where an error of the body names the directory of an artefact, it
     names the artefact in the end: that is what its reader knows.
     """
-    if run is None or not Path(run).is_file() or (base / run).is_dir():
+    if run is None or not os.path.isfile(run) or os.path.isdir(base / run):
         yield RunDirectory.open(run, base)
         return
     with (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..picture import Focus, Picture
-from ..text import Line
+from ..text import Line, line, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class View(ABC):
     title: ClassVar[str]
     keys: ClassVar[Sequence[Key]] = ()
     explained: ClassVar[str]
+    filters: ClassVar[bool] = True
+    """Whether / means anything here."""
 
     def __init__(self, chosen: Chosen) -> None:
         self.chosen = chosen
@@ -71,6 +73,17 @@ class View(ABC):
     @abstractmethod
     def body(self, picture: Picture, width: int, height: int) -> Body:
         """The screen at that many cells, of the picture alone."""
+
+    def matching(self, lines: Sequence[Line]) -> Sequence[Line]:
+        """The lines that the filter lets through, or that there are none."""
+        wanted = self.filter.lower()
+        if not wanted or not lines:
+            return lines
+        return [row for row in lines if wanted in plain(row).lower()] or [self.nothing_matches()]
+
+    def nothing_matches(self) -> Line:
+        """Where a filter leaves nothing."""
+        return line((f"no line matches {self.filter!r}; press / and Enter to see all", "dim"))
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
         """The key was pressed; whether this screen knows it. `page` is the height of the sheet."""

@@ -26,6 +26,8 @@ class Collectives(View):
         Key("right_square_bracket", "]", "group", "the next group"),
     )
 
+    filters = False
+
     _group: GroupKey | None = None
     _seq: int | None = None
     """The column of the cursor; None: the newest."""

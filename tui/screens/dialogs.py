@@ -13,9 +13,10 @@ from textual.widgets import Input
 
 from debugger.record.wording import ranks_text
 
-from ..picture import Picture, State
+from ..picture import Picture, Stage, State
 from ..text import Line, fit, line, wrap
 from ..widgets import grid, heat
+from ..widgets.header import BADGES
 from ..widgets.palette import Palette
 from ..widgets.sheet import Lines, Pressed, Sheet
 from .base import MOVES, Key, View, moved
@@ -31,6 +32,22 @@ _STATES = {
     State.DEAD: "the process was killed or ended with a status other than 0",
     State.ENDED: "the process ended because of what was found, here or on another rank",
     State.FINISHED: "the process ended with status 0",
+}
+
+
+_STAGES = {
+    Stage.LIVE: "it goes on",
+    Stage.ENDED: "it has ended; shown as at its end",
+    Stage.KILLED: "distdebug was killed with it: shown as at the last sign of life",
+    Stage.GONE: "its directory is no longer there: shown as it was seen last",
+    Stage.NOTHING: "there is no run there yet, or it cannot be read",
+}
+_MOVES = {
+    "↑↓←→ hjkl": "move, or scroll",
+    "PgUp PgDn": "move by a page",
+    "Home End": "to the first, to the last",
+    "1-5": "the screens, as o c r s w",
+    "mouse": "click on a rank, a cell, a screen's name, or a key at the foot",
 }
 
 
@@ -186,6 +203,7 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
     for sign, rows in (("… ", picture.notices), ("! ", picture.faults)):
         for text in rows:
             lines += [line((sign, "warn"), row) for row in wrap(text, width - 2)]
+    lines += [line(("! ", "warn"), row) for row in wrap(picture.problem, width - 2) if row]
     return lines or [line(("nothing was found", "dim"))]
 
 
@@ -194,6 +212,9 @@ def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[L
     lines: list[Line] = [line(("What a rank does", "title"))]
     for state, explained in _STATES.items():
         lines += _entry(f"{heat.LETTERS[state]} {state.value}", explained, width, heat.TONE[state])
+    lines += [(), line(("The run, at the top", "title"))]
+    for stage, explained in _STAGES.items():
+        lines += _entry(BADGES[stage][0], explained, width, BADGES[stage][1])
     lines += [(), line(("In the collectives", "title"))]
     cells = {
         "left": "the call is complete on this rank",
@@ -209,6 +230,8 @@ def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[L
     lines += [(), line(("Everywhere", "title"))]
     for key in keys:
         lines += _entry(key.shown, key.explained, width, "key")
+    for name, explained in _MOVES.items():
+        lines += _entry(name, explained, width, "key")
     lines += _entry("▸", "before a rank: look here first", width, "mark")
     for view in views:
         lines += [(), line((view.title, "title"), (f"   {view.key}", "key"))]

@@ -8,11 +8,11 @@ from typing import ClassVar
 from rich.cells import cell_len
 
 from debugger.diagnosis.world import exit_status
-from debugger.record.wording import ranks_text, signal_name
+from debugger.record.wording import group_name, ranks_text, signal_name
 
-from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
+from ..picture import LogLine, Picture, RankDetail, RankRow, StackNode, Stage
 from ..rows import OVER
-from ..text import Line, duration, fit, line, safe, size, wrap
+from ..text import Line, called_at, duration, fit, line, safe, size, wrap
 from ..widgets import heat
 from ..widgets.timeline import timeline_lines
 from .base import Body, Key, View, moved
@@ -47,7 +47,8 @@ class RankView(View):
     title = "Rank"
     explained = (
         "One rank: recent calls as a timeline, its stack, its log with search (/) and level "
-        "filter, and what is known of its process."
+        "filter, and what is known of its process. Beside a call, … says that it has not ended, "
+        "and ! that it has failed."
     )
     keys: ClassVar = (
         Key("left_square_bracket", "[", "rank", "the previous rank"),
@@ -76,23 +77,26 @@ class RankView(View):
             lines = [_log_line(row) for row in rows]
             at = len(lines) - 1 if self._at is None else min(self._at, len(lines) - 1)
             if not lines:
-                return Body(top=top, lines=[line(("nothing here", "dim"))])
+                empty = line(("nothing here", "dim"))
+                return Body(top=top, lines=[self.nothing_matches() if self.filter else empty])
             return Body(top=top, lines=lines, cursor=at)
         if self.part == "stack":
-            return Body(top=top, lines=stack_lines(picture, number))
+            return Body(top=top, lines=self.matching(stack_lines(picture, number)))
         if self.part == "about":
-            return Body(top=top, lines=about_lines(picture, detail, width))
+            return Body(top=top, lines=self.matching(about_lines(picture, detail, width)))
         ended = picture.states[number] in OVER
-        return Body(top=top, lines=timeline_lines(detail.calls, picture.now_ns, width, ended))
+        lines = timeline_lines(detail.calls, picture.now_ns, width, ended)
+        return Body(top=top, lines=self.matching(lines))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
         state = picture.states[number]
         row = picture.rows.get(number)
         words = row.words if row else state.value
-        more = f"  {row.call}  {row.site}" if row else ""
         mark = [("▸", "mark")] if number in picture.culprits else []
-        text = fit(more, max(0, width - len(words) - 14))
-        return line(*mark, (f"rank {number} ", "title"), (words, heat.TONE[state]), text)
+        title = f"rank {number} "
+        room = width - len(mark) - len(title) - cell_len(words)
+        more = called_at(row.call, row.site, room) if row else ""
+        return line(*mark, (title, "title"), (words, heat.TONE[state]), more)
 
     def _tabs(self) -> Line:
         pieces = [(f" {part} ", "cursor" if part == self.part else "dim") for part in PARTS]
@@ -100,7 +104,7 @@ class RankView(View):
             pieces.append(("  ", ""))
             pieces += [(f" {one} ", "key" if one == self.source else "dim") for one in SOURCES]
             level = f"  level {self.level or 'any'}" if self.source == "log" else ""
-            pieces.append((level + (f"  /{self.filter}" if self.filter else ""), "warn"))
+            pieces.append((level, "warn"))
         return tuple(pieces)
 
     def _log(self, detail: RankDetail) -> list[LogLine]:
@@ -202,11 +206,11 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
     elif rank.heartbeat_ns:
         rows.append(("heartbeat", f"{duration(picture.now_ns - rank.heartbeat_ns)} ago"))
     row = picture.rows.get(detail.rank)
-    if row is not None and row.usage.rss_bytes is not None:
-        rows.append(("memory", size(row.usage.rss_bytes)))
+    if row is not None:
+        rows += _figures(row)
     for key, group in rank.groups.items():
         about = f"{group.backend}, {ranks_text(group.ranks)}, {group.issued} collectives"
-        rows.append((f"group {safe(group.desc or key[0], 20)}", safe(about)))
+        rows.append((f"group {safe(group_name(key[0], group.desc), 20)}", safe(about)))
     shown = {"host", "job"}
     rows += [
         (safe(name, 20), safe(_flat(value)))
@@ -224,6 +228,21 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
         lines.append(line((fit(name, 21), "dim"), first))
         lines += [line((" " * 21, ""), text) for text in rest]
     return lines
+
+
+def _figures(row: RankRow) -> list[tuple[str, str]]:
+    """What the overview has no room for on a small screen."""
+    usage = row.usage
+    rows = [
+        ("step", row.progress.step),
+        ("loss", row.progress.loss),
+        ("cpu", "" if usage.cpu_percent is None else f"{usage.cpu_percent:.0f}%"),
+        ("threads", "" if usage.threads is None else str(usage.threads)),
+        ("memory", "" if usage.rss_bytes is None else size(usage.rss_bytes)),
+        ("gpu", "" if usage.gpu_percent is None else f"{usage.gpu_percent:.0f}%"),
+        ("gpu memory", "" if usage.gpu_bytes is None else size(usage.gpu_bytes)),
+    ]
+    return [(name, value) for name, value in rows if value]
 
 
 def _flat(value: object) -> str:

@@ -44,10 +44,7 @@ class StacksView(View):
             if found:
                 lines.append(line((name, "title"), (f" of {ranks_text(ranks)}", "dim")))
                 lines += found
-        wanted = self.filter.lower()
-        if wanted:
-            lines = [row for row in lines if wanted in "".join(text for text, _ in row).lower()]
-        return Body(top=top, lines=lines)
+        return Body(top=top, lines=self.matching(lines))
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
         if key != "a":

@@ -27,10 +27,7 @@ class WaitsView(View):
     )
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
-        lines = wait_lines(picture)
-        wanted = self.filter.lower()
-        if wanted:
-            lines = [row for row in lines if wanted in "".join(text for text, _ in row).lower()]
+        lines = self.matching(wait_lines(picture))
         return Body(lines=[clip(row, width) for row in lines])
 
 

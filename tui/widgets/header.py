@@ -9,7 +9,7 @@ from debugger.record.wording import ranks_text
 from ..picture import Found, Picture, Stage
 from ..text import Line, clip, duration, line, width_of, wrap
 
-_BADGES = {
+BADGES = {
     Stage.NOTHING: ("NO RUN", "warn"),
     Stage.LIVE: ("LIVE", "good"),
     Stage.ENDED: ("ENDED", "title"),
@@ -21,10 +21,16 @@ _KILLED = "distdebug was killed, and left no report; ranks are shown as at the l
 
 
 def header_lines(
-    picture: Picture, tabs: Sequence[tuple[str, str]], here: str, missed: int | None, width: int
+    picture: Picture,
+    tabs: Sequence[tuple[str, str]],
+    here: str,
+    missed: int | None,
+    width: int,
+    wanted: str = "",
 ) -> list[Line]:
-    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused."""
-    badge, tone = _BADGES[picture.stage]
+    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused.
+    `wanted`: the filter of this screen."""
+    badge, tone = BADGES[picture.stage]
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
     if missed is not None:
         head.append((f" PAUSED, {missed} newer ", "cursor"))
@@ -33,7 +39,7 @@ def header_lines(
     return [
         clip(tuple(head), width),
         clip(_figures(picture), width),
-        clip(_tabs(tabs, here), width),
+        clip((*_tabs(tabs, here), (f"  only: {wanted}" if wanted else "", "warn")), width),
     ]
 
 
@@ -137,18 +143,23 @@ def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:
     return [line((sign if not at else "  ", tone), (row, tone)) for at, row in enumerate(rows)]
 
 
-def bar_line(
-    keys: Sequence[tuple[str, str]], width: int
-) -> tuple[Line, list[tuple[int, int, int]]]:
-    """The keys at the foot, and where each of them is: (from column, to column, index)."""
-    pieces: list[tuple[str, str]] = []
+def bar_lines(
+    keys: Sequence[tuple[str, str]], width: int, most: int = 1
+) -> tuple[list[Line], list[tuple[int, int, int, int]]]:
+    """The keys at the foot in at most so many lines, and where each of them is: (line, from column,
+    to column, index)."""
+    rows: list[list[tuple[str, str]]] = [[]]
     places = []
     at = 0
     for index, (key, label) in enumerate(keys):
         text = f" {key} "
-        if at + len(text) + len(label) + 1 > width:
-            break
-        pieces += [(text, "key"), (f"{label} ", "")]
-        places.append((at, at + len(text) + len(label), index))
-        at += len(text) + len(label) + 1
-    return tuple(pieces), places
+        size = len(text) + len(label)
+        if at + size + 1 > width:
+            if len(rows) == most:
+                break
+            rows.append([])
+            at = 0
+        rows[-1] += [(text, "key"), (f"{label} ", "")]
+        places.append((len(rows) - 1, at, at + size, index))
+        at += size + 1
+    return [tuple(row) for row in rows], places

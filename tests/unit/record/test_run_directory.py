@@ -93,6 +93,18 @@ def test_what_is_not_ours_is_not_opened(tmp_path: Path) -> None:
     assert "is a file" in problem(tmp_path / "run.json")
 
 
+@pytest.mark.parametrize("path", ["x" * 300, "x/" * 3000], ids=["name", "path"])
+def test_what_cannot_be_looked_at_is_one_sentence(tmp_path: Path, path: str) -> None:
+    with pytest.raises(RunDirectoryError, match="cannot be read: file name too long"):
+        RunDirectory.open(tmp_path / path)
+
+
+def test_a_run_json_that_is_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(RunDirectoryError, match="not JSON"):
+        RunDirectory.open(tmp_path)
+
+
 def test_json_is_replaced_whole_and_private(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "base")
     assert run.write_json("report.json", {"outcome": "ok"})

@@ -16,7 +16,7 @@ from debugger.record.run_directory import RunDirectory
 from debugger.supervisor.control import ControlServer
 from tui.app import VIEWS, Fresh
 from tui.picture import Picture
-from tui.widgets.header import bar_line
+from tui.widgets.header import bar_lines
 
 from .driver import Driver, a_year_later, clock_of, made, opened
 
@@ -40,7 +40,7 @@ def drive(
         directory.close()
 
 
-def test_the_mouse(tmp_path: Path) -> None:
+def test_the_mouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(driver: Driver) -> None:
         await driver.pilot.click("#body", offset=(3, 1))
         await driver.settled()
@@ -53,12 +53,30 @@ def test_the_mouse(tmp_path: Path) -> None:
         assert driver.app.chosen.rank == 3
         assert "#1 of group" in driver.text
         keys = [(key.shown, key.label) for key in driver.app.bar_keys()]
-        _, places = bar_line(keys, 100)
-        start = next(start for start, _, index in places if keys[index][1] == "pause")
+        _, places = bar_lines(keys, 100, 3)
+        row, start = next(
+            (row, start) for row, start, _, index in places if keys[index][1] == "text"
+        )
+        assert row == 1
+        monkeypatch.chdir(tmp_path)
+        await driver.pilot.click("#bar", offset=(start + 1, row))
+        await driver.until(lambda: list(tmp_path.glob("*.txt")), "an export")
+        start = next(start for _, start, _, index in places if keys[index][1] == "pause")
         await driver.pilot.click("#bar", offset=(start + 1, 0))
         await driver.until(lambda: driver.app.missed is not None, "a pause")
 
     drive(made(tmp_path, "mismatch"), check)
+
+
+def test_every_key_is_at_the_foot_of_every_screen(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        for view in VIEWS:
+            await driver.press(view.key)
+            foot = "\n".join(driver.text.splitlines()[-3:])
+            for key in driver.app.bar_keys():
+                assert f" {key.shown} {key.label}" in foot
+
+    drive(made(tmp_path, "late"), check, (80, 24))
 
 
 def test_the_mouse_on_the_map(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fixtures import recorded
 from tui.app import VIEWS
 from tui.feed import Feed
-from tui.picture import Picture, Stage
+from tui.picture import Focus, Picture, Stage
 from tui.screens.base import Chosen
 from tui.screens.dialogs import finding_lines
 from tui.screens.rank import PARTS, RankView
@@ -90,6 +90,31 @@ def test_a_document_with_odd_values(
     assert "cannot be read" not in picture.problem
     assert "\x1b" not in text
     assert picture.calls == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema": "distdebug.report/9", "outcome": "ok"}', "another version"),
+        ('{"schema": 3}', "damaged"),
+        ("{", "damaged"),
+        ("", "damaged"),
+    ],
+)
+def test_a_report_that_is_of_no_use(tmp_path: Path, text: str, why: str) -> None:
+    run = recorded.unpack("died", tmp_path / "run").path
+    (run / "report.json").write_text(text)
+    picture, shown = _every_screen(run)
+    assert picture.stage is Stage.ENDED  # nobody has killed distdebug: it has left a report
+    assert why in shown
+    assert picture.verdict is not None
+    assert picture.verdict.kind == "rank_died"
+    assert picture.outcome == ""
+
+
+def test_a_path_that_nobody_may_look_at(tmp_path: Path) -> None:
+    picture = Feed(tmp_path / ("x" * 300), print, a_year_later).look(Focus())
+    assert "cannot be read: file name too long" in picture.problem
 
 
 def test_the_same_run_undamaged(tmp_path: Path) -> None:

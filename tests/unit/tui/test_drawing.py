@@ -14,7 +14,7 @@ from tui.app import TerminalApp
 from tui.picture import Found, Picture, Stage, State
 from tui.text import plain
 from tui.widgets import grid, heat
-from tui.widgets.header import banner_lines, bar_line, header_lines
+from tui.widgets.header import banner_lines, bar_lines, header_lines
 from tui.widgets.palette import palette_of
 from tui.widgets.sheet import strip_of
 from tui.widgets.timeline import timeline_lines
@@ -164,9 +164,13 @@ def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
 
 
 def test_the_bar_knows_where_its_keys_are() -> None:
-    bar, places = bar_line([("?", "help"), ("q", "quit"), ("X", "stop run")], 20)
+    keys = [("?", "help"), ("q", "quit"), ("X", "stop run")]
+    (bar,), places = bar_lines(keys, 20)
     assert plain(bar) == " ? help  q quit "
-    assert [plain(bar)[start:end].strip() for start, end, _ in places] == ["? help", "q quit"]
+    assert [plain(bar)[start:end].strip() for _, start, end, _ in places] == ["? help", "q quit"]
+    bars, places = bar_lines(keys, 20, 2)
+    assert [plain(one) for one in bars] == [" ? help  q quit ", " X stop run "]
+    assert places[2] == (1, 0, 11, 2)
 
 
 def test_every_theme_has_every_tone() -> None:

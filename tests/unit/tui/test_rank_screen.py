@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.unit.diagnosis.builder import Run
-from tui.picture import LogLine, Picture, RankDetail, Stage, State
+from tui.picture import LogLine, Picture, Progress, RankDetail, RankRow, Stage, State, Usage
 from tui.screens.base import Chosen
-from tui.screens.rank import RankView
-from tui.text import Line, plain
+from tui.screens.rank import RankView, about_lines
+from tui.text import Line, called_at, plain
 
 LINES = (
     LogLine("[n:0] 12:00:00.000 trace   call", "trace"),
@@ -57,3 +57,39 @@ def test_the_environment() -> None:
     assert f"{'$MASTER_ADDR':<21}no\\x1bde" in rows
     at = rows.index("$TORCH_A_NAME_THAT_IS_LONGER_THAN_ITS_COLUMN")
     assert rows[at + 1] == f"{'':<21}7"
+
+
+def test_the_line_number_is_never_cut() -> None:
+    call, site = "all_reduce(sum, float32[64,32,16])", "a_program_of_mine.py:1234 in step"
+    assert called_at(call, site, 80) == f"  {call}  {site}"
+    assert called_at(call, site, 66) == f"  {call}  a_program_of_mine.py:1234"
+    assert called_at(call, site, 55) == f"  {call}  …_of_mine.py:1234"
+    for width in range(20, 80):
+        shown = called_at(call, site, width)
+        assert ":1234" in shown
+        assert len(shown) <= width
+    assert called_at("", site, 66) == f"  {site}"
+    assert called_at(call, "", 12) == "  all_reduc…"
+
+
+def test_a_group_without_a_description_has_torchs_name() -> None:
+    run = Run(2)
+    run.ranks[0].has_group("7", [0, 1], desc="undefined")
+    picture = Picture(Path("run"), states={0: State.COMPUTING}, ranks={0: run.ranks[0].frozen()})
+    rows = [plain(one) for one in about_lines(picture, RankDetail(0), 80)]
+    assert [one for one in rows if one.startswith("group 7 ")]
+    assert not [one for one in rows if "undefined" in one]
+
+
+def test_what_a_small_overview_has_no_column_for() -> None:
+    usage = Usage(12.4, 3 << 30, 9, 77.0, 5 << 30)
+    row = RankRow(0, State.COMPUTING, "", usage=usage, progress=Progress("41", "0.25"))
+    picture = Picture(
+        Path("run"),
+        states={0: State.COMPUTING},
+        ranks={0: Run(1).ranks[0].frozen()},
+        rows={0: row},
+    )
+    rows = [plain(one).split() for one in about_lines(picture, RankDetail(0), 80)]
+    for wanted in ("step 41", "loss 0.25", "cpu 12%", "memory 3.0G", "gpu 77%", "gpu memory 5.0G"):
+        assert wanted.split() in rows

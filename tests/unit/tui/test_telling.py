@@ -1,0 +1,61 @@
+"""What the app tells of itself: a filter that is on, and every state and sign in the help."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tui.app import KEYS, VIEWS
+from tui.picture import Picture, Stage, State
+from tui.screens.base import Chosen
+from tui.screens.dialogs import finding_lines, help_lines
+from tui.text import plain
+from tui.widgets.header import BADGES
+
+from .driver import a_year_later, made, opened
+
+
+def test_a_filter_is_told_wherever_it_is_on(tmp_path: Path) -> None:
+    async def check() -> None:
+        run = made(tmp_path, "mismatch")
+        run.close()
+        async with opened(run.path, a_year_later, (80, 24)) as driver:
+            for view, parts in (("o", 1), ("r", 4), ("s", 1), ("w", 1)):
+                await driver.press(view)
+                assert "only:" not in driver.text
+                await driver.press("slash", "~", "enter")
+                for _ in range(parts):
+                    rows = driver.text.splitlines()
+                    assert rows[2].endswith("w Waits   only: ~")
+                    assert "matches '~'; press / and Enter to see all" in driver.text
+                    await driver.press("tab")
+                await driver.press("slash", "backspace", "enter")
+                assert "only:" not in driver.text
+
+    asyncio.run(check())
+
+
+def test_there_is_nothing_to_filter_in_the_collectives(tmp_path: Path) -> None:
+    async def check() -> None:
+        run = made(tmp_path, "mismatch")
+        run.close()
+        async with opened(run.path, a_year_later) as driver:
+            await driver.press("c", "slash")
+            await driver.until(lambda: "nothing to filter" in driver.text, "the reason")
+
+    asyncio.run(check())
+
+
+def test_the_help_has_every_state_of_a_rank_and_of_the_run() -> None:
+    rows = [plain(one) for one in help_lines([view(Chosen()) for view in VIEWS], KEYS, 76)]
+    names = {row[:17].strip() for row in rows if row.startswith("  ")}
+    assert {badge for badge, _ in BADGES.values()} <= names
+    assert len(BADGES) == len(Stage)
+    assert all(any(name.endswith(state.value) for name in names) for state in State)
+    assert {"mouse", "1-5", "PgUp PgDn", "Home End"} <= names
+
+
+def test_a_run_that_cannot_be_read_is_not_one_without_findings(tmp_path: Path) -> None:
+    rows = finding_lines(Picture(tmp_path, problem="it has no run.json"), 60)
+    assert [plain(one) for one in rows] == ["! it has no run.json"]
+    assert [plain(one) for one in finding_lines(Picture(tmp_path), 60)] == ["nothing was found"]
