@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -23,6 +24,8 @@ _HINT_AFTER_S = 1.0
 _COMPLETE_S = 2.0
 _ASK_AGAIN_S = 0.01
 _SPOKE = signal.SIGUSR1
+_NUDGE = signal.SIGUSR2
+_NUDGES = 50
 _LEAVING = frozenset({"q", "quit", "exit"})
 
 
@@ -130,25 +133,46 @@ class Terminal:
     def _watched(self) -> Iterator[None]:
         """While the user types, break that off when the rank has something to say: that it ends."""
         ours, theirs = socket.socketpair()
-        both: list[Any] = [self._line, theirs]
-
-        def watch() -> None:
-            while theirs not in (ready := select.select(both, [], [])[0]):
-                if ready and not self._asking:
-                    signal.pthread_kill(threading.main_thread().ident or 0, _SPOKE)
-                    return
-                time.sleep(_ASK_AGAIN_S)
-
-        watcher = threading.Thread(target=watch, daemon=True)
+        ours.setblocking(False)
         self._typing = True
-        watcher.start()
-        try:
-            yield
-        finally:
-            self._typing = False
-            ours.close()
-            watcher.join()
-            theirs.close()
+        watcher = threading.Thread(target=self._watch, args=(theirs,), daemon=True)
+        with _nudges():
+            kept = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+            watcher.start()
+            try:
+                yield
+            finally:
+                self._typing = False
+                signal.set_wakeup_fd(kept)
+                ours.close()
+                watcher.join()
+                theirs.close()
+
+    def _watch(self, typing: socket.socket) -> None:
+        """Until the other end is closed; over it come the numbers of the signals that Python got.
+
+        Python looks at its signals when readline's wait for a key is interrupted. One that comes
+        just before that wait, as Ctrl-C on a prompt that has just been shown, would be seen at the
+        next key only: so the wait is interrupted again and again until typing is over, or it is
+        clear that somebody else has taken the signal."""
+        user = threading.main_thread().ident or 0
+        both: list[Any] = [self._line, typing]
+        left = 0
+        while True:
+            if left and not select.select([typing], [], [], _ASK_AGAIN_S)[0]:
+                signal.pthread_kill(user, _NUDGE)
+                left -= 1
+            elif typing in select.select(both, [], [])[0]:
+                numbers = typing.recv(64)
+                if not numbers:
+                    return
+                if signal.SIGINT in numbers:
+                    left = _NUDGES
+            elif self._asking:
+                time.sleep(_ASK_AGAIN_S)  # the answer is another thread's to read
+            else:
+                signal.pthread_kill(user, _SPOKE)
+                left = _NUDGES
 
     def _on_spoke(self, _number: int, _frame: object) -> None:
         if self._typing:
@@ -170,6 +194,21 @@ class Terminal:
             return []
         finally:
             self._asking = False
+
+
+@contextlib.contextmanager
+def _nudges() -> Iterator[None]:
+    """_NUDGE interrupts what the main thread waits for, and does nothing else: a handler in Python
+    would be run where Python has an exception to raise already, which it takes for an error."""
+    library = ctypes.CDLL(None)
+    library.signal.restype = ctypes.c_void_p
+    library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    nothing = ctypes.cast(library.abs, ctypes.c_void_p)
+    kept = library.signal(_NUDGE, nothing)
+    try:
+        yield
+    finally:
+        library.signal(_NUDGE, kept)
 
 
 class _Spoke(Exception):
