@@ -43,6 +43,7 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
     Raises `debugger.errors.UsageError` for another level, where the directory cannot be made, and
     after init_process_group.
     """
+    from .rank import torch_first  # noqa: F401 - it says why
     from .rank.library import install as begin
 
     begin(level, run_dir)
@@ -76,9 +77,11 @@ def breakpoint(  # noqa: A001 - as torch's
 def inject(spec: str) -> None:
     """Make it go wrong: `debugger.inject("kill(rank=1) @ all_reduce#5")`, as `--inject` takes it.
 
-    For a program that calls `debugger.install()`, before that, and on every rank alike. Raises
-    `debugger.errors.UsageError` for what is no fault, and where it comes too late.
+    Below `distdebug run`, and in a program that calls `debugger.install()`: before
+    init_process_group, and on every rank alike. Raises `debugger.errors.UsageError` for what is no
+    fault, and where it comes too late.
     """
+    from .rank import torch_first  # noqa: F401 - it says why
     from .rank.injecting import inject as ask
 
     ask(spec)

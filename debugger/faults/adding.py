@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .plan import FILE, Fault, Plan, load
 
+LOCK = f".{FILE}.lock"
+
 
 def add(directory: Path, faults: Iterable[Fault]) -> Plan:
     """Add those whose text is not in the plan yet: every rank of a program asks for the same.
@@ -18,7 +20,9 @@ def add(directory: Path, faults: Iterable[Fault]) -> Plan:
     Each gets the next number. Returns the whole plan. Raises OSError, and as `plan.load` where
     there is a plan that cannot be read.
     """
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Not the directory itself: its supervisor holds that for as long as the run lasts.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(directory / LOCK, flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = load(directory) or Plan(())

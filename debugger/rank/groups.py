@@ -16,6 +16,7 @@ from .recorder import Recorder, report_own_fault
 
 _getframe = sys._getframe
 _told_of_default: list[Callable[[str, int], None]] = []
+_before_default: list[Callable[[], None]] = []
 
 
 def on_default_group(tell: Callable[[str, int], None]) -> None:
@@ -23,15 +24,26 @@ def on_default_group(tell: Callable[[str, int], None]) -> None:
     _told_of_default.append(tell)
 
 
+def before_default_group(act: Callable[[], None]) -> None:
+    """`act()` is called once, before the next default group is made; it may choose another
+    class."""
+    _before_default.append(act)
+
+
 _group_class = CheckedGroup
+
+
+def choose_class(group_class: type[CheckedGroup]) -> None:
+    """Groups that are made from now on are observed by one of this class."""
+    global _group_class
+    _group_class = group_class
+    torch_private.treat_as_plain_group(group_class)
 
 
 def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) -> None:
     """From now on every new group is observed: by one of this class in front of it."""
-    global _group_class
-    _group_class = group_class
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
-    torch_private.treat_as_plain_group(group_class)
+    choose_class(group_class)
 
 
 def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,6 +53,8 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         name = str(given.get("group_name"))
         backend = str(given.get("backend"))
         if not ranks:
+            while _before_default:
+                _before_default.pop()()
             with connections.remembered(name):
                 created = original(*args, **kwargs)
             size = int(created[0].size())

@@ -1,14 +1,16 @@
-"""`debugger.inject`: faults that a program asks for itself, before `debugger.install()`."""
+"""`debugger.inject`: faults that a program asks for itself, before its first process group."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from ..errors import UsageError
 from ..faults import adding
 from ..faults.plan import VARIABLE, Fault
 from ..faults.spec import SpecError, parse
+from . import groups
 from . import install as layer
 
 _asked: list[Fault] = []
@@ -16,10 +18,11 @@ _asked: list[Fault] = []
 
 def inject(spec: str) -> None:
     """See `debugger.inject`."""
-    if layer.installed():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
         raise UsageError(
-            "call debugger.inject() before debugger.install(); below `distdebug run` give the "
-            "fault there: --inject SPEC"
+            "call debugger.inject() before torch.distributed.init_process_group(): a group that "
+            "exists already cannot be made to go wrong"
         )
     world_size = os.environ.get("WORLD_SIZE", "")
     known = world_size.isascii() and world_size.isdigit() and len(world_size) < 10
@@ -27,6 +30,16 @@ def inject(spec: str) -> None:
         _asked.append(parse(spec, 0, int(world_size) if known else None))
     except SpecError as error:
         raise UsageError("\n".join([f"debugger.inject: {error}", *error.below])) from None
+    if layer.installed() and len(_asked) == 1:
+        groups.before_default_group(_take)
+
+
+def _take() -> None:
+    """The program makes its first group."""
+    directory = layer.directory()
+    if directory is not None:
+        write_plan(directory)
+        layer.take_faults()
 
 
 def write_plan(directory: Path) -> None:

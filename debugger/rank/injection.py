@@ -59,14 +59,25 @@ def begin(recorder: Recorder, directory: Path) -> Injector | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         report_own_fault("fault injection", error)
         return None
-    own = tuple(one for one in found.faults if one.action not in injected_links.ACTIONS)
-    if not own:
+    if all(one.action in injected_links.ACTIONS for one in found.faults):
         return None
-    own_plan = replace(found, faults=own)
-    injector = InjectedGroup.injector = Injector(recorder, directory, own_plan)
+    injector = InjectedGroup.injector = Injector(recorder, directory, found)
     steps.observe(injector.at_named_step)
     torch_private.on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
     return injector
+
+
+def extend(injector: Injector, directory: Path) -> None:
+    """The plan in this directory has more faults than when `injector` began."""
+    try:
+        found = plan.load(directory)
+        if found is None:
+            return
+        injected_links.observe(found, directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        report_own_fault("fault injection", error)
+        return
+    injector.arm(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +97,8 @@ class Injector:
     def __init__(self, recorder: Recorder, directory: Path, faults: Plan) -> None:
         self._recorder = recorder
         self._directory = directory
-        self._plan = faults
         self._start()
+        self.arm(faults)
 
     def _start(self) -> None:
         """Begin, or begin anew in a forked child that is a rank of its own."""
@@ -101,6 +112,13 @@ class Injector:
         self._began_s: float | None = None
         self._read_bytes = 0
         self._off = False
+
+    def arm(self, faults: Plan) -> None:
+        """These are the plan's faults from now on; what was done of them already stays done."""
+        own = tuple(one for one in faults.faults if one.action not in injected_links.ACTIONS)
+        with self._lock:
+            self._plan = replace(faults, faults=own)
+            self._armed = None
 
     def __repr__(self) -> str:
         return f"<Injector of rank {self._recorder.writer.rank}: {len(self._armed or ())} faults>"

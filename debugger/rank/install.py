@@ -58,6 +58,8 @@ MOST_STORE_KEYS = 1000
 
 _recorder: Recorder | None = None
 _heartbeat: Heartbeat | None = None
+_injector: Injector | None = None
+_directory: Path | None = None
 
 
 def install(run_directory: str | None = None) -> Recorder | None:
@@ -85,7 +87,28 @@ def installed() -> bool:
     return _recorder is not None
 
 
+def directory() -> Path | None:
+    """Where this process keeps its record; None where it is not observed."""
+    return _directory if _recorder is not None else None
+
+
+def take_faults() -> None:
+    """The plan has more faults than at the start: make them happen in groups made from now on."""
+    global _injector
+    if _recorder is None or _directory is None:
+        return
+    from . import injection
+
+    if _injector is not None:
+        injection.extend(_injector, _directory)
+        return
+    _injector = injection.begin(_recorder, _directory)
+    if _injector is not None:
+        groups.choose_class(_injector.group_class)
+
+
 def _install(directory: Path) -> Recorder:
+    global _injector, _directory
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())
     watch = VerdictWatch(directory / VERDICT)
@@ -93,11 +116,12 @@ def _install(directory: Path) -> Recorder:
     rank_log.observe(recorder, directory)
     python_warnings.observe()
     initialisation.observe(recorder, directory)
-    injector = _injector(recorder, directory)
-    if injector is None:
+    _directory = directory
+    _injector = _planned(recorder, directory)
+    if _injector is None:
         groups.observe(recorder)
     else:
-        groups.observe(recorder, injector.group_class)
+        groups.observe(recorder, _injector.group_class)
     exceptions.observe(recorder)
     unwinding.observe(recorder)
     agreement.observe()
@@ -118,8 +142,8 @@ def _install(directory: Path) -> Recorder:
         watch.look()
         limits.look()
         stops.look()
-        if injector is not None:
-            injector.look()
+        if _injector is not None:
+            _injector.look()
 
     def begin() -> None:
         global _heartbeat
@@ -132,7 +156,7 @@ def _install(directory: Path) -> Recorder:
     return recorder
 
 
-def _injector(recorder: Recorder, directory: Path) -> Injector | None:
+def _planned(recorder: Recorder, directory: Path) -> Injector | None:
     """What makes things go wrong on purpose; None, with nothing of it loaded, in all other runs."""
     if not os.environ.get(FAULTS):
         return None

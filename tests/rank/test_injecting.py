@@ -61,4 +61,40 @@ def test_ranks_that_ask_for_the_same_add_it_once(tmp_path: Path) -> None:
     texts = [(fault.number, fault.text) for fault in found.faults]
     assert texts == [(0, "skip(rank=1)"), (1, "kill(rank=1)"), (2, "kill(rank=0) @ call 7")]
     assert (tmp_path / plan.FILE).stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == [plan.FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {plan.FILE, adding.LOCK}
+
+
+BELOW_RUN = """
+import sys
+import debugger
+if "faulty" in sys.argv:  # before torch is there
+    debugger.faults.inject("exit(rank=1, code=7) @ all_reduce#2")
+import torch
+import torch.distributed as dist
+if "faulty" in sys.argv:
+    debugger.inject("delay(rank=0, 1ms) @ all_reduce#1")
+dist.init_process_group("gloo")
+for _ in range(4):
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("planned", [[], ["--inject", "delay(rank=1, 1ms) @ all_reduce#0"]])
+def test_a_program_below_distdebug_run_asks_for_faults(tmp_path: Path, planned: list[str]) -> None:
+    (tmp_path / "train.py").write_text(BELOW_RUN)
+    run = runs.run("run", ["-n", "2", *planned, "train.py", "faulty"], tmp_path)
+    assert run.exit_code == 94, run.explain()
+    (error,) = run.errors
+    assert (error["kind"], error["culprits"]) == ("rank_died", [1])
+    assert error["injected"] == "exit(rank=1, code=7) @ all_reduce#2"
+    fired = {one["action"]: one["fired"] for one in run.report["injected"]}
+    assert fired == {"exit": True, "delay": True}
+    assert len(run.report["injected"]) == 2 + len(planned) // 2
+
+
+def test_a_program_below_distdebug_run_that_asks_for_none_has_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BELOW_RUN)
+    run = runs.run("run", ["-n", "2", "train.py"], tmp_path)
+    assert (run.exit_code, run.report["outcome"]) == (0, "ok"), run.explain()
+    assert "injected" not in run.report
