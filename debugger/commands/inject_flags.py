@@ -19,6 +19,8 @@ from ..record.sanitize import clean
 from ..supervisor import namespaces
 
 MOST_RANDOM = 1000
+_ALL_FAULTS = "tcp"
+"""The backend on which every fault can be."""
 
 
 def add(parser: argparse._ArgumentGroup) -> None:
@@ -81,7 +83,8 @@ def plan(args: argparse.Namespace, world_size: int | None) -> Plan | None:
             raise UsageError(f"--inject: {error}", error.below) from None
     if args.inject_random is not None:
         seed = secrets.randbits(32) if seed is None else seed
-        faults += _random(args.inject_random, seed, world_size, backend, len(faults))
+        drawn_for = _ALL_FAULTS if args.netns else backend
+        faults += _random(args.inject_random, seed, world_size, drawn_for, len(faults))
     if not faults:
         if args.seed is not None:
             raise UsageError("--seed is of --inject, --inject-file or --inject-random; give one")

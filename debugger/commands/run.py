@@ -17,6 +17,7 @@ class RunCommand(Command):
         "examples:\n"
         "  distdebug run -n 4 train.py --epochs 3\n"
         "  distdebug run --nproc-per-node 2 --hang-timeout 20 -m package.train\n"
+        "  distdebug run -n 2 --netns --inject 'link(0<->1, reset) @ 3s' train.py\n"
         "\n"
         "Takes every flag of torchrun, in both spellings, before the script;\n"
         "what follows the script belongs to the script."

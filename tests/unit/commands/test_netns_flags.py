@@ -77,3 +77,10 @@ def test_no_backend_rules_out_a_fault_there() -> None:
     assert found.namespaces
     assert [one.action for one in found.faults] == ["link"]
     assert not plan("--inject", "kill(rank=1)").namespaces
+
+
+def test_faults_of_links_are_drawn_there() -> None:
+    flags = ("--inject-random", "60", "--seed", "3", "--inject-backend", "gloo")
+    links = {"link", "partition"}
+    assert not links & {one.action for one in plan(*flags).faults}
+    assert links <= {one.action for one in plan("--netns", *flags).faults}
