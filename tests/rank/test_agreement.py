@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "agreement.py"
 RANKS = 3
@@ -63,9 +64,11 @@ MESSAGES = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def told(
+    tmp_path_factory: pytest.TempPathFactory, torch_loaded: TorchLoaded
+) -> dict[str, list[dict[str, Any]]]:
     """By way: what each rank printed."""
-    run = ranks.torchrun(tmp_path_factory.mktemp("agreement"), RANKS, SCRIPT)
+    run = ranks.forked(torch_loaded, tmp_path_factory.mktemp("agreement"), RANKS, SCRIPT)
     run.extra = {"DISTDEBUG_LEVEL": "DETAIL"}
     assert run.run() == 0, run.explain()
     found: dict[str, list[dict[str, Any]]] = {}

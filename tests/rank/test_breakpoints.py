@@ -17,6 +17,8 @@ import pytest
 from debugger.record.breakpoints import stops
 from tests.support import ranks, runs
 from tests.support.terminal import Terminal
+from tests.support.torch_loaded import TorchLoaded
+from tests.support.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "scripts" / "stopping.py"
 SUM = 2 * (2 + 10 + 2)
@@ -26,7 +28,10 @@ RESULT = f"result [{SUM:.1f}, {SUM:.1f}]"
 class Stopping:
     """A run of the script on two ranks, in the background."""
 
-    def __init__(self, tmp_path: Path, mode: str, *more: str, timeout_s: float = 60) -> None:
+    def __init__(
+        self, zygote: Zygote, tmp_path: Path, mode: str, *more: str, timeout_s: float = 60
+    ) -> None:
+        self._zygote = zygote
         self.folder = tmp_path
         self.directory = tmp_path / "run"
         self._arguments = [str(SCRIPT), mode, str(timeout_s)]
@@ -34,8 +39,9 @@ class Stopping:
         self.extra: dict[str, str] = {}
 
     def start(self, *script_arguments: str) -> Stopping:
-        arguments = ["-n", "2", *self._flags, *self._arguments, *script_arguments]
-        self.process = runs.start("run", arguments, self.directory, self.folder, self.extra)
+        program = [*self._arguments, *script_arguments]
+        self._run = self._zygote.start(2, program, self.folder, self._flags, self.extra)
+        self.process = self._run.process
         return self
 
     def stopped(self, rank: int, limit_s: float = 60) -> None:
@@ -50,7 +56,7 @@ class Stopping:
         return attach(self.folder, self.directory, rank)
 
     def finish(self) -> runs.Run:
-        return runs.finish(self.process, self.directory)
+        return self._run.finish()
 
     def line(self, mark: str) -> int:
         lines = SCRIPT.read_text().splitlines()
@@ -63,8 +69,8 @@ def attach(folder: Path, directory: Path, rank: int, *more: str) -> Terminal:
     return Terminal(command, folder, environment)
 
 
-def test_a_conversation(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "plain").start()
+def test_a_conversation(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "plain").start()
     run.stopped(1)
     folder = run.directory / "breakpoints"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -119,8 +125,10 @@ def test_a_conversation(tmp_path: Path) -> None:
         pytest.param("awaited", marks=pytest.mark.long),
     ],
 )
-def test_neither_hang_nor_group_timeout_while_a_rank_stands(tmp_path: Path, mode: str) -> None:
-    run = Stopping(tmp_path, mode, "--hang-timeout", "2", timeout_s=5).start()
+def test_neither_hang_nor_group_timeout_while_a_rank_stands(
+    tmp_path: Path, mode: str, zygote: Zygote
+) -> None:
+    run = Stopping(zygote, tmp_path, mode, "--hang-timeout", "2", timeout_s=5).start()
     run.stopped(1)
     time.sleep(8)  # this is what is tested: longer than both
     with run.attach(1) as terminal:
@@ -133,9 +141,9 @@ def test_neither_hang_nor_group_timeout_while_a_rank_stands(tmp_path: Path, mode
 
 
 @pytest.mark.long
-def test_the_agreement_at_detail_waits_too(tmp_path: Path) -> None:
+def test_the_agreement_at_detail_waits_too(tmp_path: Path, zygote: Zygote) -> None:
     flags = ["--hang-timeout", "2", "--debug-level", "DETAIL"]
-    run = Stopping(tmp_path, "plain", *flags, timeout_s=5).start()
+    run = Stopping(zygote, tmp_path, "plain", *flags, timeout_s=5).start()
     run.stopped(1)
     time.sleep(8)
     with run.attach(1) as terminal:
@@ -148,8 +156,10 @@ def test_the_agreement_at_detail_waits_too(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["late", "late-message"])
-def test_without_a_stop_the_group_timeout_holds(tmp_path: Path, mode: str) -> None:
-    run = ranks.launched(tmp_path, 2, SCRIPT, mode, "3")
+def test_without_a_stop_the_group_timeout_holds(
+    tmp_path: Path, mode: str, torch_loaded: TorchLoaded
+) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, mode, "3", apart=True)
     run.start()
     until = time.monotonic() + 60
     while not (said := re.search(r"failed after ([\d.]+) s: (.*)", run.log(0))):
@@ -165,9 +175,9 @@ def test_without_a_stop_the_group_timeout_holds(tmp_path: Path, mode: str) -> No
     "way",
     ["killed", *(pytest.param(one, marks=pytest.mark.long) for one in ("quit", "end of input"))],
 )
-def test_leaving_the_prompt_leaves_no_rank_stuck(tmp_path: Path, way: str) -> None:
+def test_leaving_the_prompt_leaves_no_rank_stuck(tmp_path: Path, way: str, zygote: Zygote) -> None:
     """Although the rank comes to its breakpoint twice more."""
-    run = Stopping(tmp_path, "loop").start()
+    run = Stopping(zygote, tmp_path, "loop").start()
     run.stopped(1)
     with run.attach(1) as terminal:
         terminal.expect(r"\(rank 1\) $")
@@ -183,8 +193,8 @@ def test_leaving_the_prompt_leaves_no_rank_stuck(tmp_path: Path, way: str) -> No
 
 
 @pytest.mark.long
-def test_continue_stops_again(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "loop").start()
+def test_continue_stops_again(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "loop").start()
     run.stopped(1)
     with run.attach(1) as terminal:
         for number in range(3):
@@ -197,11 +207,11 @@ def test_continue_stops_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["line", "call"])
-def test_break_without_touching_the_script(tmp_path: Path, place: str) -> None:
-    run = Stopping(tmp_path, "none")
+def test_break_without_touching_the_script(tmp_path: Path, place: str, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "none")
     line = run.line("y = x * 2")
     where = f"stopping.py:{line}@1" if place == "line" else "all_reduce#1@1"
-    run = Stopping(tmp_path, "none", "--break", where).start()
+    run = Stopping(zygote, tmp_path, "none", "--break", where).start()
     run.stopped(1)
     assert [stop.rank for stop in stops(run.directory)] == [1]
     with run.attach(1) as terminal:
@@ -217,8 +227,8 @@ def test_break_without_touching_the_script(tmp_path: Path, place: str) -> None:
 
 
 @pytest.mark.long
-def test_post_mortem(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "raising", "--pdb").start()
+def test_post_mortem(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "raising", "--pdb").start()
     run.stopped(1)
     with run.attach(1) as terminal:
         terminal.expect(r"-> raise ValueError\(.planted.\)\n\(rank 1\) $")
@@ -233,8 +243,8 @@ def test_post_mortem(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_torchs_own_breakpoint(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "torch").start()
+def test_torchs_own_breakpoint(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "torch").start()
     run.stopped(1)
     with run.attach(1) as terminal:
         terminal.expect(r"-> dist\.breakpoint\(1\)\n\(rank 1\) $")
@@ -245,8 +255,8 @@ def test_torchs_own_breakpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_condition(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "condition").start()
+def test_condition(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "condition").start()
     run.stopped(1)
     with run.attach(1) as terminal:
         terminal.expect(r"-> debugger\.breakpoint\(rank=1.*\n\(rank 1\) $")
@@ -259,8 +269,8 @@ def test_condition(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["loop", "torch", "condition"])
-def test_pythonbreakpoint_0_stops_nowhere(tmp_path: Path, mode: str) -> None:
-    run = Stopping(tmp_path, mode)
+def test_pythonbreakpoint_0_stops_nowhere(tmp_path: Path, mode: str, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, mode)
     run.extra = {"PYTHONBREAKPOINT": "0"}
     ended = run.start().finish()
     assert ended.exit_code == 0, ended.explain()
@@ -268,9 +278,9 @@ def test_pythonbreakpoint_0_stops_nowhere(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.long
-def test_pythonbreakpoint_names_another(tmp_path: Path) -> None:
+def test_pythonbreakpoint_names_another(tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "hooks.py").write_text("def here():\n    print('my own hook', flush=True)\n")
-    run = Stopping(tmp_path, "loop")
+    run = Stopping(zygote, tmp_path, "loop")
     run.extra = {
         "PYTHONBREAKPOINT": "hooks.here",
         "PYTHONPATH": os.pathsep.join(
@@ -282,8 +292,8 @@ def test_pythonbreakpoint_names_another(tmp_path: Path) -> None:
     assert ended.stdout.count("my own hook") == 3
 
 
-def test_ctrl_c_ends_a_run_that_stands(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "plain").start()
+def test_ctrl_c_ends_a_run_that_stands(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "plain").start()
     run.stopped(1)
     shown = _stacks_when(run, "rank 0: waiting for breakpoint on rank 1")
     assert "rank 1 is at a breakpoint" in shown
@@ -308,27 +318,27 @@ def _stacks_when(run: Stopping, text: str) -> str:
         assert time.monotonic() < until, shown
 
 
-def test_the_death_of_another_rank_ends_it(tmp_path: Path) -> None:
+def test_the_death_of_another_rank_ends_it(tmp_path: Path, zygote: Zygote) -> None:
     go = tmp_path / "go"
-    run = Stopping(tmp_path, "dying").start(str(go))
+    run = Stopping(zygote, tmp_path, "dying").start(str(go))
     run.stopped(1)
     with run.attach(1) as terminal:
         terminal.expect(r"\(rank 1\) $")
         go.touch()
-        # By the verdict, or by torchrun before that; also while somebody may be typing.
-        terminal.expect("rank 1 (is ended: FindingRaised: .*rank_died|has ended)")
+        # By the verdict, or by the launcher before that; also while somebody may be typing.
+        terminal.expect("rank 1 (is ended: AbsentRankError: .*rank_died|has ended)")
         assert terminal.finish() == 0
     ended = run.finish()
     assert ended.exit_code == 94, ended.explain()
     assert ended.errors[0]["culprits"] == [0]
 
 
-def test_the_rank_outlives_no_supervisor(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "plain").start()
+def test_the_rank_outlives_no_supervisor(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "plain").start()
     run.stopped(1)
     pids = [stop.pid for stop in stops(run.directory)]
     run.process.kill()
-    run.process.communicate()
+    run.process.wait(30)
     until = time.monotonic() + 30
     while any(_runs(pid) for pid in pids):
         assert time.monotonic() < until
@@ -342,9 +352,10 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_without_a_supervisor(tmp_path: Path) -> None:
+def test_without_a_supervisor(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     directory = tmp_path / "kept"
-    run = ranks.torchrun(tmp_path, 2, SCRIPT, "library", "60", str(directory), observed=False)
+    arguments = ("library", "60", str(directory))
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, *arguments, observed=False)
     run.start()
     until = time.monotonic() + 60
     words = f"attach with: distdebug attach {directory} --rank 1"
@@ -360,8 +371,8 @@ def test_without_a_supervisor(tmp_path: Path) -> None:
     assert run.stdout.count(RESULT) == 2
 
 
-def test_nobody_stands_there(tmp_path: Path) -> None:
-    run = Stopping(tmp_path, "none").start()
+def test_nobody_stands_there(tmp_path: Path, zygote: Zygote) -> None:
+    run = Stopping(zygote, tmp_path, "none").start()
     ended = run.finish()
     assert ended.exit_code == 0
     command = [str(runs.DISTDEBUG), "attach", str(run.directory), "--rank", "1"]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from debugger.record.layout import CallState, GroupState
 from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CALLS = SCRIPTS / "calls.py"
@@ -16,9 +17,11 @@ CALLS = SCRIPTS / "calls.py"
 
 @pytest.fixture(scope="module", params=["INFO", pytest.param("DETAIL", marks=pytest.mark.long)])
 def observed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    torch_loaded: TorchLoaded,
 ) -> ranks.Ranks:
-    run = ranks.torchrun(tmp_path_factory.mktemp("observed"), 2, CALLS)
+    run = ranks.forked(torch_loaded, tmp_path_factory.mktemp("observed"), 2, CALLS)
     run.extra = {"DISTDEBUG_LEVEL": request.param, "DISTDEBUG_CHECK": "nan,overflow,inflight"}
     assert run.run() == 0, run.explain()
     return run
@@ -67,8 +70,10 @@ def test_completion(observed: ranks.Ranks) -> None:
             assert 0 < call.issued_ns <= call.started_ns <= call.completed_ns
 
 
-def test_results_are_those_of_stock_torch(observed: ranks.Ranks, tmp_path: Path) -> None:
-    stock = ranks.torchrun(tmp_path, 2, CALLS, observed=False)
+def test_results_are_those_of_stock_torch(
+    observed: ranks.Ranks, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    stock = ranks.forked(torch_loaded, tmp_path, 2, CALLS, observed=False)
     assert stock.run() == 0, stock.explain()
     ours = sorted((observed.log(0) + observed.log(1)).splitlines())
     assert sorted(stock.stdout.splitlines()) == ours

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support import ranks, runs
+from tests.support.torch_loaded import TorchLoaded
+from tests.support.zygote import Zygote
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "scripts"
@@ -45,10 +47,12 @@ FIELDS = (
 TIMES = ("forward_ms", "backward_compute_ms", "backward_comm_ms", "overlap_ms")
 
 
-def train(tmp_path: Path, level: str, backend: str = "gloo", iterations: int = 3) -> runs.Run:
-    script = str(SCRIPTS / "ddp.py")
-    arguments = ["-n", "2", "--debug-level", level, script, backend, str(iterations)]
-    done = runs.run("run", arguments, tmp_path, {"GLOO_SOCKET_IFNAME": "lo"})
+def train(
+    zygote: Zygote, tmp_path: Path, level: str, backend: str = "gloo", iterations: int = 3
+) -> runs.Run:
+    program = [str(SCRIPTS / "ddp.py"), backend, str(iterations)]
+    extra = {"GLOO_SOCKET_IFNAME": "lo"}
+    done = zygote.run(2, program, tmp_path, ["--debug-level", level], extra)
     assert done.exit_code == 0, done.explain()
     return done
 
@@ -60,8 +64,8 @@ def told(run: runs.Run, rank: int, event: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def at_info(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
-    return train(tmp_path_factory.mktemp("info"), "INFO")
+def at_info(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> runs.Run:
+    return train(zygote, tmp_path_factory.mktemp("info"), "INFO")
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -120,8 +124,8 @@ def test_no_times_at_info(at_info: runs.Run) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("tcp", marks=pytest.mark.long)])
-def test_times_at_detail(backend: str, tmp_path: Path) -> None:
-    done = train(tmp_path, "DETAIL", backend, iterations=102)
+def test_times_at_detail(backend: str, tmp_path: Path, zygote: Zygote) -> None:
+    done = train(zygote, tmp_path, "DETAIL", backend, iterations=102)
     for rank in (0, 1):
         assert {one["backend_name"] for one in told(done, rank, "ddp_model")} == {backend}
         found = told(done, rank, "ddp_times")
@@ -135,15 +139,15 @@ def test_times_at_detail(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_nothing_at_off(tmp_path: Path) -> None:
-    done = train(tmp_path, "OFF")
+def test_nothing_at_off(tmp_path: Path, zygote: Zygote) -> None:
+    done = train(zygote, tmp_path, "OFF")
     assert told(done, 0, "ddp_model") == []
 
 
 @pytest.mark.parametrize("level", ["INFO", pytest.param("DETAIL", marks=pytest.mark.long)])
-def test_unused_parameters_by_name(level: str, tmp_path: Path) -> None:
+def test_unused_parameters_by_name(level: str, tmp_path: Path, zygote: Zygote) -> None:
     script = str(FIXTURES / "buggy" / "ddp_unused_layer_drop.py")
-    done = runs.run("run", ["-n", "2", "--debug-level", level, script], tmp_path)
+    done = zygote.run(2, [script], tmp_path, ["--debug-level", level])
     assert (done.report["outcome"], done.exit_code) == ("ddp_unused_parameters", 1), done.explain()
     (found,) = done.errors
     parts = ("norm.weight", "norm.bias", "dense.weight", "dense.bias")
@@ -159,8 +163,8 @@ def test_unused_parameters_by_name(level: str, tmp_path: Path) -> None:
             assert (line["level"], line["count"]) == ("error", 4)
 
 
-def test_what_does_not_change_is_noted_once(tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path, 2, SCRIPTS / "ddp_in_parts.py")
+def test_what_does_not_change_is_noted_once(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPTS / "ddp_in_parts.py")
     assert run.run() == 0, run.explain()
     for view in run.views():
         notes = [note for note in view.notes if note.kind.startswith("ddp_")]
@@ -172,8 +176,8 @@ def test_what_does_not_change_is_noted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_compiled_models_train(tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path, 2, SCRIPTS / "ddp_compiled.py")
+def test_compiled_models_train(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPTS / "ddp_compiled.py")
     run.extra = {"DISTDEBUG_LEVEL": "DETAIL"}
     assert run.run() == 0, run.explain()
     assert run.log(0) == run.log(1) == "trained\n"

@@ -12,14 +12,15 @@ from debugger.faults import adding, plan
 from debugger.faults.plan import Plan
 from debugger.faults.spec import parse
 from tests.support import ranks, runs
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "injecting.py"
 
 
 @pytest.mark.parametrize("way", ["faulty", "clean"])
-def test_a_program_asks_for_faults(way: str, tmp_path: Path) -> None:
+def test_a_program_asks_for_faults(way: str, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     kept = tmp_path / "kept"
-    run = ranks.torchrun(tmp_path, 2, SCRIPT, str(kept), way, observed=False)
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, str(kept), way, observed=False)
     assert (run.run() == 0) == (way == "clean"), run.explain()
     shown = subprocess.run(
         [str(runs.DISTDEBUG), "report", "--json", str(kept)],

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import ranks, runs
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "library.py"
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_install(when: str, tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path, 2, SCRIPT, when, observed=False)
+def test_install(when: str, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, when, observed=False)
     assert run.run() == 0, run.explain()
     first, second = run.stdout.splitlines()
     assert first == second
@@ -30,10 +31,12 @@ def test_install(when: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "outcome", "code"), [("clean", "ok", 0), ("wrong", "shape_mismatch", 91)]
 )
-def test_report_of_its_run(way: str, outcome: str, code: int, tmp_path: Path) -> None:
+def test_report_of_its_run(
+    way: str, outcome: str, code: int, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
     """A run that nobody supervised is reported by what its records say."""
     kept = tmp_path / "kept"
-    run = ranks.torchrun(tmp_path, 2, SCRIPT, way, str(kept), observed=False)
+    run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, way, str(kept), observed=False)
     assert (run.run() == 0) == (way == "clean"), run.explain()
     shown = subprocess.run(
         [str(runs.DISTDEBUG), "report", "--json", str(kept)],

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "monitored.py"
 RANKS = 4
 
 
 @pytest.mark.parametrize("backend", ["gloo", "tcp"])
-def test_who_is_missing_and_where(backend: str, tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path, RANKS, SCRIPT, backend)
+def test_who_is_missing_and_where(backend: str, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, RANKS, SCRIPT, backend)
     assert run.run() == 0, run.explain()
     one, two = (
         next(n for n, text in enumerate(SCRIPT.read_text().splitlines(), 1) if text.endswith(end))

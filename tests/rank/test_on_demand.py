@@ -17,6 +17,7 @@ from debugger.record.reader import FlightReader
 from debugger.record.snapshot import Process
 from tests.rank.test_breakpoints import attach
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "scripts" / "asked.py"
 LIMIT_S = 90.0
@@ -25,21 +26,28 @@ LIMIT_S = 90.0
 class Asked:
     """A run of the script on two ranks, which ends when it is let."""
 
-    def __init__(self, tmp_path: Path, mode: str, *flags: str, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, zygote: Zygote, tmp_path: Path, mode: str, *flags: str, timeout_s: float = 60.0
+    ) -> None:
         self.folder = tmp_path
         self.directory = tmp_path / "run"
         self._go = tmp_path / "go"
-        arguments = ["-n", "2", *flags, str(SCRIPT), mode, str(self._go), str(timeout_s)]
-        self.process = runs.start("run", arguments, self.directory, tmp_path)
+        program = [str(SCRIPT), mode, str(self._go), str(timeout_s)]
+        self._run = zygote.start(2, program, tmp_path, flags)
+        self.process = self._run.process
         self.wait(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
 
     def __enter__(self) -> Asked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.stdout is not None and not self.process.stdout.closed:
+        if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            runs.finish(self.process, self.directory)
+            self.finish()
+
+    def finish(self) -> runs.Run:
+        """Wait for its end."""
+        return self._run.finish()
 
     def wait(self, holds: Callable[[], object]) -> None:
         """Until it holds."""
@@ -47,7 +55,7 @@ class Asked:
         while not holds():
             if self.process.poll() is not None or time.monotonic() > until:
                 self.process.send_signal(signal.SIGINT)
-                raise AssertionError(runs.finish(self.process, self.directory).explain())
+                raise AssertionError(self.finish().explain())
             time.sleep(0.02)
 
     def ask(self, action: str, **arguments: object) -> str:
@@ -77,7 +85,7 @@ class Asked:
     def through(self) -> runs.Run:
         """Let it come to its end, which must be a good one."""
         self._go.touch()
-        ended = runs.finish(self.process, self.directory)
+        ended = self.finish()
         assert ended.exit_code == 0, ended.explain()
         assert ended.stdout.count("is through") == 2
         assert not ended.errors
@@ -92,8 +100,8 @@ class Asked:
         return ended
 
 
-def test_break_and_continue(tmp_path: Path) -> None:
-    with Asked(tmp_path, "calling") as run:
+def test_break_and_continue(tmp_path: Path, zygote: Zygote) -> None:
+    with Asked(zygote, tmp_path, "calling") as run:
         for turn in range(2):
             answer = run.ask("break", rank=1)
             stop = run.standing()
@@ -116,9 +124,9 @@ def test_break_and_continue(tmp_path: Path) -> None:
         assert ended.stderr.count("rank 1 has left its breakpoint") == 2
 
 
-def test_a_rank_that_makes_no_call(tmp_path: Path) -> None:
+def test_a_rank_that_makes_no_call(tmp_path: Path, zygote: Zygote) -> None:
     """Stepped through afterwards, and asked again when it was left to itself."""
-    with Asked(tmp_path, "computing") as run:
+    with Asked(zygote, tmp_path, "computing") as run:
         run.ask("break", rank=1)
         assert run.standing().function == "computing"
         with attach(tmp_path, run.directory, 1) as terminal:
@@ -139,9 +147,11 @@ def test_a_rank_that_makes_no_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_attach_once_comes_back_and_leaves_the_rank_its_breakpoints(tmp_path: Path) -> None:
+def test_attach_once_comes_back_and_leaves_the_rank_its_breakpoints(
+    tmp_path: Path, zygote: Zygote
+) -> None:
     with Asked(
-        tmp_path, "calling", "--break", "all_reduce#1@1", "--break", "all_reduce#3@1"
+        zygote, tmp_path, "calling", "--break", "all_reduce#1@1", "--break", "all_reduce#3@1"
     ) as run:
         for _ in range(2):
             run.standing()
@@ -157,9 +167,9 @@ def test_attach_once_comes_back_and_leaves_the_rank_its_breakpoints(tmp_path: Pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["thread", "traced"])
-def test_a_main_thread_that_cannot_be_traced(tmp_path: Path, mode: str) -> None:
+def test_a_main_thread_that_cannot_be_traced(tmp_path: Path, mode: str, zygote: Zygote) -> None:
     """It waits for another thread, or is traced by another tool: the next call stops."""
-    with Asked(tmp_path, mode) as run:
+    with Asked(zygote, tmp_path, mode) as run:
         run.ask("break", rank=1)
         assert run.standing().function == "calling"
         assert run.ask("continue") == "rank 1 goes on"
@@ -167,8 +177,8 @@ def test_a_main_thread_that_cannot_be_traced(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.long
-def test_both_ranks(tmp_path: Path) -> None:
-    with Asked(tmp_path, "computing") as run:
+def test_both_ranks(tmp_path: Path, zygote: Zygote) -> None:
+    with Asked(zygote, tmp_path, "computing") as run:
         run.ask("break", rank=1)
         assert "rank 0 will stop" in run.ask("break", rank=0)  # it waits for rank 1
         run.standing(1)
@@ -179,10 +189,12 @@ def test_both_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_request_that_is_taken_back_leaves_line_breakpoints(tmp_path: Path) -> None:
+def test_a_request_that_is_taken_back_leaves_line_breakpoints(
+    tmp_path: Path, zygote: Zygote
+) -> None:
     lines = SCRIPT.read_text().splitlines()
     line = next(n for n, text in enumerate(lines, 1) if "is through" in text)
-    with Asked(tmp_path, "computing", "--break", f"asked.py:{line}@0") as run:
+    with Asked(zygote, tmp_path, "computing", "--break", f"asked.py:{line}@0") as run:
         assert "rank 0 will stop" in run.ask("break", rank=0)
         assert run.ask("continue", rank=0) == "rank 0 will not be stopped"
         (tmp_path / "go").touch()
@@ -192,8 +204,8 @@ def test_a_request_that_is_taken_back_leaves_line_breakpoints(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_ranks_that_cannot_stop(tmp_path: Path) -> None:
-    with Asked(tmp_path, "held") as run:
+def test_ranks_that_cannot_stop(tmp_path: Path, zygote: Zygote) -> None:
+    with Asked(zygote, tmp_path, "held") as run:
         for request, refusal in (
             ({"rank": 7}, "there is no rank 7 yet"),
             ({}, "say which rank is to stop"),
@@ -225,8 +237,8 @@ def _refusal(run: Asked, rank: int) -> str:
 
 
 @pytest.mark.long
-def test_neither_hang_nor_group_timeout_while_a_rank_stands(tmp_path: Path) -> None:
-    with Asked(tmp_path, "calling", "--hang-timeout", "2", timeout_s=5) as run:
+def test_neither_hang_nor_group_timeout_while_a_rank_stands(tmp_path: Path, zygote: Zygote) -> None:
+    with Asked(zygote, tmp_path, "calling", "--hang-timeout", "2", timeout_s=5) as run:
         run.ask("break", rank=1)
         run.standing()
         time.sleep(8)  # this is what is tested: longer than both
@@ -235,8 +247,8 @@ def test_neither_hang_nor_group_timeout_while_a_rank_stands(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_inject(tmp_path: Path) -> None:
-    with Asked(tmp_path, "calling") as run:
+def test_inject(tmp_path: Path, zygote: Zygote) -> None:
+    with Asked(zygote, tmp_path, "calling") as run:
         with pytest.raises(ControlError, match="this run has no plan of faults; start it with"):
             run.ask("inject", fault=0)
         (run.directory / "faults.json").write_text(
@@ -249,4 +261,4 @@ def test_inject(tmp_path: Path) -> None:
         (line,) = (run.directory / "inject-now.jsonl").read_text().splitlines()
         assert line.startswith('{"fault":0,"time_ns":')
         (tmp_path / "go").touch()
-        assert runs.finish(run.process, run.directory).exit_code == 0
+        assert run.finish().exit_code == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "training.py"
 COMPILED = Path(__file__).parent / "scripts" / "compiled.py"
@@ -15,8 +16,10 @@ COMPILED = Path(__file__).parent / "scripts" / "compiled.py"
 
 @pytest.mark.long
 @pytest.mark.parametrize("script", [COMPILED])
-def test_compiled_functions_are_reached(script: Path, tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path, 2, script)
+def test_compiled_functions_are_reached(
+    script: Path, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    run = ranks.forked(torch_loaded, tmp_path, 2, script)
     assert run.run() == 0, run.explain()
     for view in run.views():
         assert view.history is not None
@@ -26,11 +29,11 @@ def test_compiled_functions_are_reached(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["INFO", pytest.param("DETAIL", marks=pytest.mark.long)])
-def test_training(level: str, tmp_path: Path) -> None:
-    run = ranks.torchrun(tmp_path / "observed", 2, SCRIPT)
+def test_training(level: str, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    run = ranks.forked(torch_loaded, tmp_path / "observed", 2, SCRIPT)
     run.extra = {"DISTDEBUG_LEVEL": level}
     assert run.run() == 0, run.explain()
-    stock = ranks.torchrun(tmp_path / "stock", 2, SCRIPT, observed=False)
+    stock = ranks.forked(torch_loaded, tmp_path / "stock", 2, SCRIPT, observed=False)
     assert stock.run() == 0, stock.explain()
     printed = sorted((run.log(0) + run.log(1)).splitlines())
     assert printed == sorted(stock.stdout.splitlines())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "blocked.py"
 RANKS = 6
@@ -18,9 +19,12 @@ LIMIT_S = 3.0  # typically 0.3 s; the six ranks and other tests share the machin
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[ranks.Ranks, float]:
+def told(
+    tmp_path_factory: pytest.TempPathFactory, torch_loaded: TorchLoaded
+) -> tuple[ranks.Ranks, float]:
     """The ended run, and when its verdict was written (Unix time)."""
-    run = ranks.launched(tmp_path_factory.mktemp("verdict"), RANKS, SCRIPT)
+    directory = tmp_path_factory.mktemp("verdict")
+    run = ranks.forked(torch_loaded, directory, RANKS, SCRIPT, apart=True)
     run.start()
     deadline = time.monotonic() + 90
     while not all("blocked" in run.log(rank) for rank in range(RANKS)):

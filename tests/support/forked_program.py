@@ -1,11 +1,13 @@
-"""A launcher whose ranks share one import of torch: `forked_program.py RANKS SCRIPT ...`.
+"""A launcher whose ranks share one import of torch: `forked_program.py [--apart] RANKS SCRIPT ...`.
 
 Below `distdebug exec` its ranks are observed as those of any other launcher. Where torchrun and its
 ranks import torch one by one, which costs 2 s of a core each, this does it once. Otherwise it is as
-torchrun is: it has the store, sets the same variables, and ends all ranks when one fails.
+torchrun is: it has the store, sets the same variables, and ends all ranks when one fails. With
+--apart each lives and dies by itself, and it prints how: `{rank: [exit code, Unix time]}`.
 """
 
 import contextlib
+import json
 import os
 import runpy
 import signal
@@ -20,6 +22,8 @@ ZEROS = ("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 
 
 def main() -> None:
+    apart = sys.argv[1] == "--apart"
+    del sys.argv[1 : 1 + apart]
     size, script = int(sys.argv[1]), sys.argv[2]
     finder, hook = hook_of_this_process()
     if finder is not None:
@@ -50,7 +54,7 @@ def main() -> None:
     store = torch.distributed.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
-    code = wait_for(ranks)
+    code = wait_for_each(ranks) if apart else wait_for(ranks)
     del store
     sys.exit(code)
 
@@ -89,6 +93,17 @@ def wait_for(ranks) -> int:
                 for other in ranks:
                     os.kill(other, signal.SIGTERM)
     return code
+
+
+def wait_for_each(ranks) -> int:
+    """Print how each has ended. The exit code."""
+    ended = {}
+    while ranks:
+        pid, status = os.waitpid(-1, 0)
+        if pid in ranks:
+            ended[ranks.pop(pid)] = (os.waitstatus_to_exitcode(status), time.time())
+    print(json.dumps(ended), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

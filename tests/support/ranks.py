@@ -1,4 +1,5 @@
-"""Starts ranks with the layer in them but no supervisor beside them, and reads their records."""
+"""Starts ranks with no supervisor beside them, with the layer in them or without, and reads their
+records."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from debugger.hook import environment
 from debugger.record.reader import FlightReader
 from debugger.record.snapshot import Call, Process, Rank
 from tests.support import runs
+from tests.support.supervised import PROGRAM
+from tests.support.torch_loaded import Forked, TorchLoaded, request
 
 LIMIT_S = 100.0
 _LAUNCHER = Path(__file__).parents[1] / "rank" / "scripts" / "launch.py"
@@ -23,15 +27,17 @@ _ENDED = Process(alive=False)
 
 @dataclass
 class Ranks:
-    """A program below the hook. `directory` is its run directory, `launcher` as `environment`'s."""
+    """A program below the hook. `directory` is its run directory, `launcher` as `environment`'s.
+    With `loaded` the command is what follows `python`, and is forked from there."""
 
     directory: Path
     command: Sequence[str]
     launcher: str = ""
     extra: Mapping[str, str] = field(default_factory=dict)
     observed: bool = True
+    loaded: TorchLoaded | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes] | Forked:
         """Start it, in a session of its own."""
         for name in ("ranks", "logs", "stacks"):
             (self.directory / name).mkdir(parents=True, mode=0o700)
@@ -42,7 +48,21 @@ class Ranks:
             # What is the supervisor's own output otherwise: from there it goes to the ranks' logs.
             found = [os.fstat(output.fileno()) for output in outputs]
             variables["DISTDEBUG_STREAMS"] = ",".join(f"{f.st_dev}:{f.st_ino}" for f in found)
-        self.process = subprocess.Popen(
+        self.process = self._begun(variables, outputs)
+        for output in outputs:
+            output.close()
+        return self.process
+
+    def _begun(
+        self, variables: Mapping[str, str], outputs: Sequence[IO[bytes]]
+    ) -> subprocess.Popen[bytes] | Forked:
+        if self.loaded is not None:
+            paths = (self.directory / name for name in ("stdout", "stderr"))
+            order = request(self.directory, variables, *paths, argv=list(self.command))
+            ((process, channel),) = self.loaded.fork("tests.support.supervised:launch", order)
+            channel.close()
+            return process
+        return subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
             stdout=outputs[0],
@@ -51,19 +71,16 @@ class Ranks:
             env=variables,
             start_new_session=True,
         )
-        for output in outputs:
-            output.close()
-        return self.process
 
     def finish(self, limit_s: float = LIMIT_S) -> int:
         """Wait for it; its exit code. Whatever is left of it is killed."""
         try:
-            self.process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+            code = self.process.wait(limit_s)
+        except (subprocess.TimeoutExpired, TimeoutError):
             raise AssertionError(f"not finished in {limit_s} s\n{self.explain()}") from None
         finally:
             self.kill()
-        return self.process.returncode
+        return code
 
     @property
     def stdout(self) -> str:
@@ -81,7 +98,7 @@ class Ranks:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait()
+        self.process.wait(LIMIT_S)
         for rank in self.views():
             try:
                 os.kill(rank.pid, signal.SIGKILL)
@@ -110,17 +127,24 @@ class Ranks:
         return "\n".join([*texts, "--- launcher", self.stderr[-3000:]])
 
 
-def torchrun(
-    directory: Path, ranks: int, script: Path, *arguments: str, observed: bool = True
+def forked(
+    loaded: TorchLoaded,
+    directory: Path,
+    ranks: int,
+    script: Path,
+    *arguments: str,
+    observed: bool = True,
+    apart: bool = False,
 ) -> Ranks:
-    """A script under torchrun."""
-    options = ["--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
-    return Ranks(directory, command, "torchrun", observed=observed)
+    """A script on ranks that need not import torch; for the rest as torchrun does it, or, `apart`,
+    so that each lives and dies by itself. Then it prints `{rank: [exit code, Unix time]}`."""
+    command = [str(PROGRAM), *["--apart"] * apart, str(ranks), str(script), *arguments]
+    return Ranks(directory, command, observed=observed, loaded=loaded)
 
 
 def launched(directory: Path, ranks: int, script: Path, *arguments: str) -> Ranks:
-    """A script whose ranks live and die each by itself. Prints `{rank: [exit code, Unix time]}`."""
+    """A script in interpreters of their own, which live and die each by itself, and of whose start
+    something is to be told. Prints `{rank: [exit code, Unix time]}`."""
     command = [sys.executable, str(_LAUNCHER), str(ranks), str(script), *arguments]
     return Ranks(directory, command)
 
