@@ -6,7 +6,8 @@ is a straggler of a group when all of this is so, and a balanced group has none:
 1. It was the last to arrive at more than half of the collectives.
 2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`).
 3. Between its calls it takes `FACTOR` times as long as the median of the others, and what it takes
-   more is a `COST` of the time looked at.
+   more is a `COST` of the time looked at. The `OUTLIERS` longest turns of each rank do not count:
+   one stall on a busy machine makes nobody a straggler.
 
 The beginning, where some import and compile longer than others, is left out.
 """
@@ -27,6 +28,7 @@ from .findings import Finding, RankEvidence, group_evidence
 SHARE = 0.6
 FACTOR = 1.25
 COST = 0.1
+OUTLIERS = 3
 FEWEST = 20
 """Collectives that all ranks of the group have on record."""
 WARM_UP = 10
@@ -51,10 +53,15 @@ class Lateness:
 
     last: int = 0
     caused_ns: int = 0
-    own_ns: int = 0
+    turns_ns: list[int] = field(default_factory=list)
+    """What it took between its calls."""
     margins_ns: list[int] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
     sites: Counter[CallSite] = field(default_factory=Counter)
+
+    def usual_ns(self) -> int:
+        """What it took between its calls, in total, but for the longest turns."""
+        return sum(sorted(self.turns_ns)[:-OUTLIERS])
 
 
 def stragglers(snapshot: Snapshot) -> list[Finding]:
@@ -119,19 +126,20 @@ def _judge(
         waited_ns += _count(row, lateness)
     rank = max(members, key=lambda one: lateness[one].caused_ns)
     late = lateness[rank]
-    others_ns = median(lateness[one].own_ns for one in members if one != rank)
-    more_ns = int(late.own_ns - others_ns)
+    own_ns = late.usual_ns()
+    others_ns = median(lateness[one].usual_ns() for one in members if one != rank)
+    more_ns = int(own_ns - others_ns)
     firsts = [arrivals[one][group.key, seqs[0]].call.issued_ns for one in members]
     ends = [arrivals[one][group.key, seqs[-1]].call.issued_ns for one in members]
     span_ns = max(ends) - min(firsts)
     if (
         late.last * 2 <= len(seqs)
         or late.caused_ns < SHARE * waited_ns
-        or late.own_ns < FACTOR * others_ns
+        or own_ns < FACTOR * others_ns
         or more_ns < max(COST * span_ns, LEAST_NS)
     ):
         return None
-    factor = min(MOST_FACTOR, late.own_ns / others_ns if others_ns else MOST_FACTOR)
+    factor = min(MOST_FACTOR, own_ns / others_ns if others_ns else MOST_FACTOR)
     share = late.caused_ns / waited_ns
     return rank, more_ns, _finding(group, members, rank, late, len(seqs), factor, share, span_ns)
 
@@ -150,7 +158,7 @@ def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness]) -> int:
     if site is not None:
         late.sites[site] += 1
     for rank, arrival in row.items():
-        lateness[rank].own_ns += arrival.own_ns
+        lateness[rank].turns_ns.append(arrival.own_ns)
     return waited_ns
 
 

@@ -54,6 +54,12 @@ BALANCED: dict[str, Callable[[int, int], float]] = {
     "noise": lambda rank, step: jitter.uniform(0.01, 0.04),
     "in turns": lambda rank, step: 0.1 if step % 4 == rank else 0.02,
     "one slow step": lambda rank, step: 5.0 if (rank, step) == (1, 20) else 0.02,
+    "stalls of a busy machine": lambda rank, step: (
+        0.4 if rank == 1 and step in (13, 21, 33) else 0.02
+    ),
+    "last by little, and a stall": lambda rank, step: (
+        0.5 if (rank, step) == (1, 20) else 0.0205 if rank == 1 else 0.02
+    ),
     "a slow start": lambda rank, step: 3.0 if rank == 1 and step < 10 else 0.02,
     "always last, by little": lambda rank, step: 0.102 if rank == 1 else 0.1,
     "late half of the time": lambda rank, step: 0.05 if rank == 1 and step % 2 else 0.02,
