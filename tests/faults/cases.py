@@ -78,7 +78,7 @@ def _link(name: str, what: str, *, hangs: bool = False) -> Case:
 
 def _apart(name: str, spec: str, outcome: str = "ok", **more: object) -> Case:
     """In a network of the ranks' own. There a frame is a packet, and what TCP repairs is silent."""
-    code = {"ok": 0, "rank_exception": 1, "missing_rank": 93}[outcome]
+    code = {"ok": 0, "rank_exception": 1, "missing_rank": 93, "divergence": 95}[outcome]
     given = {"flags": HANGS if outcome == "missing_rank" else (), "backends": (GLOO,)}
     given |= {"quick": False, "own_network": True} | more
     return Case(f"apart: {name}", (spec,), outcome, exit_code=code, **given)  # type: ignore[arg-type]
@@ -241,6 +241,15 @@ CASES = (
     _apart("frame lost", "link(0->1, drop) @ frame 10"),
     _apart("frame sent twice", "link(0->1, duplicate) @ frame 10"),
     _apart("frame damaged, unseen", "link(0->1, corrupt) @ frame 10"),
+    _apart(
+        "frames damaged, seen",
+        "link(0->1, corrupt) @ frame 30..120",
+        "divergence",
+        culprits=ALL,
+        flags=REPLICAS,
+        program="replicas",
+        sizes=(2,),
+    ),
     _apart("frame cut short", "link(0->1, truncate) @ frame 10", "rank_exception", culprits=(0, 1)),
     _apart(
         "reset",
