@@ -34,14 +34,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def name_of(pid: int) -> str:
-    """What a process runs, as the kernel calls it; "" when it has gone."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
 def pids_in(path: Path, count: int, timeout_s: float = 10.0) -> list[int]:
     """The pids that processes of the test have written to a file, one a line."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from debugger.supervisor.ending import end_tree
 from debugger.supervisor.launch import Launch
-from tests.unit.supervisor.process_tools import name_of, pids_in, python, until
+from tests.unit.supervisor.process_tools import pids_in, python, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -75,11 +75,24 @@ def test_without_grace_it_kills_at_once(tmp_path: Path) -> None:
         assert not (tmp_path / "bye").exists()
 
 
+STARTS_ANOTHER = """
+import os, signal, sys
+def start(*_):
+    # Unlike a shell's, this child takes no signal for its parent's on its way to `sleep`.
+    child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ, setsigdef=[signal.SIGTERM])
+    os.waitpid(child, 0)
+    os._exit(0)
+signal.signal(signal.SIGTERM, start)
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+
+
 def test_who_is_started_meanwhile_is_asked_too(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
     with Launch() as launch:
-        launch.start(["sh", "-c", "trap : TERM; sleep 600; sleep 600"])
-        # A signal between fork and exec would meet the shell's trap, not sleep.
-        until(lambda: "sleep" in map(name_of, launch.descendants()))
+        launch.start([*python(STARTS_ANOTHER), str(ready)])
+        until(ready.exists)
         ended = end_tree(launch, grace_s=5)
         assert ended.killed == ()
         assert ended.took_s < 3
