@@ -25,6 +25,7 @@ if sys.argv[1] == "late":
     dist.init_process_group("gloo")
     sys.stdout.write(f"{refused(debugger.install)}\n")
     sys.stdout.flush()
+    dist.barrier()  # the other rank may be connecting to this one still
     dist.destroy_process_group()
     raise SystemExit
 tempfile.tempdir = os.getcwd()
