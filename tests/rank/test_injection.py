@@ -362,6 +362,7 @@ def test_on_demand(worlds: Worlds, tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_plan_loads_nothing_of_it(tmp_path: Path) -> None:
+    """In an interpreter of its own, since what it has loaded is the question."""
     script = tmp_path / "program.py"
     script.write_text(
         "import sys, torch.distributed\n"
@@ -391,7 +392,7 @@ sys.exit(sum(os.waitpid(child, 0)[1] >> 8 for child in children))
 
 
 def test_ranks_that_are_forked_children(tmp_path: Path) -> None:
-    """The layer, and its plan, have come with the parent's import of torch."""
+    """The layer, and its plan, have come with the parent's import of torch: it has to import it."""
     script, directory = tmp_path / "program.py", tmp_path / "run"
     script.write_text(FORKING)
     directory.mkdir()
