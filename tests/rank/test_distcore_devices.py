@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import runs
+from tests.rank.conftest import Join
 
-SCRIPT = Path(__file__).parent / "scripts" / "distcore_devices.py"
-SIZE = 2
+if TYPE_CHECKING:
+    from debugger.testing.world import DistRank
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.distributed(nproc=2, backend="tcp")
+@pytest.mark.parametrize("part", ["reductions", "moves", "in_order_with_the_device", "training"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_tensors_of_a_device(device: str, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(SIZE), str(tmp_path / "store"), device],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=runs.environment({"OMP_NUM_THREADS": "1"}),
-        )
-        for rank in range(SIZE)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for output in outputs:
-        assert output.endswith("all right\n"), output[-3000:]
+def test_tensors_of_a_device(dist_rank: DistRank, join_alone: Join, device: str, part: str) -> None:
+    """On a GPU all ranks share the first one: they are staged through memory, so that works."""
+    join_alone()
+    import torch
+
+    import distcore as dist
+    from tests.rank.scripts import distcore_devices
+
+    check = getattr(distcore_devices, part)
+    check(dist_rank.rank, dist_rank.world_size, torch.device(device))
+    dist.barrier()

@@ -8,11 +8,16 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rank.conftest import Join
 from tests.support.crew import Crew
 from tests.support.torch_loaded import TorchLoaded
+
+if TYPE_CHECKING:
+    from debugger.testing.world import DistRank
 
 TRANSPORTS = ("tcp", "auto")
 BOUND_S = 5.0
@@ -147,21 +152,31 @@ def test_waiting_costs_nothing(tmp_path: Path, torch_loaded: TorchLoaded) -> Non
     with Crew(torch_loaded, tmp_path, 3) as crew:
         join(crew, "store", timeout_s=40)
         crew.everyone("all_reduces")
-        late_s = 10.0
+        late_s = 4.0
         crew.tell(range(3), "processor_time_of_a_barrier", late=2, late_s=late_s)
         for rank in (0, 1):
             found = crew.answer(rank)
             assert found["took_s"] > late_s - 1
-            assert found["used_s"] < 0.5
+            assert found["used_s"] < 0.05 * late_s
 
 
-def test_two_threads_with_a_group_each(crew: Crew) -> None:
-    join(crew, "store", groups=[[0, 1, 2, 3], [3, 2, 1, 0]])
-    crew.everyone("two_threads", rounds=60)
-    crew.everyone("destroy")
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.distributed(nproc=4, backend="tcp")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_threads_with_a_group_each(
+    dist_rank: DistRank, join_alone: Join, transport: str
+) -> None:
+    join_alone(20.0, DISTCORE_TRANSPORT=transport)
+    from tests.rank.scripts import distcore_worker as worker
+
+    rank, size = dist_rank.rank, dist_rank.world_size
+    worker.make_groups(rank, size, [[0, 1, 2, 3], [3, 2, 1, 0]])
+    worker.command_two_threads(rank, size, rounds=60)
 
 
-def test_a_large_tensor(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
-    with Crew(torch_loaded, tmp_path, 2) as crew:
-        join(crew, "store")
-        crew.everyone("large", size_bytes=200_000_000)
+@pytest.mark.distributed(nproc=2, backend="tcp")
+def test_a_large_tensor(dist_rank: DistRank, join_alone: Join) -> None:
+    join_alone(20.0)
+    from tests.rank.scripts import distcore_worker as worker
+
+    worker.command_large(dist_rank.rank, dist_rank.world_size, size_bytes=200_000_000)

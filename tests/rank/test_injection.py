@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import pytest
 from debugger.faults import injected
 from debugger.faults.plan import Fault, Moment, Plan, When
 from tests.support import ranks
-from tests.support.forked import ForkServer, World
+from tests.support.torch_loaded import TorchLoaded
+from tests.support.worlds import World, Worlds
 
 SCRIPT = Path(__file__).parent / "scripts" / "injected.py"
 RANKS = 3
@@ -30,10 +30,9 @@ LOADED_S = 30.0
 """As long a rank may take to start on a crowded machine, where nothing is to hang."""
 
 
-@pytest.fixture(name="server", scope="module")
-def _server() -> Iterator[ForkServer]:
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def worlds(torch_loaded: TorchLoaded) -> Worlds:
+    return Worlds(torch_loaded)
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def line_of(text: str) -> int:
 
 
 def run(
-    server: ForkServer,
+    worlds: Worlds,
     tmp_path: Path,
     backend: str,
     environment: dict[str, str],
@@ -213,7 +212,7 @@ def run(
     hang_timeout_s: float = LOADED_S,
 ) -> World:
     given = {"BACKEND": backend, **environment}
-    return server.run(tmp_path / "run", RANKS, SCRIPT, given, faults, hang_timeout_s)
+    return worlds.run(tmp_path / "run", RANKS, SCRIPT, given, faults, hang_timeout_s)
 
 
 def fault_of(case: Case) -> Fault:
@@ -233,9 +232,9 @@ def params(backend: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "case"), [*params("gloo"), *params("tcp")])
-def test_found(server: ForkServer, backend: str, case: Case, tmp_path: Path) -> None:
+def test_found(worlds: Worlds, backend: str, case: Case, tmp_path: Path) -> None:
     limit_s = HANG_S if case.kind == "missing_rank" else LOADED_S
-    world = run(server, tmp_path, backend, case.environment, (fault_of(case),), limit_s)
+    world = run(worlds, tmp_path, backend, case.environment, (fault_of(case),), limit_s)
     verdict = world.verdict
     found = (verdict.kind, verdict.culprits, verdict.cause) if verdict else None
     wanted = (case.kind, case.culprits, case.cause) if case.kind else None
@@ -246,7 +245,7 @@ def test_found(server: ForkServer, backend: str, case: Case, tmp_path: Path) -> 
     if case.times == 1:
         assert entries[0].line == line_of(case.line)
     if case.kind is None:
-        assert set(world.statuses.values()) == {0}, world.explain()
+        assert set(world.codes.values()) == {0}, world.explain()
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("tcp", marks=pytest.mark.long)])
@@ -262,11 +261,11 @@ def test_found(server: ForkServer, backend: str, case: Case, tmp_path: Path) -> 
     ids=["plain", "nan", "replicas", "more"],
 )
 def test_silent_without_a_plan(
-    server: ForkServer, backend: str, environment: dict[str, str], tmp_path: Path
+    worlds: Worlds, backend: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    world = run(server, tmp_path, backend, environment)
+    world = run(worlds, tmp_path, backend, environment)
     assert (world.verdict, list(world.findings)) == (None, []), world.explain()
-    assert set(world.statuses.values()) == {0}
+    assert set(world.codes.values()) == {0}
     assert not (world.directory / injected.FILE).exists()
 
 
@@ -285,33 +284,33 @@ def test_silent_without_a_plan(
 )
 @pytest.mark.long
 def test_what_all_ranks_do_is_no_mismatch(
-    server: ForkServer, backend: str, action: str, what: str, tmp_path: Path
+    worlds: Worlds, backend: str, action: str, what: str, tmp_path: Path
 ) -> None:
     """And the program, DDP's C++ code included, goes on with what it gets."""
     arguments = {"what": what, "to": None} if what else {}
     moment = Moment(When.OP, op="all_reduce", first=0, last=None)
     fault = Fault(0, "", action, tuple(range(RANKS)), moment, arguments)
-    world = run(server, tmp_path, backend, {"FUNCTIONAL": "1"}, (fault,))
-    assert (world.verdict, set(world.statuses.values())) == (None, {0}), world.explain()
+    world = run(worlds, tmp_path, backend, {"FUNCTIONAL": "1"}, (fault,))
+    assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
     entries = injected.read(world.directory)
     per_rank = 12 if action == "reorder" else 24  # four in each of six steps; or every other one
     assert len(entries) >= per_rank * RANKS
     assert not any(one.refused for one in entries)
 
 
-def test_faults_of_other_ranks_are_none_of_ours(server: ForkServer, tmp_path: Path) -> None:
+def test_faults_of_other_ranks_are_none_of_ours(worlds: Worlds, tmp_path: Path) -> None:
     fault = Fault(0, "", "kill", (7,), Moment(When.CALL, last=None), {"signal": "KILL"})
-    world = run(server, tmp_path, "gloo", {}, (fault,))
-    assert (world.verdict, set(world.statuses.values())) == (None, {0}), world.explain()
+    world = run(worlds, tmp_path, "gloo", {}, (fault,))
+    assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
     assert injected.read(world.directory) == []
 
 
-def test_a_fault_that_cannot_happen_is_refused(server: ForkServer, tmp_path: Path) -> None:
+def test_a_fault_that_cannot_happen_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     """The call is then made as it is."""
     arguments = {"what": "root", "to": None}
     fault = Fault(3, "change(rank=1, root)", "change", (1,), REDUCE, arguments)
-    world = run(server, tmp_path, "gloo", {}, (fault,))
-    assert (world.verdict, set(world.statuses.values())) == (None, {0}), world.explain()
+    world = run(worlds, tmp_path, "gloo", {}, (fault,))
+    assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
     (entry,) = injected.read(world.directory)
     assert (entry.fault, entry.rank) == (3, 1)
     assert entry.refused == "all_reduce has no root"
@@ -319,16 +318,16 @@ def test_a_fault_that_cannot_happen_is_refused(server: ForkServer, tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.root
-def test_the_kernels_killer(server: ForkServer, tmp_path: Path) -> None:
+def test_the_kernels_killer(worlds: Worlds, tmp_path: Path) -> None:
     fault = Fault(0, "oom", "oom", (1,), REDUCE, {"how": "killer"})
-    world = run(server, tmp_path, "gloo", {}, (fault,))
+    world = run(worlds, tmp_path, "gloo", {}, (fault,))
     (entry,) = injected.read(world.directory)
     if entry.refused:
         assert "memory cgroup" in entry.refused
         pytest.skip("this machine gives root no memory cgroup")
     assert world.verdict is not None
     assert (world.verdict.kind, world.verdict.culprits) == ("rank_died", (1,)), world.explain()
-    assert world.statuses["1"] == signal.SIGKILL
+    assert world.codes[1] == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -340,10 +339,10 @@ def test_the_kernels_killer(server: ForkServer, tmp_path: Path) -> None:
     ],
 )
 def test_a_time(
-    server: ForkServer, action: str, arguments: dict[str, Any], kind: str, tmp_path: Path
+    worlds: Worlds, action: str, arguments: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
     fault = Fault(0, "", action, (1,), Moment(When.TIME, at_s=0.5), arguments)
-    world = run(server, tmp_path, "gloo", {"STEPS": "100000"}, (fault,))
+    world = run(worlds, tmp_path, "gloo", {"STEPS": "100000"}, (fault,))
     assert world.verdict is not None, world.explain()
     if kind is not None:
         assert (world.verdict.kind, world.verdict.culprits) == (kind, (1,)), world.explain()
@@ -351,18 +350,19 @@ def test_a_time(
     assert (entry.rank, entry.refused) == (1, "")
 
 
-def test_on_demand(server: ForkServer, tmp_path: Path) -> None:
+def test_on_demand(worlds: Worlds, tmp_path: Path) -> None:
     """A fault whose own moment never comes happens when it is asked for."""
     fault = Fault(5, "", "raise", (1,), Moment(When.STEP, first=10**9, last=10**9), ERROR)
     line = json.dumps({"fault": 5, "time_ns": time.time_ns()})
     given = {"STEPS": "100000", "ASKS": line}
-    world = run(server, tmp_path, "gloo", given, (fault,))
+    world = run(worlds, tmp_path, "gloo", given, (fault,))
     assert world.verdict is not None, world.explain()
     assert (world.verdict.kind, world.verdict.culprits) == ("rank_exception", (1,))
     assert [one.fault for one in injected.read(world.directory)] == [5]
 
 
 def test_a_run_without_a_plan_loads_nothing_of_it(tmp_path: Path) -> None:
+    """In an interpreter of its own, since what it has loaded is the question."""
     script = tmp_path / "program.py"
     script.write_text(
         "import sys, torch.distributed\n"
@@ -392,7 +392,7 @@ sys.exit(sum(os.waitpid(child, 0)[1] >> 8 for child in children))
 
 
 def test_ranks_that_are_forked_children(tmp_path: Path) -> None:
-    """The layer, and its plan, have come with the parent's import of torch."""
+    """The layer, and its plan, have come with the parent's import of torch: it has to import it."""
     script, directory = tmp_path / "program.py", tmp_path / "run"
     script.write_text(FORKING)
     directory.mkdir()
@@ -408,11 +408,11 @@ def test_ranks_that_are_forked_children(tmp_path: Path) -> None:
 
 
 def test_what_happens_once_does_not_happen_again_after_a_restart(
-    server: ForkServer, tmp_path: Path
+    worlds: Worlds, tmp_path: Path
 ) -> None:
     """The launcher starts the rank anew, and its calls count from 0."""
     fault = Fault(0, "", "kill", (1,), REDUCE, {"signal": "KILL"})
     entry = {"fault": 0, "rank": 1, "pid": os.getpid(), "time_ns": 1, "where": "before"}
     given = {"BACKEND": "gloo"}
-    world = server.run(tmp_path / "run", RANKS, SCRIPT, given, (fault,), LOADED_S, [entry])
-    assert (world.verdict, set(world.statuses.values())) == (None, {0}), world.explain()
+    world = worlds.run(tmp_path / "run", RANKS, SCRIPT, given, (fault,), LOADED_S, [entry])
+    assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()

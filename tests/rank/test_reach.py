@@ -1,4 +1,7 @@
-"""The layer reaches every rank however it is started, and nothing else notices that it is there."""
+"""The layer reaches every rank however it is started, and nothing else notices that it is there.
+
+Each of these programs has an interpreter of its own: how Python starts there is what is tested.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def test_other_threads_are_not_waited_for() -> None:
 
 
 def test_the_heartbeat_has_ended_when_python_is_finalised(tmp_path: Path) -> None:
-    """A thread in torch's code at that moment takes the process with it."""
+    """A thread in torch's code at that moment takes the process with it. The interpreter is one of
+    its own, for its end."""
     (tmp_path / "ranks").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_END],

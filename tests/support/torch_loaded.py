@@ -29,13 +29,14 @@ class Forked:
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server = server
-        self._exits = server.exits
+        self.exits = server.exits
+        """How it and those that were forked with it have ended, as far as that was asked for."""
         self.pid = pid
 
     def poll(self) -> int | None:
         """Its exit code, -n for signal n; None while it runs."""
         self._server.poll()
-        status = self._exits.find(self.pid)
+        status = self.exits.find(self.pid)
         if status is None:
             return None
         return -status.signal if status.signal is not None else status.code

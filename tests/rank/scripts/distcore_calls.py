@@ -1,9 +1,9 @@
-"""Scenarios of distcore_backend.py: every call, with results known beforehand."""
+"""Scenarios of test_distcore_backend.py: every call, with results known beforehand."""
 
 import torch
-from distcore_support import SECONDS, call, gapped, of, raises
 
 import distcore as dist
+from tests.rank.scripts.distcore_support import SECONDS, call, gapped, of, raises
 
 
 def scenario_collectives(rank, size):

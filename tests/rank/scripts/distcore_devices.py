@@ -1,9 +1,4 @@
-"""A rank on tcp whose tensors lie on a device: `RANK SIZE STORE DEVICE`. Prints "all right".
-
-On a GPU all ranks share the first one: they are staged through main memory, so that works.
-"""
-
-import sys
+"""What tests of tcp do with tensors that lie on a device."""
 
 import torch
 from torch import nn
@@ -87,17 +82,3 @@ def training(rank, size, device):
     for name, expected in plain.named_parameters():
         found = twin.get_parameter(name).grad
         torch.testing.assert_close(found, expected.grad, msg=f"the gradient of {name}")
-
-
-def main():
-    rank, size, store, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    dist.init_process_group("tcp", init_method=f"file://{store}", rank=rank, world_size=size)
-    for part in (reductions, moves, in_order_with_the_device, training):
-        part(rank, size, torch.device(device))
-    dist.barrier()
-    dist.destroy_process_group()
-    print("all right")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
-"""Scenarios of distcore_backend.py: what torch builds on the calls; the last ends the group."""
+"""Scenarios of test_distcore_backend.py: what torch builds on the calls."""
 
 import torch
-from distcore_support import SECONDS, raises
 from torch import nn
 
 import distcore as dist
+from tests.rank.scripts.distcore_support import SECONDS, raises
 
 
 def scenario_ddp(rank, size):
@@ -100,7 +100,7 @@ def scenario_profiler(rank, size):
 
 
 def scenario_again(rank, size):
-    """Must be last: ends the default group, and makes others in the same store."""
+    """Ends the default group, and makes others in the same store."""
     store = torch.distributed.distributed_c10d._get_default_store()
     pending = dist.all_reduce(torch.ones(2), async_op=True)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What the scenarios of distcore_backend.py share."""
+"""What the scenarios of test_distcore_backend.py share."""
 
 import contextlib
 from datetime import timedelta

@@ -1,13 +1,13 @@
-"""Scenarios of distcore_backend.py: mistakes, missing ranks, interruptions, threads."""
+"""Scenarios of test_distcore_backend.py: mistakes, missing ranks, interruptions, threads."""
 
 import signal
 import threading
 import time
 
 import torch
-from distcore_support import SECONDS, raises
 
 import distcore as dist
+from tests.rank.scripts.distcore_support import SECONDS, raises
 
 
 def scenario_bad_arguments(rank, size):

@@ -28,9 +28,14 @@ def command_init(rank, size, path, timeout_s=20.0, groups=()):
     dist.init_process_group(
         "tcp", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timeout
     )
+    make_groups(rank, size, groups, timeout_s)
+
+
+def make_groups(rank, size, groups, timeout_s=20.0):
+    """`GROUPS`, with these sub-groups."""
     GROUPS[:] = [(list(range(size)), dist.group.WORLD)]
     for ranks in groups:
-        group = dist.new_group(ranks, timeout=timeout)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
         GROUPS.append((ranks, group if rank in ranks else None))
 
 
@@ -52,12 +57,6 @@ def command_calls(rank, size, calls):
     return {"digests": digests}
 
 
-def command_conformance(rank, size):
-    from distcore.testing import check_backend
-
-    return {"made": len(check_backend("tcp"))}
-
-
 def command_all_reduces(rank, size, count=1, until_error=False, elements=200_000, group=0):
     """How the loop ended, if by an error."""
     tensor = torch.ones(elements)
@@ -73,12 +72,6 @@ def command_begin_all_reduces(rank, size, count, elements=200_000):
     """Which it never waits for."""
     for _ in range(count):
         dist.all_reduce(torch.ones(elements), async_op=True)
-
-
-def command_steps_of_an_all_reduce(rank, size):
-    """By which one can tell the algorithms."""
-    dist.all_reduce(torch.ones(100))
-    return {"steps": dist.group.WORLD._session._mesh._step}
 
 
 def command_all_gather(rank, size):
