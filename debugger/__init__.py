@@ -3,7 +3,8 @@
 `distdebug run` needs nothing of what is here. A program that is started in any other way may call
 `debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
 `debugger.log.info("loss", value=...)` puts an event of the program into the log of its rank.
-`debugger.step(n)` says that step n begins, and `debugger.inject(...)` makes it go wrong on purpose.
+`debugger.step(n)` says that step n begins, and `debugger.inject(...)` makes it go wrong on purpose;
+`debugger.faults` reads, draws and prints faults.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import faults
     from .rank.steps import step
     from .rank.user_log import log
 
 __all__ = [
     "__version__",
     "breakpoint",
+    "faults",
     "inject",
     "install",
     "log",
@@ -82,8 +85,8 @@ def inject(spec: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What costs nothing until it is asked for: `debugger.log`, for the program's own events, and
-    `debugger.step(n)`, which says that step n of its training begins."""
+    """What costs nothing until it is asked for: `debugger.log`, for the program's own events,
+    `debugger.step(n)`, which says that step n of its training begins, and `debugger.faults`."""
     if name == "log":
         from .rank import user_log
 
@@ -94,4 +97,8 @@ def __getattr__(name: str) -> Any:
 
         globals()["step"] = steps.step
         return steps.step
+    if name == "faults":
+        from importlib import import_module
+
+        return import_module(f"{__name__}.faults")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,3 +142,7 @@ def _close_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
         pass  # not a file
+
+
+if __name__ == "__main__":  # else `python -m debugger.cli run ...` would succeed, doing nothing
+    sys.exit(main())

@@ -1,14 +1,15 @@
 """What all tests have: skips where the machine cannot run a test (the markers `gpu` and `root`),
-and runs that cost little (`zygote`)."""
+processes that need not import torch (`torch_loaded`) and runs of distdebug in such (`zygote`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from debugger.testing.plugin import session_of
+from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
 
 
@@ -21,8 +22,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Runs programs on ranks that need not import torch; one for each worker of xdist."""
-    made = Zygote()
-    yield made
-    made.close()
+def torch_loaded(pytestconfig: pytest.Config) -> TorchLoaded:
+    """Forks processes from the server of the plugin's ranks; one for each worker of xdist."""
+    return TorchLoaded(session_of(pytestconfig).server)
+
+
+@pytest.fixture(scope="session")
+def zygote(torch_loaded: TorchLoaded) -> Zygote:
+    """Runs programs on ranks that need not import torch."""
+    return Zygote(torch_loaded)

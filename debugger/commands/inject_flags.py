@@ -14,7 +14,9 @@ from ..errors import UsageError
 from ..faults import plan_file, random_plan
 from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
+from ..record.network import MOST_RANKS
 from ..record.sanitize import clean
+from ..supervisor import namespaces
 
 MOST_RANDOM = 1000
 
@@ -47,6 +49,14 @@ def add(parser: argparse._ArgumentGroup) -> None:
         help="the program's backend: what cannot be injected there is refused before the start",
     )
     parser.add_argument(
+        "--netns",
+        action="store_true",
+        help=(
+            "give each rank a network namespace of its own (needs root): faults of links then work "
+            "on every backend"
+        ),
+    )
+    parser.add_argument(
         "--seed", type=_seed, metavar="S", help="of what is random in faults (default: a new one)"
     )
 
@@ -58,23 +68,51 @@ def plan(args: argparse.Namespace, world_size: int | None) -> Plan | None:
     """
     faults: list[Fault] = []
     seed: int | None = args.seed
+    # In a network of the ranks' own no backend rules out a fault.
+    backend = None if args.netns else args.inject_backend
     if args.inject_file is not None:
-        from_file, file_seed = _from_file(args.inject_file, world_size, args.inject_backend)
+        from_file, file_seed = _from_file(args.inject_file, world_size, backend)
         faults += from_file
         seed = file_seed if seed is None else seed
     for text in args.injected:
         try:
-            faults.append(parse(text, len(faults), world_size, args.inject_backend))
+            faults.append(parse(text, len(faults), world_size, backend))
         except SpecError as error:
             raise UsageError(f"--inject: {error}", error.below) from None
     if args.inject_random is not None:
         seed = secrets.randbits(32) if seed is None else seed
-        faults += _random(args.inject_random, seed, world_size, args.inject_backend, len(faults))
+        faults += _random(args.inject_random, seed, world_size, backend, len(faults))
     if not faults:
         if args.seed is not None:
             raise UsageError("--seed is of --inject, --inject-file or --inject-random; give one")
         return None
-    return Plan(tuple(faults), seed or 0)
+    return Plan(tuple(faults), seed or 0, bool(args.netns))
+
+
+def own_network(args: argparse.Namespace, world_size: int | None) -> int:
+    """The number of ranks that --netns gives a network of their own; 0 without it. Raises
+    UsageError where that cannot be."""
+    if not args.netns:
+        return 0
+    why = namespaces.why_impossible()
+    if why:
+        raise UsageError(
+            f"--netns {why}; without it faults of links work on the backend tcp alone, which needs "
+            "nothing of the kind"
+        )
+    if world_size is None:
+        raise UsageError(
+            "--netns needs the number of ranks, on one host, before they start; use `distdebug run "
+            "-n N`, or set WORLD_SIZE"
+        )
+    if world_size > MOST_RANKS:
+        raise UsageError(f"--netns has room for {MOST_RANKS} ranks, not for {world_size}")
+    if args.debugger != "pdb":
+        raise UsageError(
+            "--netns: no editor reaches a rank that has a network of its own; leave out "
+            f"--debugger {args.debugger}"
+        )
+    return world_size
 
 
 def known_world_size(environment: Mapping[str, str]) -> int | None:

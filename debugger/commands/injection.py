@@ -8,11 +8,13 @@ from ..diagnosis.findings import Finding
 from ..errors import DistdebugError
 from ..faults.injected import Injected
 from ..faults.plan import FILE, VARIABLE, Plan
+from ..record import network
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
 from ..supervisor.fault_watch import FaultWatch
+from ..supervisor.network import Network
 
 __all__ = ["Injection", "Plan"]
 
@@ -22,10 +24,15 @@ class Injection:
 
     Without a plan nothing is written; a program may still make one (`debugger.inject`). Raises
     DistdebugError where the plan cannot be written: without it the run would mean nothing.
+    `own_network`: the number of ranks that are to have a network of their own; 0: none.
     """
 
     def __init__(
-        self, plan: Plan | None, directory: RunDirectory, say: Callable[[str], None]
+        self,
+        plan: Plan | None,
+        directory: RunDirectory,
+        say: Callable[[str], None],
+        own_network: int = 0,
     ) -> None:
         self._directory = directory
         self._say = say
@@ -36,10 +43,25 @@ class Injection:
         """For the ranks."""
         if plan is not None and not directory.write_json(FILE, plan.to_json()):
             raise DistdebugError(directory.failures[-1])
+        self._network: Network | None = None
+        self.network = ""
+        """Where the launcher is to run; "": where this process does."""
+        if own_network:
+            self._network = Network(own_network, plan or Plan(()), directory.path)
+            self.network = self._network.entrances.of_launcher
+            self.environment[network.VARIABLE] = self._network.entrances.text
+
+    def close(self) -> None:
+        """The run is over, and its network with it."""
+        if self._network is not None:
+            self._network.close()
+            self._network = None
 
     def look(self) -> bool:
         """Tell what has happened since the last look; whether a fault cannot happen at all in
-        this run, so that it should end."""
+        this run, so that it should end. Raises DistdebugError where the ranks' network is gone."""
+        if self._network is not None:
+            self._network.check()
         for one in self._watch.look():
             self._impossible |= bool(one.refused)
             if (one.fault, one.rank) not in self._told:

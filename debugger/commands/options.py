@@ -128,6 +128,7 @@ def common(
         "tui": args.tui,
         "ci": ci.chosen(args),
         "faults": inject_flags.plan(args, world_size),
+        "own_network": inject_flags.own_network(args, world_size),
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
 

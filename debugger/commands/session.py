@@ -79,6 +79,7 @@ class Options:
     tui: bool = False
     ci: Ci | None = None
     faults: Plan | None = None
+    own_network: int = 0
 
 
 class Session:
@@ -105,7 +106,7 @@ class Session:
             self._directory = directory
             self._started_s = time.monotonic()
             self._write_run()
-            self._injection = Injection(options.faults, directory, self._say)
+            self._injection = Injection(options.faults, directory, self._say, options.own_network)
             table = ProcessTable(exits, launch, OomWatch())
             policy = Policy(
                 limits=options.limits,
@@ -126,12 +127,14 @@ class Session:
             host = HostSampler(directory)
             try:
                 control.start()
-                launch.start(options.command, self._environment(directory))
+                environment = self._environment(directory)
+                launch.start(options.command, environment, network=self._injection.network)
                 follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
             finally:
                 control.close()
+                self._injection.close()
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
             if finding is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .actions import Argument, Kind, exception_of
@@ -18,6 +19,7 @@ DTYPES = (
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 LARGEST = 1 << 31
 MOST_DIMENSIONS = 64
+MOST_IN_A_RANGE = 1 << 16
 
 
 def rank_of(cursor: Cursor, token: Token, world_size: int | None, what: str = "a rank") -> int:
@@ -31,7 +33,12 @@ def rank_of(cursor: Cursor, token: Token, world_size: int | None, what: str = "a
 
 
 def ranks_of(cursor: Cursor, value: Written, world_size: int | None) -> tuple[int, ...]:
-    """`1`, `[1,3]` or `all`: global ranks in rising order. Raises SpecError."""
+    """`1`, `[1,3]`, `{1,3}`, `1..3` or `all`: global ranks in rising order. Raises SpecError."""
+    if value.form == "range":
+        first, last = (rank_of(cursor, token, world_size) for token in value.parts)
+        if last < first or last - first >= MOST_IN_A_RANGE:
+            raise cursor.error(f"from {first} to {last} there are no ranks", value)
+        return tuple(range(first, last + 1))
     if value.form == "list":
         found = [rank_of(cursor, token, world_size) for token in value.parts]
         if not found:
@@ -39,7 +46,7 @@ def ranks_of(cursor: Cursor, value: Written, world_size: int | None) -> tuple[in
         return tuple(sorted(set(found)))
     token = value.one
     if token is None:
-        raise cursor.error("several ranks are a list, such as rank=[1,3], or rank=all", value)
+        raise cursor.error("a rank is a whole number from 0 on", value)
     if token.shape is Shape.WORD and token.text == "all":
         if world_size is None:
             why = "rank=all needs the number of ranks, which is not known before the command runs"
@@ -58,7 +65,7 @@ def value_of(cursor: Cursor, argument: Argument, value: Written) -> Any:
             return _choice(cursor, token, argument.name, argument.choices)
         case Kind.SIGNAL:
             name = token.text.upper().removeprefix("SIG")
-            if token.shape is Shape.WORD and name in argument.choices:
+            if name in argument.choices:
                 return name
             return _choice(cursor, token, argument.name, argument.choices)
         case Kind.INT:
@@ -91,9 +98,11 @@ def changed_to(
     if what == "tag":
         return _whole(cursor, token, "a tag", 0, LARGEST)
     if what == "dtype":
-        return _choice(cursor, token, "a dtype", DTYPES)
+        bare = replace(token, text=token.text.removeprefix("torch."))
+        return _choice(cursor, bare, "a dtype", DTYPES)
     if what == "reduce_op":
-        return _choice(cursor, token, "a reduce op", REDUCE_OPS)
+        bare = replace(token, text=token.text.removeprefix("ReduceOp.").lower())
+        return _choice(cursor, bare, "a reduce op", REDUCE_OPS)
     return _text(cursor, token, "a group")
 
 
@@ -106,7 +115,7 @@ def _whole(cursor: Cursor, token: Token, what: str, low: int, high: int) -> int:
 
 
 def _choice(cursor: Cursor, token: Token, what: str, choices: Sequence[str]) -> str:
-    if token.shape is not Shape.WORD or token.text not in choices:
+    if token.text not in choices:
         raise cursor.error(
             f"{what} cannot be {token.text!r}{nearest(token.text, choices)}",
             token,

@@ -99,15 +99,17 @@ class Cursor:
     def value(self) -> Written:
         """One value, whatever it means. Raises SpecError."""
         token = self.next
-        if self.accept("["):
+        closing = {"[": "]", "{": "}"}.get(token.text) if token.shape is Shape.SIGN else None
+        if closing is not None:
+            self.take()
             parts = []
-            while not self.sees("]"):
+            while not self.sees(closing):
                 if self.next.shape not in (Shape.NUMBER, Shape.WORD):
                     raise self.error("a list is of numbers, such as [2,3]")
                 parts.append(self.take())
                 if not self.accept(","):
                     break
-            end = self.expect("]", "the list is not closed; a ] is missing")
+            end = self.expect(closing, f"the list is not closed; a {closing} is missing")
             return Written("list", tuple(parts), token.start, end.end)
         if token.shape not in (Shape.WORD, Shape.NUMBER, Shape.STRING):
             raise self.error("a value is missing")

@@ -83,6 +83,7 @@ def _counted(cursor: Cursor, action: Action, when: When) -> Moment:
     word = cursor.next
     _allowed(cursor, action, when, word)
     cursor.take()
+    cursor.accept("#")
     first, last = cursor.span(f"the number of a {when.value}")
     group = ""
     if when is When.SEQ and cursor.next.shape is Shape.WORD and cursor.next.text == "of":

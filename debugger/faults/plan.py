@@ -81,10 +81,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All faults of a run, and the seed of whatever is random in them."""
+    """All faults of a run, and the seed of whatever is random in them. `namespaces`: the ranks have
+    a network of their own, which makes the faults of links, whatever the backend."""
 
     faults: tuple[Fault, ...]
     seed: int = 0
+    namespaces: bool = False
 
     def of(self, rank: int) -> tuple[Fault, ...]:
         """Those that happen in this rank."""
@@ -96,7 +98,8 @@ class Plan:
         for fault in self.faults:
             moment = {**asdict(fault.moment), "when": fault.moment.when.value}
             faults.append({**asdict(fault), "moment": moment})
-        return {"schema": SCHEMA, "seed": self.seed, "faults": faults}
+        found = {"schema": SCHEMA, "seed": self.seed, "faults": faults}
+        return {**found, "namespaces": True} if self.namespaces else found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
@@ -107,7 +110,7 @@ class Plan:
         for one in value["faults"]:
             moment = Moment(**{**one["moment"], "when": When(one["moment"]["when"])})
             faults.append(Fault(**{**one, "ranks": tuple(one["ranks"]), "moment": moment}))
-        return cls(tuple(faults), value["seed"])
+        return cls(tuple(faults), value["seed"], value.get("namespaces", False))
 
 
 def load(directory: Path) -> Plan | None:

@@ -1,4 +1,5 @@
-"""A plan in a TOML file: `seed = 7`, and a `[[fault]]` with `spec = "..."` or its fields for each.
+"""A plan in a TOML file: `seed = 7`, and a `[[fault]]` with `spec = "..."` or its fields for each;
+or `faults = ["...", "..."]`, a list of specs. `fault`, `faults` and `inject` are the same.
 
 [[fault]]
 action = "kill"
@@ -20,6 +21,7 @@ from .tokens import nearest
 from .written import of_fields
 
 MOST_BYTES = 1 << 22
+_NAMES = ("fault", "faults", "inject")
 
 
 def read(
@@ -39,15 +41,19 @@ def read(
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     for name in table:
-        if name not in ("seed", "fault"):
-            near = nearest(name, ("seed", "fault"))
+        if name not in ("seed", *_NAMES):
+            near = nearest(name, ("seed", *_NAMES))
             raise ValueError(f"it may have a seed and [[fault]] tables, but no {name!r}{near}")
     seed = table.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
         raise ValueError("its seed is a whole number from 0 on")
-    rows = table.get("fault", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("write [[fault]] with two brackets, once for each fault")
+    rows: list[Any] = []
+    for name in (one for one in table if one in _NAMES):
+        if not isinstance(table[name], list):
+            raise ValueError(f"write [[{name}]] with two brackets, once for each fault")
+        rows += [{"spec": row} if isinstance(row, str) else row for row in table[name]]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("each fault is a spec in quotes, or a table with two brackets: [[fault]]")
     if not rows:
         raise ValueError("it has no [[fault]]")
     faults = []

@@ -2,9 +2,9 @@
 
     fault    = action [ "(" [ part { "," part } ] ")" ] [ "@" moment ]
     part     = whom | value | name "=" value
-    whom     = "rank" "=" ( rank | "[" ranks "]" | "all" )       most actions
-             | rank ( "->" | "<->" ) rank                         link
-             | "{" ranks "}" "|" "{" ranks "}" ...                partition
+    whom     = "rank" "=" ( rank | "[" ranks "]" | "{" ranks "}" | rank ".." rank | "all" )
+             | rank ( "->" | "<->" ) rank                        of link
+             | "{" ranks "}" "|" "{" ranks "}" ...               of partition
 
 `moments.py` has the moments, `actions.py` what each action takes. Only the form is known here: no
 rank, no torch.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .actions import ACTIONS, Action, Argument, Kind, Target
+from .actions import ACTIONS, CHANGES, Action, Argument, Kind, Target
 from .arguments import changed_to, rank_of, ranks_of, value_of
 from .cursor import Cursor, Written
 from .fitting import misfit
@@ -84,7 +84,9 @@ class _Parser:
         backends = self.action.backends
         if self.backend is not None and backends and self.backend not in backends:
             raise cursor.error(
-                f"{token.text} works on {', '.join(backends)}, and not on {self.backend}", token
+                f"{token.text} works on {', '.join(backends)}, and not on {self.backend}",
+                token,
+                ["with --netns (as root) it works on every backend"],
             )
         return cursor.take()
 
@@ -125,6 +127,9 @@ class _Parser:
             if name.text in self.given:
                 raise cursor.error(f"{name.text} is given twice", name)
             self.given[name.text] = value
+        elif self._is_of_change(name):
+            self.given["what"] = Written("one", (name,), name.start, name.end)
+            self.given["to"] = value
         else:
             raise cursor.error(
                 f"{self.action.name} takes no {name.text}{nearest(name.text, self._names())}",
@@ -132,13 +137,21 @@ class _Parser:
                 self._usage(),
             )
 
-    def _positional(self, value: Written) -> None:
-        free = (
-            one.name
-            for one in self.action.arguments
-            if one.positional and one.name not in self.given
+    def _is_of_change(self, name: Token) -> bool:
+        """Whether it is the short form `change(rank=1, dtype=float64)`."""
+        return (
+            self.action.name == "change"
+            and name.text in CHANGES
+            and not {"what", "to"} & set(self.given)
         )
-        name = next(free, None)
+
+    def _positional(self, value: Written) -> None:
+        free = [one for one in self.action.arguments if one.name not in self.given]
+        bare = value.one.text.upper().removeprefix("SIG") if value.one else ""
+        name = next((one.name for one in free if one.positional), None)
+        if name is None:  # a word that can be but one thing needs no name
+            fit = [one.name for one in free if {bare, bare.lower()} & set(one.choices)]
+            name = fit[0] if len(fit) == 1 else None
         if name is None:
             token = value.one
             sentence = f"{self.action.name} takes no further value without a name"

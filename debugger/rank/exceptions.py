@@ -21,7 +21,16 @@ from typing import Any, NoReturn
 
 from ..record.layout import Phase
 from ..record.wording import FINDING_MARK
-from . import agreement, call_site, checked_group, ddp_unused, deferred, rank_log, waiting
+from . import (
+    agreement,
+    call_site,
+    checked_group,
+    ddp_unused,
+    deferred,
+    lost_connections,
+    rank_log,
+    waiting,
+)
 from .finding_errors import FindingRaised
 from .own_findings import OwnFinding
 from .recorder import Recorder
@@ -315,16 +324,8 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         thread=threading.current_thread().name,
         thread_slot=recorder.writer.thread().index,
         **nature(error),
-        **_connection(error),
+        **lost_connections.named_by(error),
     )
-
-
-def _connection(error: BaseException) -> dict[str, list[int]]:
-    """The connection at which one of our own backends' calls failed."""
-    own = sys.modules.get("distcore.errors")
-    if own is None or not isinstance(error, own.GroupFailed) or error.link is None:
-        return {}
-    return {"link": list(error.link)}
 
 
 def nature(error: BaseException) -> dict[str, bool]:

@@ -15,6 +15,7 @@ from ..record import layout
 from ..record.layout import Activity
 from . import forks, rank_log, torch_private, torch_private_stores
 from .recorder import Recorder, report_own_fault
+from .settling import settle
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
@@ -64,6 +65,9 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         site = recorder.safe_site(sys._getframe(1))
         with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
+            # A worker of gloo that still drops a call's callback needs the GIL for it, while the
+            # end of the group, or of a DDP model that outlives it, waits for the worker with it.
+            settle()
             return original(*args, **kwargs)
 
     return destroy_process_group

@@ -1,10 +1,15 @@
 """Link faults of a plan: given to distcore, which performs them; what happens of them is written.
 
 Every rank has all of them, not only who sends: a group's ranks must agree on how they connect.
+Where the ranks have a network of their own, its switch performs them, on every backend; it is told
+when the group is there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +22,7 @@ from ..faults import plan as plans
 from ..faults.actions import Family
 from ..faults.injected import InjectedLog
 from ..faults.plan import Moment, Plan, When
+from ..record import network
 from . import groups
 
 ACTIONS = frozenset(name for name, one in actions.ACTIONS.items() if one.family is Family.LINK)
@@ -40,6 +46,9 @@ def observe(plan: Plan, directory: Path) -> None:
     """From now on the plan's link faults befall the connections of this process's groups. Without
     any, nothing changes. Raises ValueError, KeyError or TypeError for a plan that makes no
     sense."""
+    if plan.namespaces:
+        groups.on_default_group(lambda _backend, rank: _tell_switch(plan, directory, rank))
+        return
     made = [(fault.number, one) for fault in _of_links(plan) for one in _faults(fault)]
     if not made:
         return
@@ -62,8 +71,23 @@ def _refuse(plan: Plan, directory: Path, backend: str, rank: int) -> None:
     for fault in _of_links(plan):
         log.refuse(
             fault.number,
-            f'faults of links need the backend tcp, as in init_process_group("tcp"); the default '
-            f"group is on {backend}",
+            f'faults of links need the backend tcp, as in init_process_group("tcp"), or --netns '
+            f"(as root), with which they work on every one; the default group is on {backend}",
+        )
+
+
+def _tell_switch(plan: Plan, directory: Path, rank: int) -> None:
+    """The default group is there. Say so, too, where this rank is not in the network at all."""
+    if os.environ.get(network.RANK_VARIABLE) == str(rank):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.sendto(b"begun", (network.SWITCH, network.BEGUN_PORT))
+        return
+    log = InjectedLog(directory, rank)
+    for fault in _of_links(plan):
+        log.refuse(
+            fault.number,
+            "with --netns each rank's process must find its RANK in the environment as it starts, "
+            "as torchrun does it; this one did not",
         )
 
 

@@ -1,4 +1,4 @@
-"""Lets gloo's worker threads come to rest before the interpreter ends.
+"""Lets gloo's worker threads come to rest before the interpreter, or a group, ends.
 
 A worker drops a call's tensors some time after the call's waiter has gone on, and needs the GIL for
 their Python parts. Where the interpreter is being finalised meanwhile, Python ends that thread

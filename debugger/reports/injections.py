@@ -33,6 +33,8 @@ _LEADS_TO: Mapping[str, frozenset[str]] = {
     "bitflip": frozenset({"nan", "overflow", "divergence"}),
 }
 """Where two faults may explain a finding, one that is known to lead to its kind does."""
+_ONLY_BY: Mapping[str, frozenset[str]] = {"straggler": frozenset({"delay", "link", "partition"})}
+"""What no other fault explains: a rank that a NaN befell was slow for a reason of its own."""
 
 
 def explanation(
@@ -52,6 +54,8 @@ def explanation(
     for one in entries:
         fault = faults.get(one.fault)
         if fault is None or one.refused:
+            continue
+        if fault.action not in _ONLY_BY.get(finding.kind, {fault.action}):
             continue
         if culprits & {one.rank} if _of_ranks(fault) else concerned & set(fault.ranks):
             found.append((one, fault))
@@ -96,7 +100,11 @@ def fates(
                 "time_ns": first.time_ns if first else None,
                 "where": clean(first.where) if first else "",
                 "not_in": absent,
-                "why": clean("; ".join(why_not(fault, rank, ranks.get(rank)) for rank in absent)),
+                "why": clean(
+                    "; ".join(
+                        why_not(fault, rank, ranks.get(rank), plan.namespaces) for rank in absent
+                    )
+                ),
                 "refused": clean(refused),
             }
         )

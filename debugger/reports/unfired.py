@@ -11,14 +11,15 @@ from ..record.snapshot import Group, Rank
 _ALL = 1 << 20
 
 
-def why_not(fault: Fault, number: int, rank: Rank | None) -> str:
-    """What this rank, the `number`-th of the world, did instead of what the fault waited for."""
+def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = False) -> str:
+    """What this rank, the `number`-th of the world, did instead of what the fault waited for.
+    `namespaces`: as in `Plan`."""
     who = f"rank {number}"
     if rank is None:
         return f"no rank {number} was seen"
     backends = ACTIONS[fault.action].backends if fault.action in ACTIONS else ()
     used = sorted({group.backend for group in rank.groups.values() if group.backend})
-    if backends and used and not set(used) & set(backends):
+    if not namespaces and backends and used and not set(used) & set(backends):
         return f"it works on {', '.join(backends)}, and {who} used {', '.join(used)}"
     moment = fault.moment
     match moment.when:

@@ -65,8 +65,10 @@ class Launch:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout_s: float = 30.0,
+        network: str = "",
     ) -> None:
-        """Starts the command with this process's standard streams, or those `aside`.
+        """Starts the command with this process's standard streams, or those `aside`; in the network
+        namespace to which the path `network` leads, where it is given.
 
         Raises UsageError where the command cannot be started, and DistdebugError where the
         warden does not answer.
@@ -78,6 +80,7 @@ class Launch:
             "argv": [_latin(word) for word in command],
             "env": {_latin(name): _latin(value) for name, value in environment.items()},
             "cwd": _latin(directory),
+            "network": network,
         }
         try:
             _write_all(self._control, json.dumps(request).encode() + b"\n")

@@ -4,9 +4,9 @@ It runs as a process of its own: `python -I -S warden.py CONTROL REPORTS` with t
 is started before anything else, in its own session (Ctrl-C reaches the supervisor alone), and is
 the subreaper of all that the command starts. Standard library only, no relative import.
 
-Control, one JSON line: {"path", "argv", "env", "cwd"}, byte strings as latin-1. The end of that
-pipe means that the supervisor has closed it or was killed: everything below is SIGKILLed, again
-and again until nothing is left. Reports, JSON lines: {"started": pid}, {"failed": text}, and
+Control, one JSON line: {"path", "argv", "env", "cwd", "network"}, byte strings as latin-1. The end
+of that pipe means that the supervisor has closed it or was killed: everything below is SIGKILLed,
+again and again until nothing is left. Reports, JSON lines: {"started": pid}, {"failed": text}, and
 {"pid", "status", "time_ns"} for each child or orphan that was reaped.
 """
 
@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNET = 0x4000_0000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -35,6 +36,19 @@ def become_subreaper() -> bool:
         return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def enter_network(path: str) -> None:
+    """Moves this process, and what it will start, into another network namespace. Raises
+    OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 def descendants(*roots: int) -> list[int]:
@@ -116,6 +130,8 @@ class Warden:
 
     def _start(self, request: dict[str, Any]) -> None:
         try:
+            if request["network"]:
+                enter_network(request["network"])
             os.chdir(request["cwd"].encode("latin-1"))
             pid = os.posix_spawn(
                 request["path"].encode("latin-1"),

@@ -7,6 +7,7 @@ socket ends, everything below is killed.
 
 A request: {"start": {...}, "ranks": n} with n sockets, one for each rank; {"kill": true}. An
 answer: {"ready": threads}, {"started": [pids]}, {"pid", "status", "time_ns"}, {"killed": true}.
+A rank is what `start["main"]`, a `module:function`, makes of it, by default `rank_session.main`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Server:
     def __init__(self, connection: socket.socket, package: str) -> None:
         self._warden = importlib.import_module(f"{package}.supervisor.warden")
         channel = importlib.import_module(f"{package}.testing.channel")
-        self._ranks = importlib.import_module(f"{package}.testing.rank_session")
+        self._main = f"{package}.testing.rank_session:main"
         self._connection = connection
         self._channel = channel.DescriptorChannel(connection)
         self._rank_channel = channel.Channel
@@ -107,7 +108,9 @@ class Server:
                     self._become_rank(descriptors, rank)
                     with listener:
                         channel = self._rank_channel(socket.socket(fileno=descriptor))
-                        self._ranks.main(rank, count, channel, request, listener)
+                        module, _, name = str(request.get("main", self._main)).partition(":")
+                        main = getattr(importlib.import_module(module), name)
+                        main(rank, count, channel, request, listener)
                 finally:
                     os._exit(120)
             pids.append(pid)

@@ -86,7 +86,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if not _in_rank(item.config) and item.get_closest_marker(MARK) is not None:
         from .session import distribute
 
-        distribute(item, lambda: _session(item.config))
+        distribute(item, lambda: session_of(item.config))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,7 +157,8 @@ def _in_rank(config: pytest.Config) -> bool:
     return bool(config.pluginmanager.has_plugin(RANK))
 
 
-def _session(config: pytest.Config) -> Session:
+def session_of(config: pytest.Config) -> Session:
+    """The distributed side of this pytest session, made when it is first asked for."""
     if SESSION not in config.stash:
         from .session import Session
 

@@ -52,10 +52,11 @@ class RunScript:
         """`distdebug run -n NPROC [--inject SPEC] SCRIPT ARGUMENTS`, to its end.
 
         A `script` that is no absolute path is looked for in `cwd`, then beside the test's file.
-        `backend` is handed to the script as the environment variable BACKEND. `timeout` is in
-        seconds: then the run is interrupted, and the test fails with where the ranks stood. `level`
-        and `check` are those of the command, `options` further flags of it; `env` is added to the
-        environment. The test fails, too, when a fault that was to be injected never was.
+        `backend` is handed to the script as the environment variable BACKEND; a fault that cannot
+        work on it is refused before the run starts. `timeout` is in seconds: then the run is
+        interrupted, and the test fails with where the ranks stood. `level` and `check` are those of
+        the command, `options` further flags of it; `env` is added to the environment. The test
+        fails, too, when a fault that was to be injected never was.
         """
         folder = Path(cwd) if cwd is not None else self._place
         self._runs += 1
@@ -64,6 +65,7 @@ class RunScript:
         command += ["-n", str(nproc), "--run-dir", str(directory)]
         for fault in [inject] if isinstance(inject, str) else inject or ():
             command += ["--inject", fault]
+        command += ["--inject-backend", backend] if inject and backend else []
         command += ["--debug-level", level] if level is not None else []
         command += ["--check", check] if check is not None else []
         command += [*options, str(self._find(script, folder)), *map(str, arguments)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..diagnosis.findings import EXIT_CODES
 from ..record.sanitize import clean
 
 _ANY: Any = object()
@@ -60,7 +62,7 @@ class Report:
         culprits: Sequence[int] | None = None,
         victims: Sequence[int] | None = None,
         within: float | None = None,
-        line: str | None = None,
+        line: str | int | None = None,
         cause: str | None = _ANY,
         severity: str = "error",
     ) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class Report:
 
         `culprits` and `victims` are compared as sets of ranks. `within`: seconds from the moment
         the fault became observable to its detection. `line`: where a culprit stood, as
-        "train.py:41". AssertionError shows what was found instead.
+        "train.py:41", or 41 in whatever file. AssertionError shows what was found instead.
         """
         __tracebackhide__ = True
         candidates: list[dict[str, Any]] = [
@@ -79,7 +81,7 @@ class Report:
         found = next((one for one in candidates if one["kind"] == kind), None)
         if found is None:
             what = ", ".join(str(one["kind"]) for one in candidates) or "nothing"
-            self._fail(f"expected {kind} ({severity}), but found {what}")
+            self._fail(f"expected {kind} ({severity}){_no_kind(kind)}, but found {what}")
         wrong = list(
             filter(
                 None,
@@ -134,10 +136,18 @@ def _within(limit_s: float | None, found: dict[str, Any]) -> str | None:
     return f"it took {after_s:.2f} s, more than {limit_s:g} s" if after_s > limit_s else None
 
 
-def _line(expected: str | None, found: dict[str, Any]) -> str | None:
+def _no_kind(kind: str) -> str:
+    """What is said of a kind that no finding ever has."""
+    if kind in EXIT_CODES:
+        return ""
+    near = difflib.get_close_matches(kind, EXIT_CODES, n=1)
+    return f", which is no kind of finding (kinds: {', '.join(near or sorted(EXIT_CODES))})"
+
+
+def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:
     if expected is None:
         return None
-    file, _, number = expected.rpartition(":")
+    file, _, number = str(expected).rpartition(":")
     places = []
     for rank in found["culprits"]:
         location = found["ranks"].get(str(rank), {}).get("location")
@@ -146,7 +156,7 @@ def _line(expected: str | None, found: dict[str, Any]) -> str | None:
         path = Path(str(location["file"]))
         if (
             str(location["line"]) == number
-            and path.parts[-len(Path(file).parts) :] == Path(file).parts
+            and path.parts[len(path.parts) - len(Path(file).parts) :] == Path(file).parts
         ):
             return None
         places.append(f"{path.name}:{location['line']}")

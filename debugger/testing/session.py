@@ -105,7 +105,8 @@ class Session:
         self._place = self._factory.mktemp("distdebug")
         blocked = [one for one in self._option.plugins or () if one.startswith("no:")]
         preload = [*config.getini("distdebug_preload"), *self._option.distdebug_preload]
-        self._server = ForkServer(self._place / "server.log", preload, blocked)
+        self.server = ForkServer(self._place / "server.log", preload, blocked)
+        """Runs the ranks of all tests."""
         self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
         self._captured = getattr(self._option, "capture", "no") != "no"
         self._prompt = Prompt(config, self._capture)
@@ -118,14 +119,14 @@ class Session:
 
     def close(self) -> None:
         """No further test will come."""
-        self._server.close()
+        self.server.close()
 
     def new_test(self, item: pytest.Item, asked: Wanted) -> RankTest:
         """A test that can be started."""
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in item.name)[:40]
         place = self._factory.mktemp(name)
         around = Surroundings(
-            self._server,
+            self.server,
             self._request(item),
             self._prompt.show,
             self._warn,

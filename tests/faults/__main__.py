@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ WORKERS = 2
 def main() -> int:
     """Run it all; a row for each run."""
     began = time.monotonic()
-    rows = [*matrix(), *twins()]
+    rows = [row for row in (*matrix(), *twins()) if os.geteuid() == 0 or not row[0].own_network]
     zygotes: SimpleQueue[Zygote] = SimpleQueue()
     for _ in range(WORKERS):
         zygotes.put(Zygote())

@@ -30,6 +30,8 @@ class Case:
     """One fault: `specs` are injected, or `does` are arguments that have the program do it by
     itself. `culprits`: ranks, or ALONE, or ALL. `cause=None`: not compared. `flags` are
     distdebug's, `arguments` the program's (`programs/<program>.py`), its twin's, too.
+    `own_network`: each rank has its own, for faults of links on every backend; needs root.
+    `quick`: one of its runs is in `make test`.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Case:
     program: str = "loop"
     backends: tuple[str, ...] = BOTH
     sizes: tuple[int, ...] = SIZES
+    own_network: bool = False
+    quick: bool = True
 
     def who(self, size: int) -> set[int]:
         """The culprits among so many ranks."""
@@ -70,6 +74,14 @@ def _link(name: str, what: str, *, hangs: bool = False) -> Case:
     spec = (f"link({what}) @ frame 10",)
     flags = HANGS if hangs else ()
     return Case(name, spec, kind, (0, 1), code, flags=flags, backends=(TCP,))
+
+
+def _apart(name: str, spec: str, outcome: str = "ok", **more: object) -> Case:
+    """In a network of the ranks' own. There a frame is a packet, and what TCP repairs is silent."""
+    code = {"ok": 0, "rank_exception": 1, "missing_rank": 93}[outcome]
+    given = {"flags": HANGS if outcome == "missing_rank" else (), "backends": (GLOO,)}
+    given |= {"quick": False, "own_network": True} | more
+    return Case(f"apart: {name}", (spec,), outcome, exit_code=code, **given)  # type: ignore[arg-type]
 
 
 CASES = (
@@ -221,6 +233,39 @@ CASES = (
         flags=HANGS,
         arguments=SLOWLY,
         backends=(TCP,),
+        sizes=(4,),
+    ),
+    # Links, in a network of the ranks' own.
+    _apart("slow link", "link(0->1, rate=2M)"),
+    _apart("late link", "link(0->1, delay=5ms)", sizes=(2,)),
+    _apart("frame lost", "link(0->1, drop) @ frame 10"),
+    _apart("frame sent twice", "link(0->1, duplicate) @ frame 10"),
+    _apart("frame damaged, unseen", "link(0->1, corrupt) @ frame 10"),
+    _apart("frame cut short", "link(0->1, truncate) @ frame 10", "rank_exception", culprits=(0, 1)),
+    _apart(
+        "reset",
+        "link(0->1, reset) @ frame 10",
+        "rank_exception",
+        culprits=(0, 1),
+        backends=BOTH,
+        quick=True,
+    ),
+    _apart("half open", "link(0->1, blackhole) @ frame 10..", "missing_rank", culprits=ALL),
+    _apart("all frames lost", "link(0->1, drop)", "missing_rank", culprits=ALL),
+    _apart(
+        "partition that heals",
+        "partition({0}|{1}) @ 200ms for 500ms",
+        arguments=SLOWLY,
+        sizes=(2,),
+        quick=True,
+    ),
+    _apart(
+        "partition, 4",
+        "partition({0,1}|{2,3}) @ 200ms",
+        "missing_rank",
+        culprits=ALL,
+        arguments=SLOWLY,
+        backends=BOTH,
         sizes=(4,),
     ),
 )

@@ -31,7 +31,7 @@ def twins() -> Iterator[tuple[Case, str, int]]:
     """The programs of the matrix without a fault, each once."""
     seen = set()
     for case, backend, size in matrix():
-        key = (case.program, case.arguments, case.flags, backend, size)
+        key = (case.program, case.arguments, case.flags, backend, size, case.own_network)
         if key not in seen:
             seen.add(key)
             clean = replace(case, specs=(), does=(), outcome="ok", exit_code=0, warnings=())
@@ -43,8 +43,12 @@ def run(zygote: Zygote, case: Case, backend: str, size: int, directory: Path) ->
     flags = list(case.flags)
     for spec in case.specs:
         flags += ["--inject", spec]
+    extra = None
+    if case.own_network:
+        flags.append("--netns")
+        extra = {"WORLD_SIZE": str(size)}  # which no flag of this launcher's tells
     program = [str(PROGRAMS / f"{case.program}.py"), backend, *case.arguments, *case.does]
-    return zygote.run(size, program, directory, flags, limit_s=LIMIT_S)
+    return zygote.run(size, program, directory, flags, extra, limit_s=LIMIT_S)
 
 
 def complaints(case: Case, size: int, done: runs.Run) -> list[str]:
@@ -56,7 +60,7 @@ def complaints(case: Case, size: int, done: runs.Run) -> list[str]:
         found.append(f"exit code {done.exit_code}, not {case.exit_code}")
     if sorted(set(done.warnings)) != sorted(case.warnings):
         found.append(f"warnings {sorted(set(done.warnings))}, not {sorted(case.warnings)}")
-    late = [one["text"] for one in report.get("injected", ()) if not one["fired"]]
+    late = [one["fault"] for one in report.get("injected", ()) if not one["fired"]]
     if late and len(late) == len(case.specs):
         found.append(f"never happened: {late}")
     if case.exit_code:

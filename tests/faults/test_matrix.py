@@ -24,11 +24,14 @@ def _rows(rows: Iterable[tuple[Case, str, int]]) -> list[Any]:
         place = places[case] = places.get(case, -1) + 1
         # In turn the first and the last, which is the other backend with more ranks.
         wanted = (len(places) % 2) * (len(case.backends) * len(case.sizes) - 1)
+        marks = [] if place == wanted and case.quick else [pytest.mark.long]
+        if case.own_network:
+            marks.append(pytest.mark.root)
         found.append(
             pytest.param(
                 *(case, backend, size),
                 id="-".join((case.name.replace(" ", "_"), backend, str(size))),
-                marks=[] if place == wanted else [pytest.mark.long],
+                marks=marks,
             )
         )
     return found

@@ -57,12 +57,16 @@ def test_each_part_of_an_expectation_can_fail(tmp_path: Path) -> None:
     found = report(tmp_path, {"outcome": "nan", "findings": [finding("nan")]}, 95)
     found.expect("nan", culprits=[2], victims=[1, 0], within=1.0, line="train.py:41", cause=None)
     found.expect("nan", line="src/train.py:41")
+    found.expect("nan", line=41)
+    with pytest.raises(AssertionError, match=r"no kind of finding \(kinds: dtype_mismatch\)"):
+        found.expect("dtyp_mismatch")
     for wrong, words in (
         ({"culprits": [1]}, r"the culprits are \[2\], not \[1\]"),
         ({"victims": [0]}, r"the victims are \[0, 1\], not \[0\]"),
         ({"within": 0.1}, "it took 0.25 s, more than 0.1 s"),
         ({"line": "train.py:42"}, "the culprits stood at train.py:41, not train.py:42"),
         ({"line": "rain.py:41"}, "not rain.py:41"),
+        ({"line": 42}, "at train.py:41, not 42"),
         ({"cause": "lock"}, "its cause is None, not lock"),
         ({"severity": "warning"}, r"expected nan \(warning\), but found nothing"),
     ):
@@ -95,6 +99,17 @@ def test_a_fault_that_never_fired_fails_the_test(tmp_path: Path) -> None:
         fail_for_silent_faults(report(tmp_path, document))
     fail_for_silent_faults(report(tmp_path, {"injected": faults[:1]}))
     fail_for_silent_faults(report(tmp_path, {}))
+
+
+def test_a_fault_that_the_backend_cannot_have_is_refused_before_the_start(
+    distdebug_run: RunScript, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it was started')")
+    refused = distdebug_run(script, backend="gloo", inject="link(0->1, drop) @ frame 3")
+    assert refused.exit_code == 2
+    assert "link works on tcp, and not on gloo" in refused.stderr
+    assert "it was started" not in refused.stdout + refused.stderr
 
 
 def test_a_script_that_is_not_there(distdebug_run: RunScript) -> None:

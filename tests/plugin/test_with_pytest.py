@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -154,7 +153,6 @@ def test_breakpoint_where_nobody_can_type(tmp_path: Path) -> None:
     assert found.outcomes == {"test_number[0]": "passed"}, found.output
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pytest_cov") is None, reason="needs pytest-cov")
 def test_coverage(tmp_path: Path) -> None:
     plugin_sessions.write(tmp_path, TWO)
     (tmp_path / "lib.py").write_text("def used_in_ranks():\n    return 1\n")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.crew import Crew
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "distcore_backend.py"
@@ -84,8 +85,10 @@ def test_scenario(
 
 
 @pytest.mark.parametrize(("wish", "steps"), [("ring", 6), ("ring,all_reduce:doubling", 2)])
-def test_the_user_chooses_the_algorithm(wish: str, steps: int, tmp_path: Path) -> None:
-    with Crew(tmp_path, 4, {"DISTCORE_ALGORITHM": wish}) as crew:
+def test_the_user_chooses_the_algorithm(
+    wish: str, steps: int, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    with Crew(torch_loaded, tmp_path, 4, {"DISTCORE_ALGORITHM": wish}) as crew:
         crew.everyone("init", path=str(tmp_path / "store"))
         found = crew.everyone("steps_of_an_all_reduce")
         assert [one["steps"] for one in found] == [steps] * 4

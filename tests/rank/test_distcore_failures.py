@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crew import Crew
+from tests.support.torch_loaded import TorchLoaded
 
 TRANSPORTS = ("tcp", "auto")
 BOUND_S = 5.0
@@ -19,8 +20,10 @@ BOUND_S = 5.0
 
 
 @pytest.fixture(params=TRANSPORTS)
-def crew(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Crew]:
-    with Crew(tmp_path, 4, {"DISTCORE_TRANSPORT": request.param}) as made:
+def crew(
+    request: pytest.FixtureRequest, tmp_path: Path, torch_loaded: TorchLoaded
+) -> Iterator[Crew]:
+    with Crew(torch_loaded, tmp_path, 4, {"DISTCORE_TRANSPORT": request.param}) as made:
         yield made
 
 
@@ -140,8 +143,8 @@ def test_abort_from_a_thread(crew: Crew) -> None:
     assert all(found["kind"] == "" for found in crew.everyone("all_reduces", count=5))
 
 
-def test_waiting_costs_nothing(tmp_path: Path) -> None:
-    with Crew(tmp_path, 3) as crew:
+def test_waiting_costs_nothing(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    with Crew(torch_loaded, tmp_path, 3) as crew:
         join(crew, "store", timeout_s=40)
         crew.everyone("all_reduces")
         late_s = 10.0
@@ -158,7 +161,7 @@ def test_two_threads_with_a_group_each(crew: Crew) -> None:
     crew.everyone("destroy")
 
 
-def test_a_large_tensor(tmp_path: Path) -> None:
-    with Crew(tmp_path, 2) as crew:
+def test_a_large_tensor(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    with Crew(torch_loaded, tmp_path, 2) as crew:
         join(crew, "store")
         crew.everyone("large", size_bytes=200_000_000)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import crew as crews
 from tests.support.crew import Crew
 from tests.support.hosts import DIRECT, PLUGGED, Hosts, Unavailable
+from tests.support.torch_loaded import TorchLoaded
 
 pytestmark = pytest.mark.root
 SCRIPT = Path(__file__).parent / "scripts" / "distcore_messages.py"
@@ -45,17 +45,24 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crews, "WORKER", SCRIPT)
+class Ranks:
+    """Makes crews of which ranks 0 and 1 are on host 0, 2 and 3 on host 1."""
+
+    def __init__(self, loaded: TorchLoaded, hosts: Hosts, directory: Path) -> None:
+        self._loaded = loaded
+        self._hosts = hosts
+        self._directory = directory
+
+    def __call__(self, extra: Mapping[str, str] | None = None) -> Crew:
+        crew = Crew(self._loaded, self._directory, 4, extra, SCRIPT)
+        for rank in range(4):
+            crew.ask([rank], "enter", namespace=self._hosts.namespaces[rank // 2])
+        return crew
 
 
-def ranks(hosts: Hosts, directory: Path, extra: Mapping[str, str] | None = None) -> Crew:
-    """Ranks 0 and 1 on host 0, 2 and 3 on host 1."""
-    crew = Crew(directory, 4, extra)
-    for rank in range(4):
-        crew.ask([rank], "enter", namespace=hosts.namespaces[rank // 2])
-    return crew
+@pytest.fixture
+def ranks(torch_loaded: TorchLoaded, hosts: Hosts, tmp_path: Path) -> Ranks:
+    return Ranks(torch_loaded, hosts, tmp_path)
 
 
 def join(crew: Crew, method: str) -> list[Any]:
@@ -85,9 +92,9 @@ def check_both_sides_are_named(crew: Crew, began_s: float, limit_s: float) -> No
         assert found["at_s"] - began_s < limit_s, found
 
 
-def test_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+def test_two_hosts(hosts: Hosts, ranks: Ranks) -> None:
     """Right results, strangers that change nothing, and a reset that everybody knows of at once."""
-    with ranks(hosts, tmp_path) as crew:
+    with ranks() as crew:
         endpoints = [one["endpoint"] for one in join(crew, "env")]
         # The interfaces that reach the master, and no other.
         assert [one[0] for one in endpoints] == ["10.213.0.1"] * 2 + ["10.213.0.2"] * 2
@@ -116,8 +123,8 @@ def test_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_interface_is_chosen(hosts: Hosts, tmp_path: Path) -> None:
-    with ranks(hosts, tmp_path, {"DISTCORE_SOCKET_IFNAME": f"none,{DIRECT}"}) as crew:
+def test_the_interface_is_chosen(hosts: Hosts, ranks: Ranks) -> None:
+    with ranks({"DISTCORE_SOCKET_IFNAME": f"none,{DIRECT}"}) as crew:
         endpoints = [one["endpoint"][0] for one in join(crew, "tcp")]
         assert endpoints == ["10.214.0.1"] * 2 + ["10.214.0.2"] * 2
         assert [listening(hosts, host) for host in (0, 1)] == [{"10.214.0.1"}, {"10.214.0.2"}]
@@ -128,10 +135,10 @@ def test_the_interface_is_chosen(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["unplugged", "link down"])
-def test_a_link_on_which_nothing_comes_any_more(hosts: Hosts, tmp_path: Path, how: str) -> None:
+def test_a_link_on_which_nothing_comes_any_more(hosts: Hosts, ranks: Ranks, how: str) -> None:
     """Nobody is told: each side finds out by itself."""
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": str(USER_TIMEOUT_S)}
-    with ranks(hosts, tmp_path, extra) as crew:
+    with ranks(extra) as crew:
         join(crew, "tcp")
         crew.everyone("exchange", elements=1000)
         crew.tell(range(4), "reduce_until_error")
@@ -145,9 +152,9 @@ def test_a_link_on_which_nothing_comes_any_more(hosts: Hosts, tmp_path: Path, ho
 
 
 @pytest.mark.long
-def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, tmp_path: Path) -> None:
+def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, ranks: Ranks) -> None:
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": str(USER_TIMEOUT_S)}
-    with ranks(hosts, tmp_path, extra) as crew:
+    with ranks(extra) as crew:
         join(crew, "env")
         crew.everyone("exchange", elements=10)
         crew.tell([0], "receive", src=2)
@@ -162,9 +169,9 @@ def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, tmp_
 
 
 @pytest.mark.long
-def test_a_short_interruption(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_short_interruption(hosts: Hosts, ranks: Ranks) -> None:
     """The twin: the link comes back in time, and nobody has noticed."""
-    with ranks(hosts, tmp_path) as crew:
+    with ranks() as crew:
         join(crew, "env")
         hosts.unplug(1)
         crew.tell(range(4), "all_reduces", count=3)
@@ -174,10 +181,10 @@ def test_a_short_interruption(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_comes_late(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_rank_that_comes_late(hosts: Hosts, ranks: Ranks) -> None:
     """Its host answers, but has no room for what is sent to it: it is not out of reach."""
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": "2"}
-    with ranks(hosts, tmp_path, extra) as crew:
+    with ranks(extra) as crew:
         join(crew, "env")
         crew.tell([0, 1, 3], "broadcast", elements=5_000_000)
         time.sleep(6)  # how late it is

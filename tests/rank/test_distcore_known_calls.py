@@ -24,6 +24,7 @@ from distcore.known_calls import (
     can_reduce,
 )
 from tests.support.crew import Crew
+from tests.support.torch_loaded import TorchLoaded
 
 GROUPS = [[0, 1], [3, 1, 2], [2, 0], [1, 2, 3, 0], [3]]
 SOAK_S = float(os.environ.get("DISTCORE_SOAK_S", "600"))
@@ -31,8 +32,8 @@ MEBIBYTE = 2**20
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_conformance(tmp_path: Path, transport: str) -> None:
-    with Crew(tmp_path, 3, {"DISTCORE_TRANSPORT": transport}) as crew:
+def test_conformance(tmp_path: Path, torch_loaded: TorchLoaded, transport: str) -> None:
+    with Crew(torch_loaded, tmp_path, 3, {"DISTCORE_TRANSPORT": transport}) as crew:
         crew.everyone("init", path=str(tmp_path / "store"))
         made = crew.everyone("conformance")
         assert min(one["made"] for one in made) > 500
@@ -42,7 +43,8 @@ def test_conformance(tmp_path: Path, transport: str) -> None:
 class Crews:
     """A crew for as long as its ranks live: a failed sequence may leave a group broken."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, loaded: TorchLoaded, directory: Path) -> None:
+        self._loaded = loaded
         self._directory = directory
         self._numbers = itertools.count()
         self.crew: Crew | None = None
@@ -50,7 +52,7 @@ class Crews:
     def run(self, calls: list[tuple[int, dict[str, Any]]]) -> list[Any]:
         if self.crew is None:
             directory = self._directory / str(next(self._numbers))
-            self.crew = Crew(directory, 4)
+            self.crew = Crew(self._loaded, directory, 4)
             self.crew.everyone("init", path=str(directory / "store"), groups=GROUPS)
         try:
             return self.crew.everyone("calls", calls=calls)
@@ -64,9 +66,9 @@ class Crews:
             self.crew = None
 
 
-@pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crews]:
-    made = Crews(tmp_path_factory.mktemp("crews"))
+@pytest.fixture
+def crews(tmp_path: Path, torch_loaded: TorchLoaded) -> Iterator[Crews]:
+    made = Crews(torch_loaded, tmp_path)
     yield made
     made.end()
 
@@ -113,9 +115,11 @@ def test_any_sequence_of_calls(crews: Crews, sequence: list[tuple[int, KnownCall
         assert len(found) == 1, f"group {index}: {call}: not the same bits on all ranks"
 
 
-def soak(directory: Path, seconds: float, transport: str, growth_mib: int) -> None:
+def soak(
+    loaded: TorchLoaded, directory: Path, seconds: float, transport: str, growth_mib: int
+) -> None:
     """`growth_mib`: room for what twelve groups remember of the texts of all these calls."""
-    with Crew(directory, 4, {"DISTCORE_TRANSPORT": transport}) as crew:
+    with Crew(loaded, directory, 4, {"DISTCORE_TRANSPORT": transport}) as crew:
         both = [group for group in GROUPS for _thread in range(2)]
         crew.everyone("init", path=str(directory / "store"), groups=[[0, 1, 2, 3], *both])
         found = crew.everyone("soak", limit_s=seconds + 60, seconds=seconds, seed=int(seconds))
@@ -129,13 +133,13 @@ def soak(directory: Path, seconds: float, transport: str, growth_mib: int) -> No
         crew.everyone("destroy")
 
 
-def test_soak(tmp_path: Path) -> None:
-    soak(tmp_path, 20, "auto", growth_mib=48)
+def test_soak(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    soak(torch_loaded, tmp_path, 20, "auto", growth_mib=48)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2 * SOAK_S + 200)
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_long_soak(tmp_path: Path, transport: str) -> None:
+def test_long_soak(tmp_path: Path, torch_loaded: TorchLoaded, transport: str) -> None:
     """Ten minutes in all; DISTCORE_SOAK_S sets the seconds."""
-    soak(tmp_path, SOAK_S / 2, transport, growth_mib=96)
+    soak(torch_loaded, tmp_path, SOAK_S / 2, transport, growth_mib=96)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import crew as crews
 from tests.support.crew import Crew
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parent / "scripts" / "distcore_messages.py"
 BOUND_S = 3.0
@@ -21,10 +21,9 @@ LONG = 300_000
 
 @pytest.fixture(params=["tcp", "auto"])
 def crew(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, torch_loaded: TorchLoaded
 ) -> Iterator[Crew]:
-    monkeypatch.setattr(crews, "WORKER", SCRIPT)
-    with Crew(tmp_path, 4, {"DISTCORE_TRANSPORT": request.param}) as made:
+    with Crew(torch_loaded, tmp_path, 4, {"DISTCORE_TRANSPORT": request.param}, SCRIPT) as made:
         made.everyone("init", path=str(tmp_path / "store"))
         yield made
 

@@ -6,66 +6,47 @@ import json
 import os
 import select
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.support import runs
+from tests.support.torch_loaded import TorchLoaded, request
 
 LIMIT_S = 60.0
-_LAUNCHER = Path(__file__).parents[1] / "rank" / "scripts" / "forked_ranks.py"
 WORKER = Path(__file__).parents[1] / "rank" / "scripts" / "distcore_worker.py"
 
 
 class Crew:
     """`size` ranks of the worker script, on one host. `extra`: environment variables."""
 
-    def __init__(self, directory: Path, size: int, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        loaded: TorchLoaded,
+        directory: Path,
+        size: int,
+        extra: Mapping[str, str] | None = None,
+        worker: Path = WORKER,
+    ) -> None:
         self.size = size
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        pairs = [socket.socketpair() for _ in range(size)]
-        theirs = [pair[1].fileno() for pair in pairs]
-        self._log = (directory / "ranks.log").open("wb")
-        self._process = subprocess.Popen(
-            [sys.executable, str(_LAUNCHER), ",".join(map(str, theirs)), str(WORKER)],
-            pass_fds=theirs,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=runs.environment({"OMP_NUM_THREADS": "1", **(extra or {})}),
-            start_new_session=True,
-        )
-        self._channels = [pair[0] for pair in pairs]
-        for _mine, other in pairs:
-            other.close()
+        self._log = directory / "ranks.log"
+        self._loaded = loaded
+        environment = runs.environment(extra)
+        order = request(directory, environment, self._log, self._log, worker=str(worker))
+        ranks = loaded.fork("tests.support.crew_rank:main", order, size)
+        self._ranks = [process for process, _ in ranks]
+        self._channels = [channel for _, channel in ranks]
         self._received = [b""] * size
-        self.pids = [self.answer(rank)["pid"] for rank in range(size)]
+        self.pids = [process.pid for process in self._ranks]
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        # The ranks first: their launcher, which has not waited for the first yet, reaps them all.
-        for pid in self.pids if self._process.poll() is None else ():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
-        self._log.close()
+        self._loaded.kill()
         for channel in self._channels:
             channel.close()
 
@@ -119,13 +100,12 @@ class Crew:
         os.kill(self.pids[rank], number)
 
     def wait_for_end(self, rank: int, limit_s: float = LIMIT_S) -> None:
-        """Until the rank's process has ended; its launcher may not have asked for that yet."""
-        stat = Path(f"/proc/{self.pids[rank]}/stat")
-        until = time.monotonic() + limit_s
-        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < until, f"rank {rank} did not end\n{self.explain()}"
-            time.sleep(0.02)
+        """Until the rank's process has ended."""
+        try:
+            self._ranks[rank].wait(limit_s)
+        except TimeoutError:
+            raise AssertionError(f"rank {rank} did not end\n{self.explain()}") from None
 
     def explain(self) -> str:
         """What the ranks have printed."""
-        return (self.directory / "ranks.log").read_text()[-4000:]
+        return self._log.read_text()[-4000:]

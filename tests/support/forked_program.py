@@ -27,7 +27,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    # Ranks that have a network of their own reach it from there.
+    own = "" if os.environ.get("DISTDEBUG_NETWORK") else "127.0.0.1"
+    listener = socket.create_server((own, 0), backlog=256)
     port = listener.getsockname()[1]
     os.environ |= {name: str(size) for name in SIZES} | dict.fromkeys(ZEROS, "0")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -68,6 +70,7 @@ def become(rank, finder, hook, torch) -> None:
         return
     os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
     hook["redirect"](rank)
+    hook["enter_network"](rank)
     hook["_hear_last_words"]()
     sys.meta_path.insert(0, finder)
     hook["_install"](torch)

@@ -91,8 +91,11 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make it the session's own, so that Ctrl-C reaches the command."""
+    """Make it the session's own, so that Ctrl-C reaches the command; whoever runs the tests in the
+    background has it ignored."""
     import fcntl
     import termios
 
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

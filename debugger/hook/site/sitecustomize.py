@@ -68,6 +68,15 @@ def _ending_of(number):
     return ("out", "err")[own.index(identity)] if identity in own else None
 
 
+def enter_network(rank):
+    """Go into the network of this rank, in a run whose ranks have their own."""
+    if os.environ.get("DISTDEBUG_NETWORK"):
+        try:
+            load("hook.network").enter(int(rank))
+        except Exception as error:
+            _complain(error)
+
+
 def _quieten_launcher():
     """Keep torchrun's own words in a file: they are shown when there is nothing better to show."""
     environment = os.environ
@@ -240,6 +249,7 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
         if _is_rank_of_launcher():
             os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
             redirect(os.environ["RANK"])
+            enter_network(os.environ["RANK"])
             _hear_last_words()
         _quieten_launcher()
         _report_exits()

@@ -4,7 +4,6 @@ import ctypes
 import importlib.util
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -122,6 +121,3 @@ for _name, _command in list(globals().items()):
     if _name.startswith("command_"):
         setattr(worker, _name, _command)
 main = worker.main
-
-if __name__ == "__main__":
-    sys.exit("started by forked_ranks.py")

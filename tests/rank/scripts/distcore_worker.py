@@ -1,4 +1,4 @@
-"""A rank of a group on tcp that does what it is told: see `main`. Started by forked_ranks.py."""
+"""A rank of a group on tcp that does what it is told: see `main`, and tests.support.crew."""
 
 import contextlib
 import ctypes
@@ -8,12 +8,10 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import torch
@@ -260,16 +258,11 @@ def command_soak(rank, size, seconds, seed):
     return {"made": made, "before": readings[0], "after": readings[1]}
 
 
-def command_pid(rank, size):
-    return {"pid": os.getpid()}
-
-
 def main(rank, size, channel):
     """Do what comes over the channel, a JSON object {"command": ..., arguments} a line, and answer
     with one. "exit" ends the process as a program ends, with its groups open."""
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        channel.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         for line in channel.makefile():
             arguments = json.loads(line)
             name = arguments.pop("command")
@@ -280,7 +273,3 @@ def main(rank, size, channel):
             except BaseException:
                 answer = {"traceback": traceback.format_exc()}
             channel.sendall(json.dumps(answer).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    sys.exit(f"started by {Path(__file__).with_name('forked_ranks.py').name}")

@@ -218,6 +218,14 @@ def test_a_plan_file(tmp_path: Path) -> None:
         assert replace(fault, text=spec) == parse(spec, number, 4)
 
 
+def test_a_plan_file_may_be_a_list_of_specs(tmp_path: Path) -> None:
+    for name in ("fault", "faults", "inject"):
+        text = f"seed = 3\n{name} = ['exit(rank=0)', 'skip(rank=1) @ call 4']"
+        found, seed = plan_file.read(_file(tmp_path, text))
+        assert [(one.action, one.number) for one in found] == [("exit", 0), ("skip", 1)]
+        assert seed == 3
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -231,6 +239,8 @@ def test_a_plan_file(tmp_path: Path) -> None:
         ("[[fault]]\naction = 'kill'\nrank = 1.5", "number 1: 1.5 is no whole number"),
         ("[[fault]]\naction = 'partition'\nsides = [1]", "sides are lists of ranks"),
         ("[[fault", "it is not TOML"),
+        ("faults = 'kill(rank=1)'", "two brackets"),
+        ("faults = ['kill(rank=1)', 3]", "each fault is a spec in quotes, or a table"),
     ],
 )
 def test_a_wrong_plan_file(text: str, sentence: str, tmp_path: Path) -> None:

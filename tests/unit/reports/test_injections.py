@@ -75,6 +75,9 @@ LINK = plan("link(0->1, drop)")
         (DELAY_AND_SKIP, [fired(0, 1, 98), fired(1, 1, 99)], finding("op_mismatch", 1), 0),
         (DELAY_AND_SKIP, [fired(0, 1, 98), fired(1, 1, 99)], finding("missing_rank", 1), 1),
         (DELAY_AND_SKIP, [fired(1, 1, 99)], finding("op_mismatch", 1), 1),
+        # What makes nobody slow explains no straggler.
+        (DELAY_AND_SKIP, [fired(0, 1, 99)], finding("straggler", 1, severity="warning"), None),
+        (DELAY_AND_SKIP, [fired(1, 1, 99)], finding("straggler", 1, severity="warning"), 1),
         # A link has two ends, and either may be named.
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 1, victims=[0, 2]), 0),
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 2, victims=[3]), None),
@@ -225,6 +228,14 @@ def test_why_it_did_not_happen(spec: str, why: str) -> None:
     (one,) = injections.fates(Plan((parse(spec),)), [], run.snapshot().ranks)
     assert one["why"].startswith(why)
     assert not one["fired"]
+
+
+def test_in_a_network_of_the_ranks_own_no_backend_is_the_reason() -> None:
+    run = four_ranks()
+    run.each(broadcast(8))
+    plan = Plan((parse("link(0->1, drop) @ frame 900"),), namespaces=True)
+    (one,) = injections.fates(plan, [], run.snapshot().ranks)
+    assert one["why"] == "rank 0 sent no frame 900 on that link"
 
 
 def test_what_a_rank_says_is_harmless() -> None:

@@ -1,0 +1,10 @@
+"""`python -m debugger`: the command `distdebug`, where its script is not on the PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The ranks' own network, where a run has one: its addresses, and how its processes come to them.
+
+Each rank lives in a network namespace of its own with one interface; so does the launcher, with all
+that it starts until that is a rank. Between them stands a switch (`supervisor.switch`): it makes
+faults of links happen. The namespaces have no names: they are reached through descriptors of the
+switch, and are gone with the last process that is in them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+VARIABLE = "DISTDEBUG_NETWORK"
+"""In the environment of such a run: `Entrances.text`."""
+RANK_VARIABLE = "DISTDEBUG_NETWORK_RANK"
+"""Set in a rank that is in the namespace of that rank."""
+INTERFACE = "distdebug0"
+NETMASK = "255.255.255.0"
+_NET = "10.213.0."
+LAUNCHER = f"{_NET}254"
+SWITCH = f"{_NET}253"
+"""The switch's own address; a rank sends a datagram there when its default group is made."""
+BEGUN_PORT = 9
+MOST_RANKS = 250
+
+
+def address(rank: int) -> str:
+    """The address of this global rank."""
+    if not 0 <= rank < MOST_RANKS:
+        raise ValueError(f"rank {rank}: such a network has ranks 0 to {MOST_RANKS - 1}")
+    return f"{_NET}{rank + 1}"
+
+
+def rank_at(text: str) -> int | None:
+    """The reverse; None for any other address."""
+    try:
+        packed = ipaddress.IPv4Address(text).packed
+    except ValueError:
+        return None
+    rank = packed[3] - 1
+    return rank if 0 <= rank < MOST_RANKS and text == address(rank) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Entrances:
+    """Where the namespaces are entered: descriptors of the process `pid`, the launcher's and, by
+    rank, the ranks'."""
+
+    pid: int
+    launcher: int
+    ranks: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        return ",".join(map(str, (self.pid, self.launcher, *self.ranks)))
+
+    @classmethod
+    def read(cls, text: str) -> Entrances:
+        """The reverse of `text`. Raises ValueError."""
+        pid, launcher, *ranks = map(int, text.split(","))
+        return cls(pid, launcher, tuple(ranks))
+
+    @property
+    def of_launcher(self) -> str:
+        """The path to open."""
+        return f"/proc/{self.pid}/fd/{self.launcher}"
+
+    def of_rank(self, rank: int) -> str:
+        """The path to open. Raises IndexError for a rank that has none."""
+        if not 0 <= rank < len(self.ranks):
+            raise IndexError(f"rank {rank} has no network namespace: there are {len(self.ranks)}")
+        return f"/proc/{self.pid}/fd/{self.ranks[rank]}"

@@ -1,0 +1,24 @@
+"""Imported by the tests' fork server, for all that is forked from it: what ranks, supervisors and
+launchers import beside torch. Importing it is all there is to it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from tests.support import hook_by_hand
+
+for _module in (
+    "torch.distributed",
+    "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
+    "distcore.connecting",
+    "debugger.commands.session",
+    "debugger.commands.exec",
+    "debugger.cli",
+):
+    importlib.import_module(_module)
+hook_by_hand.run().load("rank.install")  # under the name that the layer has in ranks
+
+_THREADS = os.listdir("/proc/self/task")
+if len(_THREADS) > 1:
+    raise RuntimeError(f"{len(_THREADS)} threads: what is forked would lack all but one of them")
