@@ -19,6 +19,7 @@ EMPTY: Line = ()
 TONES = ("", "dim", "place", "title", "good", "busy", "warn", "bad", "mark", "key", "cursor")
 """Every tone there is; "" is plain text, "place" a source line (see `within`)."""
 LEAST_PLACE = 12
+LEAST_NAME = 8
 
 
 def safe(value: object, most: int = 400) -> str:
@@ -153,6 +154,22 @@ def within(row: Line, width: int) -> list[Line]:
     if tone == "place" and cell_len(short) <= room:
         return [(*head, (short, tone))]
     return fold(row, width)
+
+
+def standing(row: Line, width: int) -> list[Line]:
+    """The same for `main (train.py:88)` behind an indent: the function's name is cut first, what
+    stands behind it is not."""
+    more = width_of(row) - width
+    if more <= 0:
+        return [row]
+    if len(row) < 2:
+        return fold(row, width)
+    indent, (frame, tone), *rest = row
+    name, opening, place_text = frame.rpartition(" (")
+    room = max(LEAST_NAME, cell_len(name) - more)
+    if opening and room < cell_len(name):
+        frame = fit(name, room) + opening + place_text
+    return fold((indent, (frame, tone), *rest), width)
 
 
 def columns(

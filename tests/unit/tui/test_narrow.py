@@ -10,11 +10,13 @@ import pytest
 
 from fixtures import recorded
 from tui.feed import Feed
-from tui.picture import Focus, Picture
+from tui.picture import Focus, LogLine, Picture, RankDetail, StackNode, Stacks, Stage, State
 from tui.screens.base import Chosen
 from tui.screens.collectives import Collectives
+from tui.screens.rank import RankView, stack_lines, whole_line
+from tui.screens.stacks import StacksView
 from tui.screens.waits import WaitsView
-from tui.text import Line, fold, line, plain, width_of, within
+from tui.text import Line, fold, line, plain, standing, width_of, within
 
 from .driver import a_year_later, opened
 
@@ -106,3 +108,112 @@ def test_where_there_are_no_collectives_the_way_on_is_told_in_full(tmp_path: Pat
     rows = drawn("p2p", Collectives, tmp_path)
     assert all(width_of(row) <= 79 for row in rows)
     assert "the screens Rank and Waits" in " ".join(map(plain, rows))
+
+
+def test_the_line_of_a_log_under_the_cursor_is_shown_in_full(tmp_path: Path) -> None:
+    run = recorded.unpack("exception", tmp_path / "run")
+
+    async def check() -> None:
+        async with opened(run.path, a_year_later, (80, 24)) as driver:
+            await driver.press("r", "tab", "tab", "u", "home")
+            assert "in <module>" not in driver.text
+            await driver.press("down")
+            shown = "".join(driver.text.split())
+            assert '"/home/user/project/exception_train_step.py",line28,in<module>' in shown
+            await driver.press("down")
+            assert "line 28, in <module>" not in driver.text
+            row = driver.app._sheet.region.y + 6
+            await driver.pilot.click(offset=(5, row))
+            await driver.settled()
+            assert "line 14, in compute_loss" in " ".join(driver.text.split())
+
+    asyncio.run(check())
+
+
+def test_a_line_of_a_log_that_is_longer_than_its_place() -> None:
+    short, long = line("x" * 80), line(("word " * 100, "bad"))
+    assert whole_line(short, 80, 3) == []
+    rows = whole_line(long, 80, 8)
+    assert plain(rows[0]) + " " + plain(rows[1]) == ("word " * 32).rstrip()
+    assert len(rows) == 7
+    rows = whole_line(long, 80, 3)
+    assert [plain(one) for one in rows[2:]] == ["… 5 more lines; E writes them to a file"]
+    assert len(rows) == 3
+
+
+def test_the_cursor_stays_in_sight_above_a_line_shown_in_full() -> None:
+    view = RankView(Chosen())
+    view.part = "log"
+    lines = tuple(LogLine(f"{n} " + "word " * 30 * (n % 2)) for n in range(40))
+    detail = RankDetail(0, logs={"stdout": lines})
+    picture = Picture(Path("run"), states={0: State.COMPUTING}, detail=detail)
+    body = view.body(picture, 79, 24)
+    assert body.cursor == 39
+    assert plain(body.below[0]).startswith("39 word")
+    view.press("up", picture, 10)
+    assert view.body(picture, 79, 24).below == []
+
+
+def test_the_timeline_names_the_group_where_there_is_more_than_one(tmp_path: Path) -> None:
+    run = recorded.unpack("deadlock-live", tmp_path / "run")
+    chosen = Chosen()
+    view = RankView(chosen)
+    picture = _looked(run.path, Focus("rank", 0))
+    rows = [plain(row) for row in view.body(picture, 79, 24).lines]
+    assert [row.split()[:2] for row in rows] == [["1", "#0"], ["default_pg", "#0"]]
+    assert all(len(row) <= 79 for row in rows)
+    assert [row.rpartition(":")[2] for row in rows] == ["20", "17"]
+
+
+def test_the_timeline_of_a_rank_with_one_group_names_none(tmp_path: Path) -> None:
+    run = recorded.unpack("mismatch", tmp_path / "run")
+    chosen = Chosen()
+    picture = _looked(run.path, Focus("rank", 2))
+    rows = [plain(row) for row in RankView(chosen).body(picture, 79, 24).lines]
+    assert rows[0].startswith("#52 ")
+    assert "default_pg" not in "".join(rows)
+
+
+LONG = "FullyShardedDataParallelWithAVeryLongName._post_backward_hook_of_the_unit (wrapper.py:1234)"
+
+
+def test_stacks_keep_the_ranks_and_the_line_in_sight() -> None:
+    half = tuple(range(0, 64, 2))
+    other = tuple(range(1, 64, 2))
+    tree = (
+        StackNode(
+            tuple(range(64)),
+            ("main (train.py:88)",),
+            (False,),
+            (),
+            (
+                StackNode(half, (LONG,), (False,), (), ()),
+                StackNode(other, ("x" * 300 + " (a.py:7)",), (False,), (), ()),
+            ),
+        ),
+    )
+    stacks = Stacks(1, (("MainThread", tuple(range(64)), tree),), ("rank 3: " + "why not " * 30,))
+    picture = Picture(
+        Path("run"),
+        stage=Stage.LIVE,
+        focus=Focus("stacks"),
+        states={0: State.COMPUTING},
+        stacks=stacks,
+    )
+    view = StacksView(Chosen())
+    body = view.body(picture, 79, 24)
+    rows = [plain(row) for row in [*body.top, *body.lines]]
+    assert all(len(row) <= 79 for row in rows)
+    assert "".join(rows).replace(" ", "").count("whynot") == 30
+    (first,) = [row for row in rows if "wrapper.py" in row]
+    assert first.startswith("    FullyShard…")
+    assert first.endswith(
+        "… (wrapper.py:1234)  [running]  ◂ ranks 0,2,4,6,8,10,12,14,16,1… (32 in all)"
+    )
+    (second,) = [row for row in rows if "a.py:7" in row]
+    assert second.endswith("… (a.py:7)  ◂ ranks 1,3,5,7,9,11,13,15,17,1… (32 in all)")
+    assert not [row for row in rows if "…" in row and "main" in row]
+    view.filter = "unit (wrapper"  # what is cut is found, too
+    assert len(view.body(picture, 79, 24).lines) == 1
+    own = [part for row in stack_lines(picture, 2) for part in standing(row, 79)]
+    assert [plain(row)[-19:] for row in own if "wrapper" in plain(row)] == ["… (wrapper.py:1234)"]
