@@ -299,8 +299,9 @@ class _Run:
         ranks, graph, now_ns = picture.ranks, picture.waits, picture.now_ns
         numbers: Sequence[int] = sorted({*range(picture.world_size), *ranks})
         errors = [one for one in picture.found if one.is_error]
+        over = picture.stage is not Stage.LIVE
         states = {
-            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors)
+            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors, over)
             for number in numbers
         }
         front = rows.fronts(ranks)

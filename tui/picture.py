@@ -16,6 +16,7 @@ class State(enum.Enum):
     """What a rank does, in one word of the overview."""
 
     STARTING = "starting"
+    UNSEEN = "not seen"
     COMPUTING = "computing"
     IN_CALL = "in a call"
     WAITING = "waiting"

@@ -30,11 +30,17 @@ _TOLD = "finding_raised"
 
 
 def state_of(
-    rank: Rank | None, waits: Waits, number: int, now_ns: int, found: Sequence[Found] = ()
+    rank: Rank | None,
+    waits: Waits,
+    number: int,
+    now_ns: int,
+    found: Sequence[Found] = (),
+    over: bool = False,
 ) -> State:
-    """The state of a rank; None: it has not been seen yet. `found`: the errors so far."""
+    """The state of a rank; None: it has not been seen yet. `found`: the errors so far;
+    `over`: the run is."""
     if rank is None:
-        return State.STARTING
+        return State.UNSEEN if over else State.STARTING
     if not rank.process.alive:
         status = exit_status(rank)
         failed = rank.process.signal is not None or (status is not None and status != 0)
@@ -125,7 +131,8 @@ def row_of(
 ) -> RankRow:
     """The overview's row of one rank; `stood`: how it did when the verdict was told."""
     if rank is None:
-        return RankRow(number, state, "not seen yet", culprit=culprit)
+        words = str(state.value) if state is State.UNSEEN else "not seen yet"
+        return RankRow(number, state, words, culprit=culprit)
     rows = waits.rows.get(number, ())
     call = _current_call(rank, state)
     since_ns = rows[0].since_ns if rows else (call.completed_ns or call.issued_ns if call else 0)

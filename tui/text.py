@@ -16,8 +16,10 @@ Piece = tuple[str, str]
 Line = tuple[Piece, ...]
 
 EMPTY: Line = ()
-TONES = ("", "dim", "title", "good", "busy", "warn", "bad", "mark", "key", "cursor")
-"""Every tone there is; "" is plain text."""
+TONES = ("", "dim", "place", "title", "good", "busy", "warn", "bad", "mark", "key", "cursor")
+"""Every tone there is; "" is plain text, "place" a source line (see `within`)."""
+LEAST_PLACE = 12
+LEAST_NAME = 8
 
 
 def safe(value: object, most: int = 400) -> str:
@@ -69,7 +71,7 @@ def called_at(call: str, site: str, width: int) -> str:
     since the line number says more."""
     parts = [f"  {call}" if call else "", f"  {site}" if site else ""]
     if sum(map(cell_len, parts)) > width and site:
-        short = place(site, max(12, width - cell_len(parts[0]) - 2))
+        short = place(site, max(LEAST_PLACE, width - cell_len(parts[0]) - 2))
         parts = [fit(parts[0], max(0, width - cell_len(short) - 2)).rstrip(), f"  {short}"]
     text = "".join(parts)
     return text if cell_len(text) <= width else fit(text, width)
@@ -101,10 +103,12 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
     current = ""
     for word in text.split(" "):
         while cell_len(word) > width - len(indent):
-            if current:
+            if current.strip():
                 rows.append(current)
                 current = indent
             head = set_cell_size(word, max(1, width - cell_len(current)))
+            if not word.startswith(head):  # half a letter was left over, and filled with a blank
+                head = head[:-1] or word[0]
             rows.append(current + head)
             current, word = indent, word[len(head) :]
         joined = f"{current} {word}" if current.strip() else current + word
@@ -113,6 +117,59 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
             joined = indent + word
         current = joined
     return [*rows, current] if current.strip() or not rows else rows
+
+
+def fold(row: Line, width: int, indent: str = "    ") -> list[Line]:
+    """The line in lines of at most `width` cells, as `wrap` breaks them; each piece keeps its
+    tone."""
+    source = [(letter, tone) for text, tone in row for letter in text]
+    found: list[Line] = []
+    at = 0
+    for text in wrap(plain(row), width, indent):
+        body = text.lstrip(" ")
+        if found:  # the blanks before it are new; those where it was broken are gone
+            while at < len(source) and source[at][0] == " ":
+                at += 1
+            pieces: list[Piece] = [(text[: len(text) - len(body)], "")]
+        else:
+            body, pieces = text, []
+        for letter, tone in source[at : at + len(body)]:
+            if pieces and pieces[-1][1] == tone:
+                pieces[-1] = (pieces[-1][0] + letter, tone)
+            else:
+                pieces.append((letter, tone))
+        at += len(body)
+        found.append(tuple(pieces))
+    return found
+
+
+def within(row: Line, width: int) -> list[Line]:
+    """The line in lines of at most `width` cells: a `place` at its end is made shorter if that
+    will do, else the line is wrapped. Nothing else of it is lost."""
+    if width_of(row) <= width:
+        return [row]
+    *head, (site, tone) = row
+    room = width - width_of(tuple(head))
+    short = place(site, max(LEAST_PLACE, room))
+    if tone == "place" and cell_len(short) <= room:
+        return [(*head, (short, tone))]
+    return fold(row, width)
+
+
+def standing(row: Line, width: int) -> list[Line]:
+    """The same for `main (train.py:88)` behind an indent: the function's name is cut first, what
+    stands behind it is not."""
+    more = width_of(row) - width
+    if more <= 0:
+        return [row]
+    if len(row) < 2:
+        return fold(row, width)
+    indent, (frame, tone), *rest = row
+    name, opening, place_text = frame.rpartition(" (")
+    room = max(LEAST_NAME, cell_len(name) - more)
+    if opening and room < cell_len(name):
+        frame = fit(name, room) + opening + place_text
+    return fold((indent, (frame, tone), *rest), width)
 
 
 def columns(

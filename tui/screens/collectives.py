@@ -8,7 +8,7 @@ from debugger.record.snapshot import Call, GroupKey
 from debugger.record.wording import call_text, ranks_text, site_text
 
 from ..picture import Focus, Matrix, Picture, Stage
-from ..text import Line, clip, duration, line, safe
+from ..text import Line, clip, duration, line, plain, safe, width_of, within, wrap
 from ..widgets import grid
 from .base import Body, Key, View, moved
 
@@ -39,7 +39,8 @@ class Collectives(View):
         matrix = picture.matrix
         if matrix is None or not matrix.seqs:
             what = _nothing(picture) if picture.focus.view == self.name else "reading ..."
-            return Body(top=self._tabs(picture, width), lines=[line((what, "dim"))])
+            rows = [line((row, "dim")) for row in wrap(what, max(20, width))]
+            return Body(top=self._tabs(picture, width), lines=rows)
         column = self._column(matrix)
         columns = grid.window(matrix, column if self._seq is not None else None, width)
         self.chosen.settle(picture)
@@ -136,7 +137,10 @@ def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = F
     odd = matrix.odd.get(seq, frozenset())
     absent = [number for number in matrix.ranks if matrix.issued.get(number, 0) <= seq]
     head = f'#{seq} of group "{matrix.name}"'
-    lines: list[Line] = [line((head, "title"), f"  {_skew(calls)}", *_own(calls.get(rank), calls))]
+    when = line(f"  {_skew(calls)}", *_own(calls.get(rank), calls))
+    lines = [line((head, "title"), *when)]
+    if width_of(lines[0]) > width and plain(when).strip():
+        lines = [line((head, "title")), when]
     parties: dict[tuple[str, str], list[int]] = {}
     for number, call in calls.items():
         site = safe(site_text(call.site)) if call.site else "line unknown"
@@ -163,10 +167,8 @@ def _party(
     call, site = party
     sign, tone = ("≠ ", "mark") if odd else ("  ", "")
     who = f"{ranks_text(ranks)}{' ◂' if here else ''}"
-    lines = [
-        line((sign, tone), (f"{who:<18} ", "title"), *_diff(call, usual, odd), ("  " + site, "dim"))
-    ]
-    return [clip(row, width) for row in lines]
+    said = line((sign, tone), (f"{who:<18} ", "title"), *_diff(call, usual, odd), "  ")
+    return within((*said, (site, "place")), width)
 
 
 def _diff(call: str, usual: tuple[str, str] | None, odd: bool) -> list[tuple[str, str]]:

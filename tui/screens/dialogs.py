@@ -23,6 +23,7 @@ from .base import MOVES, Key, View, moved
 
 _STATES = {
     State.STARTING: "not seen yet, or in init_process_group or new_group",
+    State.UNSEEN: "it has left no record that can be read, and the run is over",
     State.COMPUTING: "in the program's own code; nobody waits for it",
     State.IN_CALL: "in a call that everybody has entered, or that may end by itself",
     State.WAITING: "in a call that others have not entered yet",

@@ -16,6 +16,7 @@ _GRAVEST = (
     State.STOPPED,
     State.LATE,
     State.BREAKPOINT,
+    State.UNSEEN,
     State.STARTING,
     State.COMPUTING,
     State.IN_CALL,

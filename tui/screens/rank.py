@@ -8,11 +8,12 @@ from typing import ClassVar
 from rich.cells import cell_len
 
 from debugger.diagnosis.world import exit_status
+from debugger.record.snapshot import GroupKey
 from debugger.record.wording import group_name, ranks_text, signal_name
 
 from ..picture import LogLine, Picture, RankDetail, RankRow, StackNode, Stage
 from ..rows import OVER
-from ..text import Line, called_at, duration, fit, line, safe, size, wrap
+from ..text import Line, called_at, duration, fit, fold, line, safe, size, standing, width_of, wrap
 from ..widgets import heat
 from ..widgets.timeline import timeline_lines
 from .base import Body, Key, View, moved
@@ -79,13 +80,15 @@ class RankView(View):
             if not lines:
                 empty = line(("nothing here", "dim"))
                 return Body(top=top, lines=[self.nothing_matches() if self.filter else empty])
-            return Body(top=top, lines=lines, cursor=at)
+            below = whole_line(lines[at], width, max(3, height // 3))
+            return Body(top=top, lines=lines, below=below, cursor=at)
         if self.part == "stack":
-            return Body(top=top, lines=self.matching(stack_lines(picture, number)))
+            stack = self.matching(stack_lines(picture, number))
+            return Body(top=top, lines=[part for row in stack for part in standing(row, width)])
         if self.part == "about":
             return Body(top=top, lines=self.matching(about_lines(picture, detail, width)))
         ended = picture.states[number] in OVER
-        lines = timeline_lines(detail.calls, picture.now_ns, width, ended)
+        lines = timeline_lines(detail.calls, picture.now_ns, width, ended, self._groups(picture))
         return Body(top=top, lines=self.matching(lines))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
@@ -97,6 +100,12 @@ class RankView(View):
         room = width - len(mark) - len(title) - cell_len(words)
         more = called_at(row.call, row.site, room) if row else ""
         return line(*mark, (title, "title"), (words, heat.TONE[state]), more)
+
+    def _groups(self, picture: Picture) -> dict[GroupKey, str]:
+        """The names of the rank's groups, where it has more than one."""
+        rank = picture.ranks.get(self.chosen.rank) if self.chosen.rank is not None else None
+        own = rank.groups if rank is not None else ()
+        return {key: name for key, name in picture.groups if key in own} if len(own) > 1 else {}
 
     def _tabs(self) -> Line:
         pieces = [(f" {part} ", "cursor" if part == self.part else "dim") for part in PARTS]
@@ -154,6 +163,17 @@ def _log_line(row: LogLine) -> Line:
     return line((row.text, _LEVEL_TONE.get(row.level, "")))
 
 
+def whole_line(row: Line, width: int, most: int) -> list[Line]:
+    """A line that is too wide, in at most so many lines; none where it is not."""
+    if width_of(row) <= width:
+        return []
+    rows = fold(row, width, "")
+    if len(rows) <= most:
+        return rows
+    more = f"… {len(rows) - most + 1} more lines; E writes them to a file"
+    return [*rows[: most - 1], line((more, "dim"))]
+
+
 def stack_lines(picture: Picture, number: int) -> list[Line]:
     """The rank's threads, outermost frame first."""
     stacks = picture.stacks
@@ -163,7 +183,7 @@ def stack_lines(picture: Picture, number: int) -> list[Line]:
             lines.append(line((name, "title")))
             for node in _path(tree, number):
                 for frame, quiet in zip(node.frames, node.quiet, strict=True):
-                    lines.append(line((f"  {frame}", "dim" if quiet else "")))
+                    lines.append(line("  ", (frame, "dim" if quiet else "")))
                 if node.notes and not any(number in child.ranks for child in node.children):
                     lines.append(line((f"  [{', '.join(node.notes)}]", "warn")))
     if lines and stacks:

@@ -7,10 +7,11 @@ from typing import ClassVar
 from debugger.record.wording import ranks_text
 
 from ..picture import Picture, StackNode, Stage
-from ..text import Line, duration, line
+from ..text import Line, duration, fit, fold, line, standing
 from .base import Body, Key, View
 
 DEEPEST = 20
+MOST_LABEL = 30
 
 
 class StacksView(View):
@@ -35,22 +36,30 @@ class StacksView(View):
             return Body(lines=[line((f"no stacks yet: {hint}", "dim"))])
         ago = duration(picture.now_ns - stacks.taken_ns)
         top = [line((f"taken {ago} before the last look", "dim"))]
-        top += [line((problem, "warn")) for problem in stacks.problems[:3]]
+        for problem in stacks.problems[:3]:
+            top += fold(line((problem, "warn")), width)
         lines: list[Line] = []
         for name, ranks, tree in stacks.threads:
             found: list[Line] = []
             for node in tree:
                 _draw(node, 1, ranks, self.everything, found)
             if found:
-                lines.append(line((name, "title"), (f" of {ranks_text(ranks)}", "dim")))
+                lines.append(line((name, "title"), (f" of {_who(ranks)}", "dim")))
                 lines += found
-        return Body(top=top, lines=self.matching(lines))
+        rows = self.matching(lines)
+        return Body(top=top, lines=[part for row in rows for part in standing(row, width)])
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
         if key != "a":
             return False
         self.everything = not self.everything
         return True
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    """The ranks; of a list that is too long its beginning, and how many they are."""
+    text = ranks_text(ranks)
+    return text if len(text) <= MOST_LABEL else f"{fit(text, MOST_LABEL)} ({len(ranks)} in all)"
 
 
 def _draw(
@@ -63,7 +72,7 @@ def _draw(
         if everything or not quiet
     ]
     last = len(rows) - 1
-    label = f"  ◂ {ranks_text(node.ranks)}" if node.ranks != above else ""
+    label = f"  ◂ {_who(node.ranks)}" if node.ranks != above else ""
     for index, (frame, quiet) in enumerate(rows):
         indent = "  " * min(depth + index, DEEPEST)
         notes = f"  [{', '.join(node.notes)}]" if node.notes and index == last else ""
@@ -75,7 +84,7 @@ def _draw(
         indent = "  " * min(depth, DEEPEST)
         hidden = node.frames[-1] if node.frames else "?"
         notes = f"  [{', '.join(node.notes)}]" if node.notes else ""
-        lines.append(line((indent + hidden, "dim"), (notes, "warn"), (label, "key")))
+        lines.append(line(indent, (hidden, "dim"), (notes, "warn"), (label, "key")))
     parent = node.ranks if rows else above
     for child in node.children:
         _draw(child, depth + len(rows), parent, everything, lines)

@@ -8,7 +8,7 @@ from debugger.diagnosis.waits import RankWait
 from debugger.record.wording import ranks_text, site_text
 
 from ..picture import Picture, Stage, State, Stood
-from ..text import Line, clip, duration, line, safe
+from ..text import Line, duration, line, safe, within
 from ..widgets import heat
 from .base import Body, View
 
@@ -28,7 +28,7 @@ class WaitsView(View):
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
         lines = self.matching(wait_lines(picture))
-        return Body(lines=[clip(row, width) for row in lines])
+        return Body(lines=[part for row in lines for part in within(row, width)])
 
 
 def wait_lines(picture: Picture) -> list[Line]:
@@ -44,14 +44,14 @@ def wait_lines(picture: Picture) -> list[Line]:
         one = waiting[0]
         ranks = [row.rank for row in waiting]
         tone = "bad" if inside & set(ranks) else ""
-        site = f"  {safe(site_text(one.site))}" if one.site else ""
+        site = safe(site_text(one.site)) if one.site else ""
         lasts = duration(picture.now_ns - min(row.since_ns for row in waiting))
         lines.append(
             line(
                 (f"{ranks_text(ranks)} ", "title"),
                 (f"{lasts} ", "dim"),
                 (safe(one.what), tone or "busy"),
-                (site, "dim"),
+                *((("  ", "dim"), (site, "place")) if site else ()),
             )
         )
         lines += _awaited(picture, one, inside)
@@ -86,13 +86,13 @@ def _stood_lines(picture: Picture) -> list[Line]:
         parties.items(), key=lambda item: (not culprits & set(item[1]), item[1])
     )[:MOST_PARTIES]:
         here = bool(culprits & set(ranks))
-        at = f" at {stood.site}" if stood.site else ""
+        at = ((" at ", "dim"), (stood.site, "place")) if stood.site else ()
         lines.append(
             line(
                 ("▸" if here else " ", "mark" if here else ""),
                 (f"{ranks_text(ranks)} ", "title"),
                 (_doing(stood), "bad" if here else "busy"),
-                (at, "dim"),
+                *at,
             )
         )
     lines += [line((f"    {one}", "dim")) for one in details]
@@ -122,12 +122,9 @@ def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:
         parties.setdefault((words, site, tone), []).append(rank)
     for (words, site, tone), ranks in list(parties.items())[:8]:
         mark = "mark" if inside & set(ranks) else "title"
-        at = f" at {site}" if site else ""
-        lines.append(
-            line(
-                (f"  {word} ", "dim"), (ranks_text(ranks), mark), (f": {words}", tone), (at, "dim")
-            )
-        )
+        at = ((" at ", "dim"), (site, "place")) if site else ()
+        waited = (f"  {word} ", "dim")
+        lines.append(line(waited, (ranks_text(ranks), mark), (f": {words}", tone), *at))
     return lines
 
 

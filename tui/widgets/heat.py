@@ -10,6 +10,7 @@ from ..text import Line, Piece
 
 LETTERS: dict[State, str] = {
     State.STARTING: "s",
+    State.UNSEEN: "?",
     State.COMPUTING: "·",
     State.IN_CALL: "o",
     State.WAITING: "w",
@@ -22,6 +23,7 @@ LETTERS: dict[State, str] = {
 }
 TONE: dict[State, str] = {
     State.STARTING: "dim",
+    State.UNSEEN: "warn",
     State.COMPUTING: "good",
     State.IN_CALL: "busy",
     State.WAITING: "busy",

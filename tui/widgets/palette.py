@@ -15,6 +15,7 @@ def palette_of(theme: Theme) -> Palette:
     return {
         "": Style(),
         "dim": Style(dim=True),
+        "place": Style(dim=True),
         "title": Style(bold=True),
         "good": _ink(theme.success, "green"),
         "busy": _ink(theme.primary, "cyan" if dark else "blue"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len
 
 from debugger.record.layout import CallState
-from debugger.record.snapshot import Call
+from debugger.record.snapshot import Call, GroupKey
 from debugger.record.wording import call_text, site_text
 
-from ..text import Line, duration, fit, place, safe
+from ..text import Line, called_at, duration, fit, safe
+
+MOST_NAME = 12
 
 MARKS = {
     CallState.ISSUED: "…",
@@ -18,9 +22,16 @@ MARKS = {
 }
 
 
-def timeline_lines(calls: Sequence[Call], now_ns: int, width: int, ended: bool) -> list[Line]:
+def timeline_lines(
+    calls: Sequence[Call],
+    now_ns: int,
+    width: int,
+    ended: bool,
+    groups: Mapping[GroupKey, str] | None = None,
+) -> list[Line]:
     """The calls, newest first. The bars share one scale, from the first call's start to the last
-    moment known. `ended`: an open call never came to its end."""
+    moment known. `ended`: an open call never came to its end. `groups`: what to call the group of
+    each call, where there is more than one."""
     if not calls:
         return [(("no calls on record", "dim"),)]
     bar = max(10, min(50, (width - 60) // 2))
@@ -29,7 +40,15 @@ def timeline_lines(calls: Sequence[Call], now_ns: int, width: int, ended: bool) 
     open_calls = any(not call.completed_ns for call in calls)
     if open_calls and not ended:
         until_ns = max(until_ns, now_ns)
-    return [_line(call, from_ns, until_ns, bar, width, ended) for call in reversed(calls)]
+    names = [safe((groups or {}).get(call.group, "")) for call in calls]
+    column = min(MOST_NAME, max(map(cell_len, names)))
+    width -= column + 1 if column else 0
+    rows = [_line(call, from_ns, until_ns, bar, width, ended) for call in calls]
+    if column:
+        rows = [
+            ((f"{fit(name, column)} ", "dim"), *row) for name, row in zip(names, rows, strict=True)
+        ]
+    return rows[::-1]
 
 
 def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: bool) -> Line:
@@ -39,9 +58,8 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
     took = duration((done or until_ns) - call.issued_ns) if done or not ended else "no end"
     number = f"#{call.seq}"
     room = width - bar - 22
-    what = safe(call_text(call))
-    left = room - len(what) - 2
-    site = f"  {place(safe(site_text(call.site)), max(left, 12))}" if call.site else ""
+    site = safe(site_text(call.site)) if call.site else ""
+    said = called_at(safe(call_text(call)), site, max(10, room) + 2)[2:]
     drawn = _bar(call.issued_ns, done or until_ns, from_ns, until_ns, bar)
     return (
         (fit(number, 7), "dim"),
@@ -50,7 +68,7 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
         (" ", ""),
         (drawn, tone or "good"),
         (" ", ""),
-        (fit(what + site, max(10, room)), tone),
+        (fit(said, max(10, room)), tone),
     )
 
 

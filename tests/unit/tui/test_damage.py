@@ -12,7 +12,7 @@ import pytest
 from fixtures import recorded
 from tui.app import VIEWS
 from tui.feed import Feed
-from tui.picture import Focus, Picture, Stage
+from tui.picture import Focus, Picture, Stage, State
 from tui.screens.base import Chosen
 from tui.screens.dialogs import finding_lines
 from tui.screens.rank import PARTS, RankView
@@ -110,6 +110,16 @@ def test_a_report_that_is_of_no_use(tmp_path: Path, text: str, why: str) -> None
     assert picture.verdict is not None
     assert picture.verdict.kind == "rank_died"
     assert picture.outcome == ""
+
+
+def test_a_rank_whose_record_cannot_be_read_is_not_starting(tmp_path: Path) -> None:
+    run = recorded.unpack("died", tmp_path / "run").path
+    before = _every_screen(run)[0].states
+    (run / "ranks" / "0.flight").write_bytes(b"nothing of ours")
+    states = _every_screen(run)[0].states
+    assert states[0] is State.UNSEEN
+    assert {**states, 0: before[0]} == before
+    assert State.UNSEEN not in before.values()
 
 
 def test_a_path_that_nobody_may_look_at(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_damaged_records_are_told_and_the_others_are_shown(tmp_path: Path) -> No
         "is not a flight record o",
         "is truncated: 5000 of 25",
     ]
-    assert picture.states[0] is State.STARTING
+    assert picture.states[0] is State.UNSEEN
 
 
 def test_a_record_that_shrinks_while_it_is_mapped(tmp_path: Path) -> None:
