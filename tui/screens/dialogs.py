@@ -41,6 +41,7 @@ _STAGES = {
     Stage.ENDED: "it has ended; shown as at its end",
     Stage.KILLED: "distdebug was killed with it: shown as at the last sign of life",
     Stage.GONE: "its directory is no longer there: shown as it was seen last",
+    Stage.READING: "it is being read for the first time",
     Stage.NOTHING: "there is no run there yet, or it cannot be read",
 }
 _MOVES = {
