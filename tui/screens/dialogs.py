@@ -31,7 +31,7 @@ _STATES = {
     State.BREAKPOINT: "paused at a breakpoint",
     State.STOPPED: "stopped by a signal (SIGSTOP, Ctrl-Z, a debugger)",
     State.DEAD: "the process was killed or ended with a status other than 0",
-    State.ENDED: "the process ended because of what was found, here or on another rank",
+    State.ENDED: "the process ended because of what was found, or because the run was stopped",
     State.FINISHED: "the process ended with status 0",
 }
 
