@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunDirectoryError as error:
         sys.stderr.write(f"distdebug: {clean(str(error))}\n")
         return 2
+    for place, trace in app.guard.kept.items():
+        sys.stderr.write(
+            f"distdebug: while the app ran, {place} failed; please report this:\n{trace}"
+        )
     return app.return_code or 0
 
 

@@ -90,6 +90,10 @@ ACTIONS = (
 
 def refusal(action: Action, picture: Picture, rank: int | None) -> str:
     """Why that cannot be asked of this run; "" when it can."""
+    if picture.stage is Stage.READING:
+        return "the run has not been read yet; try again in a moment"
+    if picture.stage is Stage.NOTHING:
+        return "there is no run to act on"
     if picture.stage is not Stage.LIVE:
         return "the run is over: there is nobody to ask"
     if action.supervised and not picture.supervised:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App, ComposeResult, SuspendNotSupported
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from debugger.record.control import ControlError
@@ -20,38 +20,19 @@ from debugger.record.planned_faults import planned_faults
 
 from . import actions, attaching
 from .feed import Feed
-from .picture import Picture
-from .screens.base import MOVES, Chosen, Key, View
-from .screens.collectives import Collectives
-from .screens.overview import Overview
-from .screens.rank import RankView
-from .screens.stacks import StacksView
-from .screens.waits import WaitsView
-from .text import Line, plain, safe
+from .guard import Guard, guarded
+from .keys import KEYS, VIEWS, bar_keys, bindings
+from .picture import Focus, Picture, Stage
+from .screens.base import Body, Chosen, Key, View
+from .text import Line, line, plain, safe, wrap
 from .widgets.header import banner_lines, bar_lines, header_lines
 from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
-VIEWS: tuple[type[View], ...] = (Overview, Collectives, RankView, StacksView, WaitsView)
 SCROLLBAR = 1
 LINES_PER_BAR = 8
 """The keys at the foot may take one line of so many: all of them are in sight at 80x24."""
 PARTS = ("head", "banner", "top", "below", "bar")
-
-KEYS = (
-    Key("question_mark", "?", "help", "this help"),
-    Key("q", "q", "quit", "leave; the run goes on"),
-    Key("space", "Space", "pause", "freeze the screen, and go on counting; again: go on"),
-    Key("slash", "/", "filter", "only lines with a text; empty: all"),
-    Key("d", "d", "details", "all findings in full"),
-    Key("f", "f", "follow", "keep the cursor on this rank, wherever it is sorted to"),
-    Key("enter", "Enter", "open", "open the chosen rank"),
-    Key("escape", "Esc", "back", "back to the overview; ends a filter"),
-    Key("e", "e", "svg", "export the view as SVG"),
-    Key("E", "E", "text", "export the view as text"),
-    Key("T", "T", "theme", "the next colour theme"),
-)
-"""Keys that work on every screen; those of the actions are in `actions.ACTIONS`."""
 
 
 class Fresh(Message):
@@ -65,20 +46,8 @@ class Fresh(Message):
         return isinstance(message, Fresh)
 
 
-def _bindings() -> list[BindingType]:
-    found: list[BindingType] = [
-        Binding(key.key, f"common({key.key!r})", show=False, priority=True) for key in KEYS
-    ]
-    found.append(Binding("ctrl+c", "common('q')", show=False, priority=True))
-    own = {key.key for view in VIEWS for key in view.keys} | set(MOVES)
-    found += [Binding(key, f"press({key!r})", show=False, priority=True) for key in sorted(own)]
-    for number, view in enumerate(VIEWS, 1):
-        action = f"view({view.name!r})"
-        found += [Binding(k, action, show=False, priority=True) for k in (view.key, str(number))]
-    found += [
-        Binding(one.key, f"act({one.name!r})", show=False, priority=True) for one in actions.ACTIONS
-    ]
-    return found
+def _faulty(sentence: str, width: int) -> list[Line]:
+    return [line((row, "bad")) for row in wrap(sentence, max(20, width))]
 
 
 class TerminalApp(App[None]):
@@ -87,15 +56,16 @@ class TerminalApp(App[None]):
     TITLE = "distdebug"
     CSS_PATH = "tui.tcss"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = _bindings()
+    BINDINGS: ClassVar[list[BindingType]] = bindings()
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
         super().__init__()
         self.feed = Feed(path, self._post, clock)
+        self.guard = Guard()
         self._away = False
         self._unseen: Picture | None = None
         """The newest picture that came while the terminal was a rank's."""
-        self.picture = Picture(path, problem="reading ...")
+        self.picture = Picture(path, stage=Stage.READING)
         self.newest = self.picture
         self.missed: int | None = None
         """While paused: how many newer pictures there are."""
@@ -143,6 +113,7 @@ class TerminalApp(App[None]):
         else:
             self.post_message(Fresh(picture))
 
+    @guarded("the taking of a picture", again=False)
     def on_fresh(self, message: Fresh) -> None:
         self.newest = message.picture
         if self.missed is None:
@@ -154,6 +125,7 @@ class TerminalApp(App[None]):
                 self.picture = message.picture  # what is frozen lacks what this screen shows
         self.draw()
 
+    @guarded("the drawing", again=False)
     def draw(self) -> None:
         """Show the present picture on the present screen."""
         width, height = self.size
@@ -164,24 +136,38 @@ class TerminalApp(App[None]):
         tabs = [(view.key, view.title) for view in VIEWS]
         parts = self._parts
         wanted = safe(self.view.filter) if self.view.filters else ""
-        parts["head"].show(header_lines(picture, tabs, self.view.title, self.missed, width, wanted))
-        parts["banner"].show(banner_lines(picture, width)[: max(2, height // 4)])
-        body = self.view.body(picture, width - SCROLLBAR, height)
+        told = self.view.told()
+        run, view = self.guard.run, self.view
+        parts["head"].show(
+            run(
+                "the header",
+                lambda: header_lines(picture, tabs, view.title, self.missed, width, wanted, told),
+                lambda sentence: _faulty(sentence, width)[:3],
+            )
+        )
+        banner = run(
+            "the banner",
+            lambda: banner_lines(picture, width),
+            lambda sentence: _faulty(sentence, width),
+        )
+        parts["banner"].show(banner[: max(2, height // 4)])
+        body = run(
+            f"the screen {view.title}",
+            lambda: view.body(picture, width - SCROLLBAR, height),
+            lambda sentence: Body(lines=_faulty(sentence, width - SCROLLBAR)),
+        )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
         keys = [(key.shown, key.label) for key in self.bar_keys()]
         bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
         parts["bar"].show(bar)
         self._sheet.show(body.lines, body.cursor, self.chosen.follow)
-        self.feed.show(self.view.focus())
+        focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
+        self.feed.show(focus)
 
     def bar_keys(self) -> list[Key]:
-        """The keys at the foot of this screen, the most wanted first."""
-        common = {key.key: key for key in KEYS}
-        first = [common[name] for name in ("question_mark", "q", "space", "slash", "enter")]
-        acts = [Key(one.key, one.key, one.label, one.explained) for one in actions.ACTIONS]
-        rest = [common[name] for name in ("d", "f", "e", "E", "T", "escape")]
-        return [*first, *self.view.keys, *acts, *rest]
+        """The keys at the foot of this screen."""
+        return bar_keys(self.view)
 
     def screen_lines(self) -> list[Line]:
         """Everything of the view, the lines that are scrolled out of sight included."""
@@ -197,6 +183,7 @@ class TerminalApp(App[None]):
             return len(self.screen_stack) == 1
         return super().check_action(action, parameters)
 
+    @guarded("this key")
     def action_press(self, key: str) -> None:
         self.chosen.touched = True
         if not self.view.press(key, self.picture, max(1, self._sheet.size.height)):
@@ -212,6 +199,7 @@ class TerminalApp(App[None]):
             to = 0 if key == "home" else len(self._sheet.lines)
             self._sheet.scroll_to(y=to, animate=False)
 
+    @guarded("this key")
     def action_view(self, name: str) -> None:
         if self.view.name != name:
             self.view = self.views[name]
@@ -220,6 +208,7 @@ class TerminalApp(App[None]):
                 self.picture = self.newest
         self.draw()
 
+    @guarded("this key")
     def action_common(self, key: str) -> None:
         match key:
             case "q":
@@ -235,7 +224,7 @@ class TerminalApp(App[None]):
             case "f":
                 self.chosen.follow = not self.chosen.follow
                 rank = f" rank {self.chosen.rank}" if self.chosen.rank is not None else ""
-                self._say(f"follows{rank}" if self.chosen.follow else "follows nobody")
+                self.say(f"follows{rank}" if self.chosen.follow else "follows nobody")
             case "enter":
                 self.action_view("rank")
             case "escape":
@@ -246,9 +235,10 @@ class TerminalApp(App[None]):
             case "T":
                 names = sorted(self.available_themes)
                 self.theme = names[(names.index(self.theme) + 1) % len(names)]
-                self._say(f"theme {self.theme}")
+                self.say(f"theme {self.theme}")
         self.draw()
 
+    @guarded("this click")
     def on_pressed(self, message: Pressed) -> None:
         """The mouse: a tab, a key at the foot, or a line of the sheet."""
         if message.sender == "bar":
@@ -280,22 +270,30 @@ class TerminalApp(App[None]):
             self.picture = self.newest
 
     def _help(self) -> None:
-        from .screens.dialogs import Reading, help_lines
+        from .screens.dialogs import help_lines
 
         keys = [*KEYS, *(Key(one.key, one.key, "", one.explained) for one in actions.ACTIONS)]
         lines = partial(help_lines, list(self.views.values()), keys)
-        self.push_screen(Reading(lines, self._sheet.palette))
+        self._read("the help", lines)
 
     def _read_findings(self) -> None:
-        from .screens.dialogs import Reading, finding_lines
+        from .screens.dialogs import finding_lines
 
-        self.push_screen(Reading(partial(finding_lines, self.picture), self._sheet.palette))
+        self._read("the list of findings", partial(finding_lines, self.picture))
+
+    def _read(self, place: str, make: Callable[[int], list[Line]]) -> None:
+        from .screens.dialogs import Reading
+
+        def lines(width: int) -> list[Line]:
+            return self.guard.run(place, lambda: make(width), lambda told: _faulty(told, width))
+
+        self.push_screen(Reading(lines, self._sheet.palette))
 
     def _ask_filter(self) -> None:
         from .screens.dialogs import Filter
 
         if not self.view.filters:
-            self._say("there is nothing to filter on this screen")
+            self.say("there is nothing to filter on this screen")
             return
 
         def chosen(text: str | None) -> None:
@@ -314,16 +312,17 @@ class TerminalApp(App[None]):
         try:
             path = actions.export(kind, self.view.name, make)
         except OSError as error:
-            self._say(f"cannot export: {error}", "error")
+            self.say(f"cannot export: {error}", "error")
         else:
-            self._say(f"written to {path}")
+            self.say(f"written to {path}")
 
+    @guarded("this action")
     def action_act(self, name: str) -> None:
         action = next(one for one in actions.ACTIONS if one.name == name)
         rank = self.chosen.rank
         refusal = actions.refusal(action, self.newest, rank)
         if refusal:
-            self._say(refusal, "warning")
+            self.say(refusal, "warning")
         elif name == "inject":
             self._choose_fault(action)
         else:
@@ -357,6 +356,7 @@ class TerminalApp(App[None]):
         rows = [f"{fault.number:>3}  {safe(fault.text)}" for fault in faults]
         self.push_screen(Choose(action.question, rows, self._sheet.palette), answered)
 
+    @guarded("this action")
     def _take(self, action: actions.Action, **arguments: int | None) -> None:
         """In a thread of its own: the supervisor may need a while."""
 
@@ -364,12 +364,16 @@ class TerminalApp(App[None]):
             try:
                 answer = actions.take(action, self.newest.directory, **arguments)
             except ControlError as error:
-                self.call_from_thread(self._say, str(error), "error")
+                self.call_from_thread(self.say, str(error), "error")
+            except Exception as error:  # it would end the app
+                sentence = self.guard.noted("this action", error)
+                self.call_from_thread(self.say, sentence, "error")
             else:
-                self.call_from_thread(self._say, answer)
+                self.call_from_thread(self.say, answer)
 
         self.run_worker(ask, thread=True)
 
+    @guarded("the prompt")
     def _open_prompt(self, rank: int) -> None:
         """The terminal is the rank's until the user comes back; so long, nothing is drawn."""
         self._away = True
@@ -377,12 +381,13 @@ class TerminalApp(App[None]):
             with self.suspend():
                 attaching.attach(self.newest.directory, rank)
         except SuspendNotSupported:
-            self._say(f"not in this terminal; use distdebug attach --rank {rank}", "error")
+            self.say(f"not in this terminal; use distdebug attach --rank {rank}", "error")
         finally:
             self._away = False
         if self._unseen is not None:
             self.post_message(Fresh(self._unseen))
             self._unseen = None
 
-    def _say(self, sentence: str, severity: str = "information") -> None:
+    def say(self, sentence: str, severity: str = "information") -> None:
+        """A sentence that goes away again."""
         self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]

@@ -300,8 +300,9 @@ class _Run:
         numbers: Sequence[int] = sorted({*range(picture.world_size), *ranks})
         errors = [one for one in picture.found if one.is_error]
         over = picture.stage is not Stage.LIVE
+        stopped = picture.outcome == "interrupted"
         states = {
-            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors, over)
+            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors, over, stopped)
             for number in numbers
         }
         front = rows.fronts(ranks)

@@ -31,6 +31,7 @@ class State(enum.Enum):
 class Stage(enum.Enum):
     """How far the run has come."""
 
+    READING = "being read"
     NOTHING = "nothing to show"
     LIVE = "live"
     ENDED = "ended"

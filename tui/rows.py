@@ -36,9 +36,10 @@ def state_of(
     now_ns: int,
     found: Sequence[Found] = (),
     over: bool = False,
+    stopped: bool = False,
 ) -> State:
     """The state of a rank; None: it has not been seen yet. `found`: the errors so far;
-    `over`: the run is."""
+    `over`: the run is; `stopped`: by its user."""
     if rank is None:
         return State.UNSEEN if over else State.STARTING
     if not rank.process.alive:
@@ -47,7 +48,8 @@ def state_of(
         ended = status == 0 or (status is None and rank.phase is Phase.ENDED)
         if ended and not failed:
             return State.FINISHED
-        return State.ENDED if found and not _own_end(rank, found) else State.DEAD
+        consequence = (found or stopped) and not _own_end(rank, found)
+        return State.ENDED if consequence else State.DEAD
     if rank.process.state in _STOPPED:
         return State.STOPPED
     rows = waits.rows.get(number, ())

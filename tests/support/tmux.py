@@ -55,6 +55,11 @@ class Terminal:
         """Press keys, by tmux's names."""
         self._tmux("send-keys", *keys)
 
+    def click(self, column: int, row: int) -> None:
+        """Press and let go the left button on a cell, as a terminal reports it (SGR)."""
+        for end in "Mm":
+            self._tmux("send-keys", "-l", f"\x1b[<0;{column + 1};{row + 1}{end}")
+
     def until(self, *words: str, limit_s: float = 60.0) -> str:
         """Wait until the screen shows all of these; returns it."""
         deadline = time.monotonic() + limit_s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..picture import Focus, Picture
+from ..picture import Focus, Picture, Stage
 from ..text import Line, line, plain
 
 
@@ -85,6 +85,10 @@ class View(ABC):
         """Where a filter leaves nothing."""
         return line((f"no line matches {self.filter!r}; press / and Enter to see all", "dim"))
 
+    def told(self) -> str:
+        """What stands beside the screens' names while it is so: the order of the rows."""
+        return ""
+
     def press(self, key: str, picture: Picture, page: int) -> bool:
         """The key was pressed; whether this screen knows it. `page` is the height of the sheet."""
         return False
@@ -92,6 +96,16 @@ class View(ABC):
     def pointed(self, column: int, row: int, picture: Picture) -> None:
         """The mouse was pressed on the line `row` of those that scroll."""
         return
+
+
+def no_rank(picture: Picture) -> str:
+    """Why there is no rank to show."""
+    match picture.stage:
+        case Stage.READING:
+            return "reading ..."
+        case Stage.LIVE | Stage.NOTHING:
+            return "no rank has been seen yet"
+    return "no rank has left a record in this run"
 
 
 def moved(at: int, key: str, count: int, page: int) -> int | None:

@@ -31,7 +31,7 @@ _STATES = {
     State.BREAKPOINT: "paused at a breakpoint",
     State.STOPPED: "stopped by a signal (SIGSTOP, Ctrl-Z, a debugger)",
     State.DEAD: "the process was killed or ended with a status other than 0",
-    State.ENDED: "the process ended because of what was found, here or on another rank",
+    State.ENDED: "the process ended because of what was found, or because the run was stopped",
     State.FINISHED: "the process ended with status 0",
 }
 
@@ -41,6 +41,7 @@ _STAGES = {
     Stage.ENDED: "it has ended; shown as at its end",
     Stage.KILLED: "distdebug was killed with it: shown as at the last sign of life",
     Stage.GONE: "its directory is no longer there: shown as it was seen last",
+    Stage.READING: "it is being read for the first time",
     Stage.NOTHING: "there is no run there yet, or it cannot be read",
 }
 _MOVES = {

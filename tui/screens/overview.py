@@ -9,7 +9,7 @@ from ..picture import Picture, RankRow, State
 from ..rows import MOST_ROWS, OVER
 from ..text import Line, clip, columns, duration, line, place, size
 from ..widgets import heat
-from .base import Body, Key, View, moved
+from .base import Body, Key, View, moved, no_rank
 
 _GRAVEST = (
     State.DEAD,
@@ -35,7 +35,8 @@ _SORTS: dict[str, Callable[[RankRow, int], float]] = {
     "memory": lambda row, _: _known(row.usage.rss_bytes),
     "step": lambda row, _: -float(row.progress.step) if row.progress.step.isdecimal() else 0.0,
 }
-"""What the rows may be sorted by: the largest comes first."""
+"""What the rows may be sorted by: the greatest measure comes first."""
+_SMALLEST_FIRST = ("rank", "step")
 
 
 def _known(value: float | None) -> float:
@@ -51,7 +52,12 @@ class Overview(View):
         "many collectives it is behind. From 65 ranks on a map, one letter a rank."
     )
     keys: ClassVar = (
-        Key("greater_than_sign", ">", "sort", "sort by the next column"),
+        Key(
+            "greater_than_sign",
+            ">",
+            "sort",
+            "sort by the next column: ↓ the largest first, ↑ the smallest",
+        ),
         Key("v", "v", "reverse", "turn the order round"),
     )
 
@@ -61,20 +67,29 @@ class Overview(View):
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
         if not picture.states:
-            return Body(lines=[line(("no rank has been seen yet", "dim"))])
+            return Body(lines=[line((no_rank(picture), "dim"))])
         if len(picture.states) > MOST_ROWS:
             return self._map(picture, width, height)
         rows = self.rows(picture)
         widths = _widths(width, picture.rows.values())
         if not rows:
             text = f"no row matches {self.filter!r}; press / and Enter to see all"
-            return Body(top=[_head(self.sort, widths)], lines=[line((text, "dim"))])
+            return Body(top=[_head(self.sort, self._arrow, widths)], lines=[line((text, "dim"))])
         at = self._row = self._at(picture, rows)
         return Body(
-            top=[_head(self.sort, widths)],
+            top=[_head(self.sort, self._arrow, widths)],
             lines=[_line(row, picture.now_ns, width, widths) for row in rows],
             cursor=at,
         )
+
+    def told(self) -> str:
+        plain_order = self.sort == "rank" and not self.reverse
+        return "" if plain_order else f"sorted by {self.sort}{self._arrow}"
+
+    @property
+    def _arrow(self) -> str:
+        """Up: the smallest first."""
+        return "↑" if (self.sort in _SMALLEST_FIRST) is not self.reverse else "↓"
 
     def rows(self, picture: Picture) -> list[RankRow]:
         """The rows in the chosen order, those that the filter lets through."""
@@ -106,7 +121,7 @@ class Overview(View):
         selected = picture.rows.get(chosen)
         odd = [row for row in self.rows(picture) if row is not selected or row.culprit]
         widths = _widths(width, picture.rows.values())
-        below: list[Line] = [_head(self.sort, widths)]
+        below: list[Line] = [_head(self.sort, self._arrow, widths)]
         if selected is not None and not selected.culprit:
             below.append(_line(selected, picture.now_ns, width, widths))
         room = max(3, height // 3) - len(below)
@@ -188,7 +203,7 @@ _COLUMNS = (
     ("step", 110, 7),
     ("loss", 110, 8),
     ("cpu", 120, 5),
-    ("memory", 120, 6),
+    ("memory", 120, 7),
     ("gpu", 150, 4),
     ("gpumem", 150, 6),
 )
@@ -220,9 +235,9 @@ def _widths(width: int, rows: Collection[RankRow]) -> list[int]:
     return widths
 
 
-def _head(sort: str, widths: Sequence[int]) -> Line:
+def _head(sort: str, arrow: str, widths: Sequence[int]) -> Line:
     cells = [
-        (f"{title}{'↓' if title == sort else ''}", "title" if title == sort else "dim")
+        (f"{title}{arrow if title == sort else ''}", "title" if title == sort else "dim")
         for title, _, _ in _COLUMNS
     ]
     return columns(cells, widths, _RIGHTS)

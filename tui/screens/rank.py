@@ -16,7 +16,7 @@ from ..rows import OVER
 from ..text import Line, called_at, duration, fit, fold, line, safe, size, standing, width_of, wrap
 from ..widgets import heat
 from ..widgets.timeline import timeline_lines
-from .base import Body, Key, View, moved
+from .base import Body, Key, View, moved, no_rank
 
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")
@@ -69,7 +69,7 @@ class RankView(View):
         number = self.chosen.settle(picture)
         detail = picture.detail
         if number is None or number not in picture.states:
-            return Body(lines=[line(("no rank has been seen yet", "dim"))])
+            return Body(lines=[line((no_rank(picture), "dim"))])
         top = [self._head(picture, number, width), self._tabs()]
         if detail is None or detail.rank != number:
             return Body(top=top, lines=[line(("reading ...", "dim"))])

@@ -34,6 +34,8 @@ class WaitsView(View):
 def wait_lines(picture: Picture) -> list[Line]:
     """The graph of this picture."""
     graph = picture.waits
+    if picture.stage is Stage.READING:
+        return [line(("reading ...", "dim"))]
     if picture.stage is Stage.ENDED:
         return _stood_lines(picture)
     if not graph.rows:

@@ -10,6 +10,7 @@ from ..picture import Found, Picture, Stage
 from ..text import Line, clip, duration, line, width_of, wrap
 
 BADGES = {
+    Stage.READING: ("READING", "busy"),
     Stage.NOTHING: ("NO RUN", "warn"),
     Stage.LIVE: ("LIVE", "good"),
     Stage.ENDED: ("ENDED", "title"),
@@ -27,9 +28,10 @@ def header_lines(
     missed: int | None,
     width: int,
     wanted: str = "",
+    told: str = "",
 ) -> list[Line]:
     """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused.
-    `wanted`: the filter of this screen."""
+    `wanted`: the filter of this screen; `told`: what else it says of itself."""
     badge, tone = BADGES[picture.stage]
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
     if missed is not None:
@@ -39,8 +41,13 @@ def header_lines(
     return [
         clip(tuple(head), width),
         clip(_figures(picture), width),
-        clip((*_tabs(tabs, here), (f"  only: {wanted}" if wanted else "", "warn")), width),
+        clip((*_tabs(tabs, here), *_told(wanted, told)), width),
     ]
+
+
+def _told(wanted: str, told: str) -> Line:
+    pieces = ((f"  only: {wanted}", "warn") if wanted else (), (f"  {told}", "key") if told else ())
+    return tuple(piece for piece in pieces if piece)
 
 
 def _command(picture: Picture, room: int) -> str:

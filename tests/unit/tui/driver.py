@@ -44,7 +44,8 @@ class Driver:
 
         def shown() -> bool:
             picture = self.app.picture
-            return picture.stage is not Stage.NOTHING and picture.focus == self.app.view.focus()
+            read = picture.stage not in (Stage.READING, Stage.NOTHING)
+            return read and picture.focus == self.app.view.focus()
 
         await self.until(shown, f"{self.app.view.focus()}")
 

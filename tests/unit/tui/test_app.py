@@ -14,7 +14,8 @@ import pytest
 
 from debugger.record.run_directory import RunDirectory
 from debugger.supervisor.control import ControlServer
-from tui.app import VIEWS, Fresh
+from tui.app import Fresh
+from tui.keys import VIEWS
 from tui.picture import Picture
 from tui.widgets.header import bar_lines
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fixtures import recorded
-from tui.app import VIEWS
 from tui.feed import Feed
+from tui.keys import VIEWS
 from tui.picture import Focus, Picture, Stage, State
 from tui.screens.base import Chosen
 from tui.screens.dialogs import finding_lines

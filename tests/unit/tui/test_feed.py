@@ -14,6 +14,7 @@ import pytest
 
 from debugger.record import layout
 from debugger.record.run_directory import RunDirectory
+from fixtures import recorded
 from fixtures.make_run import START_NS, clock_of
 from tui.feed import Feed
 from tui.picture import Focus, Picture, Stage, State
@@ -279,3 +280,17 @@ def test_a_run_without_a_supervisor(tmp_path: Path) -> None:
     picture = look(directory.path)
     assert picture.stage is Stage.ENDED
     assert not picture.supervised
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [("interrupted", State.ENDED), ("failed", State.DEAD)]
+)
+def test_ranks_of_a_run_that_its_user_has_stopped_have_ended(
+    tmp_path: Path, outcome: str, state: State
+) -> None:
+    run = recorded.unpack("died", tmp_path / "run").path
+    report = json.loads((run / "report.json").read_text())
+    report |= {"outcome": outcome, "findings": []}
+    (run / "report.json").write_text(json.dumps(report))
+    states = Feed(run, lambda _: None, a_year_later).look(Focus()).states
+    assert states[1] is state

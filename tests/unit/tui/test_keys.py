@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tui.actions import ACTIONS
-from tui.app import KEYS, VIEWS, TerminalApp
+from tui.app import TerminalApp
+from tui.keys import KEYS, VIEWS
 from tui.screens.base import MOVES
 from tui.screens.collectives import Collectives
 from tui.screens.overview import Overview

@@ -207,9 +207,7 @@ def test_stacks_keep_the_ranks_and_the_line_in_sight() -> None:
     assert "".join(rows).replace(" ", "").count("whynot") == 30
     (first,) = [row for row in rows if "wrapper.py" in row]
     assert first.startswith("    FullyShard…")
-    assert first.endswith(
-        "… (wrapper.py:1234)  [running]  ◂ ranks 0,2,4,6,8,10,12,14,16,1… (32 in all)"
-    )
+    assert first.endswith("… (wrapper.py:1234)  ◂ ranks 0,2,4,6,8,10,12,14,16,1… (32 in all)")
     (second,) = [row for row in rows if "a.py:7" in row]
     assert second.endswith("… (a.py:7)  ◂ ranks 1,3,5,7,9,11,13,15,17,1… (32 in all)")
     assert not [row for row in rows if "…" in row and "main" in row]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
-from tui.app import KEYS, VIEWS
+import pytest
+
+from tui.feed import Feed
+from tui.keys import KEYS, VIEWS
 from tui.picture import Picture, Stage, State
 from tui.screens.base import Chosen
 from tui.screens.dialogs import finding_lines, help_lines
@@ -59,3 +64,64 @@ def test_a_run_that_cannot_be_read_is_not_one_without_findings(tmp_path: Path) -
     rows = finding_lines(Picture(tmp_path, problem="it has no run.json"), 60)
     assert [plain(one) for one in rows] == ["! it has no run.json"]
     assert [plain(one) for one in finding_lines(Picture(tmp_path), 60)] == ["nothing was found"]
+
+
+def test_the_order_of_the_rows_is_told(tmp_path: Path) -> None:
+    async def check() -> None:
+        run = made(tmp_path, "mismatch")
+        run.close()
+        async with opened(run.path, a_year_later, (80, 24)) as driver:
+            heading = "rank↑  state"
+            assert heading in driver.text
+            assert "sorted" not in driver.text
+            orders = ["state↓", "lag↓", "for↓", "cpu↓", "memory↓", "step↑"]
+            for order in orders:
+                await driver.press("greater_than_sign")
+                assert driver.text.splitlines()[2].endswith(f"w Waits   sorted by {order}")
+            await driver.press("v")
+            assert driver.text.splitlines()[2].endswith("sorted by step↓")
+            await driver.press("greater_than_sign")
+            assert driver.text.splitlines()[2].endswith("sorted by rank↓")
+            assert "rank↓  state" in driver.text
+            await driver.press("w")
+            assert "sorted" not in driver.text
+            await driver.press("o", "v")
+            assert "sorted" not in driver.text
+            await driver.pilot.resize_terminal(160, 24)
+            await driver.press(*["greater_than_sign"] * 5)
+            await driver.until(lambda: "cpu memory↓" in driver.text, "its column")
+
+    asyncio.run(check())
+
+
+def test_until_the_first_picture_the_run_is_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    look = Feed.look
+
+    def late(self: Feed, *arguments: Any) -> Picture:
+        go_on.wait()
+        return look(self, *arguments)
+
+    async def check() -> None:
+        run = made(tmp_path, "mismatch")
+        run.close()
+        monkeypatch.setattr(Feed, "look", late)
+        try:
+            async with opened(run.path, a_year_later, (80, 24), settle=False) as driver:
+                for view in VIEWS:
+                    await driver.pilot.press(view.key)
+                    rows = driver.text.splitlines()
+                    assert rows[0].startswith(" READING ")
+                    assert "NO RUN" not in driver.text
+                    assert "reading ..." in driver.text
+                await driver.pilot.press("o", "S")
+                await driver.until(lambda: "has not been read yet" in driver.text, "a refusal")
+                go_on.set()
+                await driver.until(lambda: "READING" not in driver.text, "the run")
+                assert "▸2" in driver.text
+        finally:
+            go_on.set()
+
+    asyncio.run(check())
