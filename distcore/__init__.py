@@ -1,8 +1,8 @@
 """distcore: CPU collectives as a torch.distributed backend, and torch.distributed's own names.
 
-`import distcore` makes `torch.distributed.init_process_group("tcp")` work. `import distcore as
-dist` gives everything that torch.distributed documents: what is not defined here is torch's, looked
-up when it is asked for.
+`import distcore` makes `torch.distributed.init_process_group("tcp")` work, and `"mpi"`.
+`import distcore as dist` gives everything that torch.distributed documents: what is not defined
+here is torch's, looked up when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.distributed as _torch
 
 from . import algorithms as _algorithms
 from .backends.base import register as _register
+from .backends.mpi import MpiBackend as _MpiBackend
 from .backends.tcp import TcpBackend as _TcpBackend
 from .errors import (
     Aborted,
@@ -25,6 +26,7 @@ from .errors import (
     RendezvousError,
 )
 from .front_end import monitored_barrier, split_group
+from .mpi.front_end import open_torch as _open_torch
 
 __all__ = [
     "Aborted",
@@ -40,6 +42,8 @@ __all__ = [
 
 # What importing this package is for; it opens nothing and starts nothing.
 _register(_TcpBackend())
+_register(_MpiBackend())
+_open_torch()
 
 # Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's
 # function again (the module is imported by its full name); `distcore.algorithms` has both.

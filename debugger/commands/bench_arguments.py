@@ -22,8 +22,9 @@ OPS = (
     "send_recv",
     "barrier",
 )
-TORCH_BACKENDS = ("tcp", "gloo", "mpi")
-BACKENDS = (*TORCH_BACKENDS, "openmpi")
+TORCH_BACKENDS = ("tcp", "gloo")
+"""Those whose ranks need no mpiexec."""
+BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi")
 TRANSPORTS = ("auto", "tcp", "shm")
 MOST_RANKS = 64
 MOST_BYTES = 1 << 34
