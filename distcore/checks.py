@@ -14,15 +14,18 @@ from torch import Tensor
 
 from . import torch_private
 from .call_text import dtype_name
+from .staging import MAIN_MEMORY, Reach
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls what; `ranks` are the group's global ranks, `rank` this one's place in them."""
+    """Who calls what; `ranks` are the group's global ranks, `rank` this one's place in them,
+    `reach` the devices that its backend takes tensors of."""
 
     call: str
     ranks: tuple[int, ...]
     rank: int
+    reach: Reach = MAIN_MEMORY
 
     def wrong(self, argument: str, expected: object, given: object) -> NoReturn:
         """ValueError."""
@@ -45,15 +48,15 @@ def shown(tensor: Tensor) -> str:
 
 
 def tensor(caller: Caller, argument: str, given: Any, *, written: bool = False) -> Tensor:
-    """A dense tensor of the CPU or a CUDA device; if `written`, without elements that share
+    """A dense tensor of a device that the backend takes; if `written`, without elements that share
     memory."""
     if not isinstance(given, Tensor):
         caller.wrong_type(argument, "a tensor", type(given).__name__)
     if given.layout is not torch.strided:
         layout = str(given.layout).removeprefix("torch.")
         caller.wrong(argument, "a dense tensor", f"one of layout {layout}: use to_dense()")
-    if not given.is_cpu and not given.is_cuda:
-        caller.wrong(argument, "a tensor on the CPU or a CUDA device", f"one on {given.device}")
+    if given.device.type not in caller.reach:
+        caller.wrong(argument, f"a tensor on {caller.reach.named}", f"one on {given.device}")
     if written and not given.is_contiguous() and torch_private.overlaps_itself(given):
         caller.wrong(
             argument,

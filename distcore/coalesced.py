@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import algorithms, call_text, checks
+from . import call_text, checks
 from .call_options import AllGather, AllReduceCoalesced, ReduceScatter, options
-from .collectives import Collectives, _parts, reduction
-from .staging import Staging
-
-_BUCKET_BYTES = 256 * 1024
-"""Above this a message's own cost is small beside its bytes', and copying into a bucket is not."""
+from .collectives import Collectives, _parts
+from .session import Body
 
 
 class Coalesced(Collectives):
@@ -26,22 +23,12 @@ class Coalesced(Collectives):
         caller = self._caller("all_reduce_coalesced")
         tensors = _list(caller, "tensors", tensors, written=True)
         kind = hash(opts.reduceOp)
-        combines = [reduction(kind, opts.reduceOp, one.dtype) for one in tensors]
-        staging = Staging()
+        combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in tensors]
+        staging = self._engine.staging()
         flats = [staging.take(one, True, True) for one in tensors]
         text = call_text.coalesced("all_reduce_coalesced", kind, _facts(tensors))
 
-        def body(net: Any) -> None:
-            for bucket, combine in _buckets(flats, combines):
-                if len(bucket) == 1:
-                    algorithms.all_reduce(net, bucket[0], combine, self._choice)
-                    continue
-                flat = torch.cat([one.view(-1) for one in bucket])
-                algorithms.all_reduce(net, flat, combine, self._choice)
-                parts = torch.split(flat, [one.numel() for one in bucket])
-                for one, part in zip(bucket, parts, strict=True):
-                    one.view(-1).copy_(part)
-
+        body = self._engine.all_reduce_coalesced(flats, combines)
         return self._issue("allreduce_coalesced_", text, opts, staging.around(body), tensors)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -51,15 +38,12 @@ class Coalesced(Collectives):
         outputs, inputs = _pairs(caller, outputs, inputs)
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
             checks.part(caller, f"inputs[{index}]", data, f"outputs[{index}]", output)
-        staging = Staging()
+        staging = self._engine.staging()
         sources = [staging.take(one, True, False) for one in inputs]
         targets = [_parts(staging.take(one, False, True), self._size) for one in outputs]
         text = call_text.coalesced("all_gather_into_tensor_coalesced", None, _facts(inputs))
 
-        def body(net: Any) -> None:
-            for parts, source in zip(targets, sources, strict=True):
-                algorithms.all_gather(net, parts, source, self._choice)
-
+        body = self._all_gathers(targets, sources)
         return self._issue(
             "allgather_into_tensor_coalesced_", text, opts, staging.around(body), outputs
         )
@@ -79,16 +63,18 @@ class Coalesced(Collectives):
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
             checks.part(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
         kind = hash(opts.reduceOp)
-        combines = [reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
-        staging = Staging()
+        combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
+        staging = self._engine.staging()
         sources = [_parts(staging.take(one, True, False), self._size) for one in inputs]
         targets = [staging.take(one, False, True) for one in outputs]
         text = call_text.coalesced("reduce_scatter_tensor_coalesced", kind, _facts(outputs))
 
-        def body(net: Any) -> None:
-            for target, parts, combine in zip(targets, sources, combines, strict=True):
-                algorithms.reduce_scatter(net, target, parts, combine, self._choice)
-
+        body = self._engine.together(
+            [
+                self._engine.reduce_scatter(target, parts, combine)
+                for target, parts, combine in zip(targets, sources, combines, strict=True)
+            ]
+        )
         return self._issue(
             "reduce_scatter_tensor_coalesced_", text, opts, staging.around(body), outputs
         )
@@ -105,7 +91,7 @@ class Coalesced(Collectives):
             caller.wrong(
                 "output_lists", f"{self._size} lists, one for each rank", len(output_lists)
             )
-        staging = Staging()
+        staging = self._engine.staging()
         targets: list[list[Tensor]] = [[] for _ in inputs]
         for rank, row in enumerate(output_lists):
             name = f"output_lists[{rank}]"
@@ -120,12 +106,17 @@ class Coalesced(Collectives):
         sources = staging.inputs(inputs)
         text = call_text.coalesced("all_gather_coalesced", None, _facts(inputs))
 
-        def body(net: Any) -> None:
-            for parts, source in zip(targets, sources, strict=True):
-                algorithms.all_gather(net, parts, source, self._choice)
-
+        body = self._all_gathers(targets, sources)
         every = [one for row in output_lists for one in row]
         return self._issue("allgather_coalesced_", text, opts, staging.around(body), every)
+
+    def _all_gathers(self, targets: Sequence[Sequence[Tensor]], sources: Sequence[Tensor]) -> Body:
+        return self._engine.together(
+            [
+                self._engine.all_gather(parts, source)
+                for parts, source in zip(targets, sources, strict=True)
+            ]
+        )
 
 
 def _list(caller: Any, argument: str, given: Any, *, written: bool = False) -> list[Tensor]:
@@ -150,20 +141,3 @@ def _pairs(caller: Any, outputs: Any, inputs: Any) -> tuple[list[Tensor], list[T
 
 def _facts(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, int]]:
     return [(one.dtype, one.numel()) for one in tensors]
-
-
-def _buckets(tensors: Sequence[Tensor], combines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Neighbours of one dtype, up to `_BUCKET_BYTES` together; cut alike on all ranks, for the
-    call's text says how many elements each has."""
-    bucket: list[Tensor] = []
-    filled = 0
-    combine: Any = None
-    for one, its in zip(tensors, combines, strict=True):
-        if bucket and (one.dtype is not bucket[0].dtype or filled + one.nbytes > _BUCKET_BYTES):
-            yield bucket, combine
-            bucket, filled = [], 0
-        bucket.append(one)
-        filled += one.nbytes
-        combine = its
-    if bucket:
-        yield bucket, combine

@@ -1,4 +1,4 @@
-"""The collective calls of torch's ProcessGroup: checks, the call's text, then the algorithm.
+"""The collective calls of torch's ProcessGroup: checks, the call's text, then the engine.
 
 Methods have torch's names, arguments and calling forms. Each raises ValueError or TypeError for
 what is wrong by itself, before anything is sent, and what `distcore.errors` describes for what
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import algorithms, call_text, checks, sparse
+from . import call_text, checks, sparse
 from .call_options import (
     AllGather,
     AllReduce,
@@ -29,19 +29,8 @@ from .call_options import (
 from .checks import Caller
 from .issuing import Issuing
 from .reduction import reduction_for
-from .staging import Staging, is_plain
 
 _reductions: dict[tuple[int, torch.dtype], Any] = {}
-
-
-def reduction(kind: int, op: Any, dtype: torch.dtype) -> Any:
-    """How to combine; `kind` is the number of the op. Raises as `reduction_for` does."""
-    known = _reductions.get((kind, dtype))
-    if known is None:
-        known = reduction_for(op, dtype)
-        if kind != call_text.PREMUL_SUM:  # which carries its factor with it
-            _reductions[kind, dtype] = known
-    return known
 
 
 def _parts(tensor: Tensor, size: int) -> list[Tensor]:
@@ -51,6 +40,15 @@ def _parts(tensor: Tensor, size: int) -> list[Tensor]:
 
 class Collectives(Issuing):
     """Mixed into the process group."""
+
+    def _reduction(self, kind: int, op: Any, dtype: torch.dtype) -> Any:
+        """How to combine; `kind` is the number of the op. Raises as `reduction_for` does."""
+        known = _reductions.get((kind, dtype))
+        if known is None:
+            known = reduction_for(op, dtype, self._engine.name)
+            if kind != call_text.PREMUL_SUM:  # which carries its factor with it
+                _reductions[kind, dtype] = known
+        return known
 
     # -- reducing --------------------------------------------------------------------------------
 
@@ -71,30 +69,30 @@ class Collectives(Issuing):
         data = tensors[0]
         reduce_op = opts.reduceOp
         kind = hash(reduce_op)
-        if not is_plain(data):
+        if not self._is_plain(data):
             return self._staged_all_reduce(data, reduce_op, kind, opts)
         dtype = data.dtype
-        combine = _reductions.get((kind, dtype)) or reduction(kind, reduce_op, dtype)
+        combine = _reductions.get((kind, dtype)) or self._reduction(kind, reduce_op, dtype)
         text = call_text.reducing("all_reduce", kind, dtype, data.numel())
         return self._issue(
             "allreduce_",
             text,
             opts,
-            lambda net: algorithms.all_reduce(net, data, combine, self._choice),
+            self._engine.all_reduce(data, combine),
             tensors,
         )
 
     def _staged_all_reduce(self, data: Any, reduce_op: Any, kind: int, opts: Any) -> Any:
         caller = self._caller("all_reduce")
         if isinstance(data, Tensor) and data.layout is torch.sparse_coo:
-            text, body = sparse.all_reduce(caller, data, kind, self._choice)
+            text, body = sparse.all_reduce(caller, data, kind, self._engine)
             return self._issue("allreduce_", text, opts, body, [data])
         checks.tensor(caller, "tensor", data, written=True)
-        combine = reduction(kind, reduce_op, data.dtype)
-        staging = Staging()
+        combine = self._reduction(kind, reduce_op, data.dtype)
+        staging = self._engine.staging()
         flat = staging.take(data, True, True)
         text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.all_reduce(net, flat, combine, self._choice))
+        body = staging.around(self._engine.all_reduce(flat, combine))
         return self._issue("allreduce_", text, opts, body, [data])
 
     def reduce(
@@ -113,11 +111,11 @@ class Collectives(Issuing):
         root = checks.group_rank(caller, "root", opts.rootRank)
         checks.tensor(caller, "tensor", data, written=root == self._rank)
         kind = hash(opts.reduceOp)
-        combine = reduction(kind, opts.reduceOp, data.dtype)
-        staging = Staging()
+        combine = self._reduction(kind, opts.reduceOp, data.dtype)
+        staging = self._engine.staging()
         flat = staging.take(data, True, root == self._rank)
         text = call_text.reducing_to(self._ranks[root], kind, data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.reduce(net, flat, root, combine, self._choice))
+        body = staging.around(self._engine.reduce(flat, root, combine))
         return self._issue("reduce_", text, opts, body, [data])
 
     def reduce_scatter(
@@ -144,18 +142,16 @@ class Collectives(Issuing):
         checks.same_dtype(caller, "output", output, "input_list", own)
         checks.count(caller, "output", output, own.numel(), f"as input_list[{self._rank}]")
         kind = hash(opts.reduceOp)
-        combine = reduction(kind, opts.reduceOp, output.dtype)
+        combine = self._reduction(kind, opts.reduceOp, output.dtype)
         counts = [one.numel() for one in inputs]
         if len(set(counts)) == 1:
             text = call_text.reducing("reduce_scatter", kind, output.dtype, counts[0])
         else:
             text = call_text.uneven("reduce_scatter", kind, output.dtype, counts)
-        staging = Staging()
+        staging = self._engine.staging()
         sources = staging.inputs(inputs)
         target = staging.outputs([output])[0]
-        body = staging.around(
-            lambda net: algorithms.reduce_scatter(net, target, sources, combine, self._choice)
-        )
+        body = staging.around(self._engine.reduce_scatter(target, sources, combine))
         return self._issue("reduce_scatter_", text, opts, body, [output])
 
     def reduce_scatter_single(
@@ -170,14 +166,12 @@ class Collectives(Issuing):
         checks.pair(caller, "output", output, "input", data)
         checks.part(caller, "output", output, "input", data)
         kind = hash(opts.reduceOp)
-        combine = reduction(kind, opts.reduceOp, output.dtype)
-        staging = Staging()
+        combine = self._reduction(kind, opts.reduceOp, output.dtype)
+        staging = self._engine.staging()
         sources = _parts(staging.take(data, True, False), self._size)
         target = staging.take(output, False, True)
         text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
-        body = staging.around(
-            lambda net: algorithms.reduce_scatter(net, target, sources, combine, self._choice)
-        )
+        body = staging.around(self._engine.reduce_scatter(target, sources, combine))
         return self._issue("_reduce_scatter_base_", text, opts, body, [output])
 
     _reduce_scatter_base = reduce_scatter_single
@@ -198,12 +192,12 @@ class Collectives(Issuing):
         caller = self._caller("broadcast")
         data = checks.only_one(caller, "tensors", listed(tensors, tensor))
         root = checks.group_rank(caller, "root", opts.rootRank)
-        flat, staging = data, Staging()
-        if not is_plain(data):
+        flat, staging = data, self._engine.staging()
+        if not self._is_plain(data):
             checks.tensor(caller, "tensor", data, written=root != self._rank)
             flat = staging.take(data, root == self._rank, root != self._rank)
         text = call_text.rooted("broadcast", "src", self._ranks[root], data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.broadcast(net, flat, root, self._choice))
+        body = staging.around(self._engine.broadcast(flat, root))
         return self._issue("broadcast_", text, opts, body, [data])
 
     def allgather(
@@ -229,14 +223,14 @@ class Collectives(Issuing):
             caller, f"tensor_list[{self._rank}]", own, data.numel(), "those of tensor, this rank's"
         )
         counts = [one.numel() for one in outputs]
-        staging = Staging()
+        staging = self._engine.staging()
         source = staging.inputs([data])[0]
         targets = staging.outputs(outputs)
         if len(set(counts)) == 1:
             text = call_text.moving("all_gather", data.dtype, counts[0])
         else:
             text = call_text.uneven("all_gather", None, data.dtype, counts)
-        body = staging.around(lambda net: algorithms.all_gather(net, targets, source, self._choice))
+        body = staging.around(self._engine.all_gather(targets, source))
         return self._issue("allgather_", text, opts, body, outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
@@ -245,11 +239,11 @@ class Collectives(Issuing):
         caller = self._caller("all_gather_into_tensor")
         checks.pair(caller, "output", output, "input", data)
         checks.part(caller, "input", data, "output", output)
-        staging = Staging()
+        staging = self._engine.staging()
         source = staging.take(data, True, False)
         targets = _parts(staging.take(output, False, True), self._size)
         text = call_text.moving("all_gather_into_tensor", data.dtype, data.numel())
-        body = staging.around(lambda net: algorithms.all_gather(net, targets, source, self._choice))
+        body = staging.around(self._engine.all_gather(targets, source))
         return self._issue("_allgather_base_", text, opts, body, [output])
 
     _allgather_base = all_gather_single
@@ -271,7 +265,7 @@ class Collectives(Issuing):
         root = checks.group_rank(caller, "dst", opts.rootRank)
         if len(output_tensors) and isinstance(output_tensors[0], Tensor):
             output_tensors = [output_tensors]
-        staging = Staging()
+        staging = self._engine.staging()
         source = staging.inputs([data])[0]
         outputs, targets = [], None
         if root == self._rank:
@@ -282,9 +276,7 @@ class Collectives(Issuing):
         elif any(len(row) for row in output_tensors):
             caller.wrong("gather_list", "none, for this rank is not dst", "a list of tensors")
         text = call_text.rooted("gather", "dst", self._ranks[root], data.dtype, data.numel())
-        body = staging.around(
-            lambda net: algorithms.gather(net, targets, source, root, self._choice)
-        )
+        body = staging.around(self._engine.gather(targets, source, root))
         return self._issue("gather_", text, opts, body, outputs)
 
     def scatter(
@@ -304,7 +296,7 @@ class Collectives(Issuing):
         root = checks.group_rank(caller, "src", opts.rootRank)
         if len(input_tensors) and isinstance(input_tensors[0], Tensor):
             input_tensors = [input_tensors]
-        staging = Staging()
+        staging = self._engine.staging()
         sources = None
         if root == self._rank:
             inputs = checks.only_one(caller, "scatter_list", input_tensors)
@@ -315,9 +307,7 @@ class Collectives(Issuing):
             caller.wrong("scatter_list", "none, for this rank is not src", "a list of tensors")
         target = staging.outputs([output])[0]
         text = call_text.rooted("scatter", "src", self._ranks[root], output.dtype, output.numel())
-        body = staging.around(
-            lambda net: algorithms.scatter(net, target, sources, root, self._choice)
-        )
+        body = staging.around(self._engine.scatter(target, sources, root))
         return self._issue("scatter_", text, opts, body, [output])
 
     def alltoall(
@@ -340,12 +330,10 @@ class Collectives(Issuing):
         inputs = checks.tensors(caller, "input_tensor_list", given_in, self._size)
         checks.same_dtype(caller, "output_tensor_list", outputs[0], "input_tensor_list", inputs[0])
         self._own_part(caller, outputs[self._rank].numel(), inputs[self._rank].numel())
-        staging = Staging()
+        staging = self._engine.staging()
         sources, targets = staging.inputs(inputs), staging.outputs(outputs)
         text = call_text.uncounted("all_to_all", inputs[0].dtype)
-        body = staging.around(
-            lambda net: algorithms.all_to_all(net, targets, sources, self._choice)
-        )
+        body = staging.around(self._engine.all_to_all(targets, sources))
         return self._issue("alltoall_", text, opts, body, outputs)
 
     def all_to_all_single(
@@ -364,13 +352,11 @@ class Collectives(Issuing):
         receives = checks.splits(caller, "output_split_sizes", output_split_sizes, output, "output")
         sends = checks.splits(caller, "input_split_sizes", input_split_sizes, data, "input")
         self._own_part(caller, receives[self._rank], sends[self._rank])
-        staging = Staging()
+        staging = self._engine.staging()
         sources = torch.split(staging.take(data, True, False).view(-1), sends)
         targets = torch.split(staging.take(output, False, True).view(-1), receives)
         text = call_text.uncounted("all_to_all_single", data.dtype)
-        body = staging.around(
-            lambda net: algorithms.all_to_all(net, targets, sources, self._choice)
-        )
+        body = staging.around(self._engine.all_to_all(targets, sources))
         return self._issue("alltoall_base_", text, opts, body, [output])
 
     alltoall_base = all_to_all_single
@@ -387,4 +373,4 @@ class Collectives(Issuing):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         opts = options(Barrier, opts, timeout)
-        return self._issue("barrier", "barrier()", opts, algorithms.barrier, [])
+        return self._issue("barrier", "barrier()", opts, self._engine.barrier(), [])

@@ -39,7 +39,7 @@ class CompositeGroup(CoreGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *map(torch.device, self.others)]
+        return [*super()._device_types, *map(torch.device, self.others)]
 
     def _get_backend(self, device: torch.device) -> Any:
         return self.others.get(device.type) or super()._get_backend(device)

@@ -1,4 +1,4 @@
-"""How a checked call is started: at once on the caller's thread, or in the group's queue."""
+"""How a checked call is handed to the engine: alone, under the profiler, or in a batch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .algorithms import Choice
 from .call_options import time_limit
 from .checks import Caller
-from .session import Body, Session
+from .engine import Engine
+from .session import Body
 from .torch_private import profiler_enabled
-from .work import FINISHED, CallWork, JoinedWork, PendingWork
+from .work import CallWork
 
 
 class Issuing:
     """What the calls of a group share. The group sets the attributes."""
 
-    _session: Session
+    _engine: Engine
+    _is_plain: Callable[[Tensor], bool]
     _ranks: tuple[int, ...]
     _rank: int
     _size: int
     _timeout_s: float
-    _choice: Choice
     _coalescing: list[CallWork] | None
     _callers: dict[str, Caller]
     _profiled = staticmethod(profiler_enabled)
@@ -33,37 +33,23 @@ class Issuing:
         """Who calls, for the messages of the checks."""
         known = self._callers.get(call)
         if known is None:
-            known = self._callers[call] = Caller(call, self._ranks, self._rank)
+            known = self._callers[call] = Caller(call, self._ranks, self._rank, self._engine.reach)
         return known
 
     def _issue(
         self, operator: str, text: str, opts: Any, body: Body, tensors: Sequence[Tensor]
     ) -> CallWork:
         """Start a call; `operator` is the name of torch's own operator for it, for the profiler."""
-        if self._profiled():
-            return self._recorded(operator, text, lambda: self._start(text, opts, body, tensors))
-        return self._start(text, opts, body, tensors)
-
-    def _start(self, text: str, opts: Any, body: Body, tensors: Sequence[Tensor]) -> CallWork:
-        session = self._session
         timeout_s = time_limit(opts, self._timeout_s)
-        if not getattr(opts, "asyncOp", True):
-            session.run_in_turn(text, timeout_s, body)
-            return FINISHED
-        if session.failure is not None:
-            raise session.unusable()
-        work = PendingWork(text, tensors)
-
-        def job() -> None:
-            failed: BaseException | None = None
-            try:
-                session.run(text, timeout_s, body)
-            except BaseException as error:
-                failed = error
-            work.finish(failed)
-
-        session.queue.submit(job)
-        if self._coalescing is not None:
+        at_once = not getattr(opts, "asyncOp", True)
+        start = self._engine.start
+        if not self._profiled():
+            work = start(text, timeout_s, at_once, body, tensors)
+        else:
+            work = self._recorded(
+                operator, text, lambda: start(text, timeout_s, at_once, body, tensors)
+            )
+        if self._coalescing is not None and not at_once:
             self._coalescing.append(work)
         return work
 
@@ -72,7 +58,7 @@ class Issuing:
         under the backend's name for as long as the call takes."""
         name = text.split("(", 1)[0]
         with torch.profiler.record_function(f"c10d::{operator}"):
-            whole = torch.profiler.record_function(f"tcp:{name}")
+            whole = torch.profiler.record_function(f"{self._engine.name}:{name}")
             with whole:
                 work = start()
                 if not work.is_completed():
@@ -83,8 +69,9 @@ class Issuing:
     def _start_coalescing(self, _device: Any = None) -> None:
         """Until `_end_coalescing`, gather the handles of asynchronous calls."""
         self._coalescing = []
+        self._engine.begin_batch()
 
     def _end_coalescing(self, _device: Any = None) -> CallWork:
         """One handle for all calls since `_start_coalescing`."""
         works, self._coalescing = self._coalescing or [], None
-        return JoinedWork(works)
+        return self._engine.end_batch(works)

@@ -1,21 +1,19 @@
 """Messages between two ranks: send and receive with tags, from one rank or any.
 
-They go through the group's mailbox, not through the queue of its collectives: messages overtake
-collectives and each other, except between the same two ranks with the same tag.
+They do not wait for the group's collectives: messages overtake collectives and each other, except
+between the same two ranks with the same tag.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from . import call_text, checks
-from .buffers import bytes_of
 from .issuing import Issuing
-from .patience import Deadline
-from .staging import Staging
-from .work import PostedWork
+from .work import CallWork
 
 
 class PointToPoint(Issuing):
@@ -28,11 +26,16 @@ class PointToPoint(Issuing):
         checks.tensor(caller, "tensor", data)
         dst = checks.peer(caller, "dst", dst)
         tag = checks.tag(caller, tag)
-        staging = Staging()
+        staging = self._engine.staging()
         flat = staging.take(data, True, False)
         staging.load()
         text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
-        return self._post("send", text, dst, tag, data, flat, None)
+        tensors = [data] if flat is data else [data, flat]
+
+        def start() -> CallWork:
+            return self._engine.send(text, self._timeout_s, flat, dst, tag, tensors)
+
+        return self._post("send", text, start)
 
     def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
         """Receive the next message of group rank `src` with this tag."""
@@ -52,37 +55,20 @@ class PointToPoint(Issuing):
 
     def _receive(self, caller: Any, data: Tensor, src: int | None, tag: Any) -> Any:
         tag = checks.tag(caller, tag)
-        staging = Staging()
+        staging = self._engine.staging()
         flat = staging.take(data, False, True)
         source = None if src is None else self._ranks[src]
         text = call_text.message("recv", source, tag, data.dtype, data.numel())
         arrived = staging.store if staging else None
-        return self._post("recv_", text, src, tag, data, flat, arrived)
+        tensors = [data] if flat is data else [data, flat]
 
-    def _post(
-        self,
-        operator: str,
-        text: str,
-        peer: int | None,
-        tag: int,
-        data: Tensor,
-        flat: Tensor,
-        arrived: Any,
-    ) -> Any:
-        session = self._session
+        def start() -> CallWork:
+            return self._engine.receive(text, self._timeout_s, flat, src, tag, tensors, arrived)
 
-        def start() -> PostedWork:
-            mailbox = session.mailbox()
-            deadline = Deadline.after(self._timeout_s)
-            post = mailbox.post_send if operator == "send" else mailbox.post_receive
-            kind = call_text.tensor(data.dtype, data.numel())
-            posting = post(peer, tag, bytes_of(flat), deadline, kind)
-            # A view of bytes does not keep its memory alive, and a program may drop the handle.
-            tensors = [data] if flat is data else [data, flat]
-            posting.owner = tensors
-            return PostedWork(text, posting, tensors, arrived)
+        return self._post("recv_", text, start)
 
-        work: Any = start() if not self._profiled() else self._recorded(operator, text, start)
+    def _post(self, operator: str, text: str, start: Callable[[], CallWork]) -> CallWork:
+        work = start() if not self._profiled() else self._recorded(operator, text, start)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

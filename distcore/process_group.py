@@ -1,4 +1,4 @@
-"""The group that torch gets: torch's ProcessGroup, in Python, on a session of ours.
+"""The group that torch gets: torch's ProcessGroup, in Python, on one of our engines.
 
 The calls themselves are in `collectives`, `coalesced` and `point_to_point`; here is the rest of
 what torch asks of a group: names, devices, time limit, store, split, end.
@@ -15,12 +15,11 @@ import torch
 from torch.distributed import ProcessGroup
 
 from . import torch_private
-from .algorithms import DEFAULT, Choice
 from .checks import Caller
 from .coalesced import Coalesced
+from .engine import Engine
 from .monitored import monitored_barrier
 from .point_to_point import PointToPoint
-from .session import Session
 from .work import CallWork
 
 
@@ -62,15 +61,14 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
 
     _origin: Origin
 
-    def __init__(
-        self, origin: Origin, session: Session, make: MakeGroup, choice: Choice = DEFAULT
-    ) -> None:
+    def __init__(self, origin: Origin, engine: Engine, make: MakeGroup) -> None:
         # Of torch's constructors a subclass in Python has only this one.
         ProcessGroup.__init__(self, origin.rank, len(origin.ranks))  # type: ignore[call-arg]
         self._origin = origin
-        self._session = session
+        self._engine = engine
+        self._session = engine.session
+        self._is_plain = engine.reach.is_plain
         self._make = make
-        self._choice = choice
         self._ranks = origin.ranks
         self._rank = origin.rank
         self._size = len(origin.ranks)
@@ -129,10 +127,10 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(one) for one in self._engine.reach.devices]
 
     def _get_backend(self, device: torch.device) -> Any:
-        if device.type not in ("cpu", "cuda"):
+        if device.type not in self._engine.reach:
             raise RuntimeError(
                 f"group {self._group_name!r}: backend {self._origin.backend!r} has no transport "
                 f"for device type {device.type}"
@@ -186,7 +184,7 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
         return False
 
     def _wait_for_pending_works(self) -> None:
-        self._session.queue.drain(self._timeout_s)
+        self._session.drain(self._timeout_s)
 
     def _enable_collectives_timing(self) -> None:
         """Nothing to do: torch.profiler has the times."""

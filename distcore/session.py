@@ -10,18 +10,21 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
+from torch import Tensor
+
 from . import leaving
 from .errors import Aborted, GroupFailed
 from .patience import Deadline
 from .queue import CallQueue
-from .transports.base import Transport
+from .work import FINISHED, CallWork, PendingWork
 
 DRAIN_S = 10.0
 """How long the group's end waits for calls that nobody waited for."""
 EXIT_DRAIN_S = 2.0
 """The same where the process ends, which somebody may have interrupted."""
 
-Body = Callable[[Transport], object]
+Body = Callable[[Any], object]
+"""What a call does once it has its turn, on the network of the group's collectives."""
 
 
 class Session:
@@ -66,6 +69,29 @@ class Session:
     def token(self) -> str:
         """Different for groups of the same name that were made one after the other in a store."""
         return self._rendezvous.digest.hex()[:16]  # type: ignore[no-any-return]
+
+    def start(
+        self, text: str, timeout_s: float, at_once: bool, body: Body, tensors: Sequence[Tensor]
+    ) -> CallWork:
+        """Run a call on this thread, when its turn comes, or on the group's; `tensors` are what
+        it writes."""
+        if at_once:
+            self.run_in_turn(text, timeout_s, body)
+            return FINISHED
+        if self._failure is not None:
+            raise self.unusable()
+        work = PendingWork(text, tensors)
+
+        def job() -> None:
+            failed: BaseException | None = None
+            try:
+                self.run(text, timeout_s, body)
+            except BaseException as error:
+                failed = error
+            work.finish(failed)
+
+        self.queue.submit(job)
+        return work
 
     def run(self, text: str, timeout_s: float, body: Body) -> None:
         """Run one call: the caller has the turn. Raises what `distcore.errors` describes."""
@@ -123,6 +149,10 @@ class Session:
         reason = f"{what}: {str(error) or type(error).__name__}"
         self._mailbox.fail(error if isinstance(error, GroupFailed) else Aborted(reason))
         self._rendezvous.abort(reason)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no call runs or waits; whether that came true in time."""
+        return self.queue.drain(timeout_s)
 
     def abort(self, reason: str) -> None:
         """End every call at once, those of the other ranks too. From any thread."""

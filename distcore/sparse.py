@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import algorithms, call_text
+from . import call_text
 from .checks import Caller
+from .engine import Engine
 from .session import Body
 
 _SUM = "sum"
 
 
-def all_reduce(
-    caller: Caller, tensor: Tensor, kind: int, choice: algorithms.Choice
-) -> tuple[str, Body]:
+def all_reduce(caller: Caller, tensor: Tensor, kind: int, engine: Engine) -> tuple[str, Body]:
     """The call's text, and its body: every rank gets the sum. ValueError for another reduce op.
 
     Each rank gathers all ranks' element counts, then their indices and values, padded to the
@@ -34,16 +33,15 @@ def all_reduce(
     def body(net: Any) -> None:
         with torch.no_grad():
             # Not through detach(): a sparse alias does not share where the elements are.
-            tensor.copy_(_sum(net, tensor.detach().coalesce(), choice))
+            tensor.copy_(_sum(net, tensor.detach().coalesce(), len(caller.ranks), engine))
 
     return text, body
 
 
-def _sum(net: Any, mine: Tensor, choice: algorithms.Choice) -> Tensor:
-    size = net.size
+def _sum(net: Any, mine: Tensor, size: int, engine: Engine) -> Tensor:
     count = torch.tensor([mine._nnz()])
     counts = [torch.empty_like(count) for _ in range(size)]
-    algorithms.all_gather(net, counts, count, choice)
+    engine.all_gather(counts, count)(net)
     longest = int(max(int(one) for one in counts))
     parts = []
     # Elements come first in both, so that the padding is at the end of each part.
@@ -51,7 +49,7 @@ def _sum(net: Any, mine: Tensor, choice: algorithms.Choice) -> Tensor:
         padded = torch.zeros((longest, *given.shape[1:]), dtype=given.dtype)
         padded[: given.shape[0]].copy_(given)
         gathered = [torch.empty_like(padded) for _ in range(size)]
-        algorithms.all_gather(net, gathered, padded, choice)
+        engine.all_gather(gathered, padded)(net)
         parts.append(torch.cat([one[: int(n)] for one, n in zip(gathered, counts, strict=True)]))
     return torch.sparse_coo_tensor(
         parts[0].t(), parts[1], mine.shape, check_invariants=True

@@ -1,12 +1,13 @@
-"""Tensors that the transports cannot take as they lie in memory: copied in before, back after.
+"""Tensors that an engine cannot take as they lie in memory: copied in before, back after.
 
-The transports move the bytes of contiguous tensors in main memory. Everything else (views with
-gaps, lazily conjugated or negated ones, tensors of a GPU) gets a copy that they can take.
+Engines take contiguous tensors of some kinds of devices. Everything else (views with gaps, lazily
+conjugated or negated ones, tensors of another device) gets a copy in main memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from torch import Tensor
 _strided = torch.strided
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether the transports can take it as it is."""
+def _plain_in_main_memory(tensor: Tensor) -> bool:
     return (
         tensor.layout is _strided
         and tensor.is_cpu
@@ -25,6 +25,45 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_conj()
     )
+
+
+def _plain_on_a_gpu(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is _strided
+        and tensor.is_cuda
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def _plain_on_either(tensor: Tensor) -> bool:
+    return _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The kinds of devices whose tensors an engine takes: as they lie, and as copies."""
+
+    devices: tuple[str, ...]
+    staged: tuple[str, ...]
+    is_plain: Callable[[Tensor], bool]
+    """Whether the engine can take it as it is."""
+
+    def __contains__(self, device_type: str) -> bool:
+        return device_type in self.devices or device_type in self.staged
+
+    @property
+    def named(self) -> str:
+        """`the CPU or a CUDA device`"""
+        words = {"cpu": "the CPU", "cuda": "a CUDA device"}
+        return " or ".join(words.get(one, one) for one in (*self.devices, *self.staged))
+
+
+MAIN_MEMORY = Reach(("cpu",), ("cuda",), _plain_in_main_memory)
+EITHER = Reach(("cpu", "cuda"), (), _plain_on_either)
+GPU_ONLY = Reach(("cuda",), (), _plain_on_a_gpu)
 
 
 class _Copy:
@@ -60,9 +99,10 @@ class _Copy:
 class Staging:
     """The copies of one call's tensors; true when there are any."""
 
-    __slots__ = ("_copies", "_inference")
+    __slots__ = ("_copies", "_inference", "_is_plain")
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Reach = MAIN_MEMORY) -> None:
+        self._is_plain = reach.is_plain
         self._copies: list[_Copy] = []
         self._inference = False
 
@@ -70,10 +110,10 @@ class Staging:
         return bool(self._copies)
 
     def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
-        """The tensor, or what the transports shall work on in its place."""
+        """The tensor, or what the engine shall work on in its place."""
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if is_plain(tensor):
+        if self._is_plain(tensor):
             return tensor
         copy = _Copy(tensor, reads, writes)
         self._copies.append(copy)
@@ -82,11 +122,13 @@ class Staging:
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """`take` for tensors that are read."""
-        return [t if is_plain(t) else self.take(t, True, False) for t in tensors]
+        plain = self._is_plain
+        return [t if plain(t) else self.take(t, True, False) for t in tensors]
 
     def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """`take` for tensors that are written all over."""
-        return [t if is_plain(t) else self.take(t, False, True) for t in tensors]
+        plain = self._is_plain
+        return [t if plain(t) else self.take(t, False, True) for t in tensors]
 
     def load(self) -> None:
         """Copy in what the call reads."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ..algorithms import ALGORITHM_VARIABLE, choice_from
 from ..connecting import connect
 from ..process_group import CoreGroup, Origin
+from ..tcp_engine import TcpEngine
 
 TRANSPORT_VARIABLE = "DISTCORE_TRANSPORT"
 CHECKSUM_VARIABLE = "DISTCORE_CHECKSUM"
@@ -48,4 +49,5 @@ class TcpBackend:
         def make_alike(other: Origin) -> CoreGroup:
             return self.create(other, CoreGroup)
 
-        return group_class(replace(origin, token=session.token), session, make_alike, choice)
+        engine = TcpEngine(session, choice)
+        return group_class(replace(origin, token=session.token), engine, make_alike)
