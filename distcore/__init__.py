@@ -1,8 +1,8 @@
-"""distcore: CPU collectives as a torch.distributed backend, and torch.distributed's own names.
+"""distcore: collectives of its own as torch.distributed backends, and torch.distributed's names.
 
-`import distcore` makes `torch.distributed.init_process_group("tcp")` work. `import distcore as
-dist` gives everything that torch.distributed documents: what is not defined here is torch's, looked
-up when it is asked for.
+`import distcore` makes `torch.distributed.init_process_group` work with "tcp" and "distcore_nccl".
+`import distcore as dist` gives everything that torch.distributed documents: what is not defined
+here is torch's, looked up when it is asked for. By "nccl" it means "distcore_nccl".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.distributed as _torch
 
 from . import algorithms as _algorithms
 from .backends.base import register as _register
+from .backends.nccl import NcclBackend as _NcclBackend
 from .backends.tcp import TcpBackend as _TcpBackend
 from .errors import (
     Aborted,
@@ -24,7 +25,13 @@ from .errors import (
     PeerLost,
     RendezvousError,
 )
-from .front_end import monitored_barrier, split_group
+from .front_end import (
+    init_process_group,
+    is_nccl_available,
+    monitored_barrier,
+    new_group,
+    split_group,
+)
 
 __all__ = [
     "Aborted",
@@ -34,12 +41,16 @@ __all__ = [
     "GroupFailed",
     "PeerLost",
     "RendezvousError",
+    "init_process_group",
+    "is_nccl_available",
     "monitored_barrier",
+    "new_group",
     "split_group",
 ]
 
 # What importing this package is for; it opens nothing and starts nothing.
 _register(_TcpBackend())
+_register(_NcclBackend())
 
 # Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's
 # function again (the module is imported by its full name); `distcore.algorithms` has both.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from ..errors import DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
@@ -17,6 +17,7 @@ from .library import IN_PROGRESS, REMOTE_ERROR, SUCCESS, TIMED_OUT, Library
 
 _FIRST_PAUSE_S = 0.00002
 _LAST_PAUSE_S = 0.02
+_STUCK_S = 2.0
 _END_S = 10.0
 """How long the end of a communicator waits for the other ranks' ends."""
 
@@ -50,14 +51,15 @@ def wait_for(
 
 
 class Member:
-    """One communicator of this rank, and what is known of it."""
+    """One communicator of this rank, and what is known of it. `calling` is held by whoever calls
+    NCCL with it."""
 
     def __init__(self, library: Library, communicator: Any, name: str, clock: Clock) -> None:
         self.communicator = communicator
         self.name = name
         self._library = library
         self._clock = clock
-        self._lock = Lock()
+        self.calling = RLock()
         self._ended = False
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class Member:
 
     def error(self) -> BaseException | None:
         """What NCCL found wrong since, in the background; None while nothing is."""
-        with self._lock:
+        with self.calling:
             if self._ended:
                 return None
             code = int(self.communicator.get_async_error())
@@ -80,7 +82,7 @@ class Member:
         def settled() -> bool:
             nonlocal code
             check()  # before: an aborted communicator must not be asked
-            with self._lock:
+            with self.calling:
                 code = SUCCESS if self._ended else int(self.communicator.get_async_error())
             return code != IN_PROGRESS
 
@@ -95,18 +97,22 @@ class Member:
 
     def abort(self) -> None:
         """End what runs, on this rank, at once. From any thread."""
-        with self._lock:
+        # A call that NCCL does not return from is ended by this as well, and cannot be waited for.
+        held = self.calling.acquire(timeout=_STUCK_S)
+        try:
             if self._ended:
                 return
             self._ended = True
-        try:
             self.communicator.abort()
         except Exception:
             pass  # it is broken already, or its device is gone
+        finally:
+            if held:
+                self.calling.release()
 
     def close(self) -> None:
         """End it together with the other ranks; abort it where they do not come."""
-        with self._lock:
+        with self.calling:
             if self._ended:
                 return
         try:
@@ -115,7 +121,7 @@ class Member:
         except Exception:
             self.abort()
             return
-        with self._lock:
+        with self.calling:
             self._ended = True
         try:
             self.communicator.destroy()

@@ -167,7 +167,12 @@ def _make(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
     name = op_name(op)
     if name is not None and dtype in (*FLOAT8, *_UNSIGNED) and name not in _BITS:
         return _beyond_the_cpu(op, name, dtype, backend)
-    known = reduction_for(op, dtype, backend)  # refuses what makes no sense anywhere
+    return reducing_of(reduction_for(op, dtype, backend))  # which refuses what makes no sense
+
+
+def reducing_of(known: Reduction) -> Reducing:
+    """How NCCL does what torch does on the CPU."""
+    dtype = known.dtype
     if dtype is torch.bool:
         parity = known.op == "BXOR"
         nccl_op = "SUM" if parity else _OF_BOOL[known.op]

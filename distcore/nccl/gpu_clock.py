@@ -58,7 +58,7 @@ class GpuClock:
         if self._known is None:
             return None
         known, known_ns = self._known
-        return known_ns + round(known.elapsed_time(event) * 1e6)
+        return known_ns + round(float(known.elapsed_time(event)) * 1e6)
 
     def span_ns(self, started: Any, ended: Any) -> tuple[int, int] | None:
         """Of two events that have happened: the first one's moment, and the second's."""

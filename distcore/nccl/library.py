@@ -41,7 +41,7 @@ class Library:
     def split(self, parent: Any, color: int | None, key: int, name: str) -> Any:
         """A communicator of the ranks of `parent` that give this colour, in the order of their
         keys. Every rank of `parent` calls it; None is no colour."""
-        config = self.core.NCCLConfig(blocking=False, split_share=True, comm_name=name)
+        config = self.core.NCCLConfig(blocking=False, comm_name=name)
         return parent.split(color, key, config)
 
     def words(self, code: int) -> str:

@@ -15,12 +15,17 @@ def _whole(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def _line(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one dimension of stride 1: a single element may have any."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
 def flat(tensor: Tensor) -> Tensor:
     """What is read: a view of one dimension, or a copy."""
     tensor = tensor.detach()
     if _whole(tensor):
-        return tensor.view(-1)
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+        return _line(tensor)
+    return _line(tensor.resolve_conj().resolve_neg().contiguous())
 
 
 class Target:
@@ -33,7 +38,7 @@ class Target:
         tensor = tensor.detach()
         self.stores: list[Store] = []
         if _whole(tensor):
-            self.flat = tensor.view(-1)
+            self.flat = _line(tensor)
             return
         room = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if reads:

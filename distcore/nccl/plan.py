@@ -195,9 +195,9 @@ def receive(tensor: Tensor, peer: int, tag: int) -> Plan:
     return [Phase([Receive(flat if flat.numel() else _a_byte(tensor), peer, tag)], target.stores)]
 
 
-def barrier(device: torch.device) -> Plan:
+def barrier(kind: str, index: int) -> Plan:
     """A byte from each rank to all."""
-    token = torch.zeros(1, dtype=torch.uint8, device=device)
+    token = torch.zeros(1, dtype=torch.uint8, device=torch.device(kind, index))
     return [Phase([AllReduce(token, token, Reducing("MAX", torch.uint8, torch.uint8))])]
 
 

@@ -6,6 +6,7 @@ Tensors are contiguous, of one dimension, on the communicator's device, of a dty
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,24 +88,28 @@ def issue(
     communicator: Any,
     stream: int,
     transfers: Sequence[Transfer],
+    calling: AbstractContextManager[object],
     settled: Callable[[], object],
 ) -> None:
     """Put them on the stream (a cudaStream_t), together where there are several: none of them can
-    then wait for another. `settled` waits until NCCL has taken them. Raises what nccl4py raises."""
+    then wait for another. `calling`: held while NCCL is called; `settled` waits until it has taken
+    them. Raises what nccl4py raises."""
     custom: list[Any] = []
     core = library.core
     together = len(transfers) > 1
-    if together:
-        core.group_start()
-    try:
-        for one in in_order(transfers) if together else transfers:
-            _issue_one(core, communicator, stream, one, custom)
-    finally:
+    with calling:
         if together:
-            core.group_end()  # also after an error, or all later calls would be part of the group
+            core.group_start()
+        try:
+            for one in in_order(transfers) if together else transfers:
+                _issue_one(core, communicator, stream, one, custom)
+        finally:
+            if together:
+                core.group_end()  # also after an error: all later calls would be part of the group
     settled()
-    for op in custom:
-        op.close()  # NCCL has taken it down for the calls that use it
+    with calling:
+        for op in custom:
+            op.close()  # NCCL has taken it down for the calls that use it
 
 
 def _issue_one(core: Any, comm: Any, stream: int, transfer: Transfer, custom: list[Any]) -> None:

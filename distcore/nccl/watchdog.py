@@ -130,9 +130,7 @@ class Watch:
 class Watchdog:
     """The thread."""
 
-    def __init__(
-        self, watch: Watch, device: Device, now: Callable[[], float], name: str
-    ) -> None:
+    def __init__(self, watch: Watch, device: Device, now: Callable[[], float], name: str) -> None:
         self._watch = watch
         self._device = device
         self._now = now

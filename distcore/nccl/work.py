@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import Work
 
 from ..errors import DeadlineExceeded
 from ..patience import Deadline
@@ -190,9 +189,13 @@ class StreamWork(CallWork):
             failed = future.then(outcome)
             future.set_result(list(self._tensors))
             return failed
+        self.complete(future)
+        return future
+
+    def complete(self, future: Any) -> None:
+        """With this call's tensors, for those whose streams wait for this one."""
         with self._device.on(self._stream):
             future.set_result(list(self._tensors))
-        return future
 
     def times_ns(self) -> Span | None:
         """When it ran on the GPU, by time.monotonic_ns(); None while that is not known."""
@@ -205,22 +208,28 @@ class StreamWork(CallWork):
         return float(self.started.elapsed_time(self.ended))
 
 
-class GatheredWork(Work):
+class GatheredWork(CallWork):
     """Of a call between `_start_coalescing` and `_end_coalescing`: it becomes part of one that is
     launched at the end, and is waited for there."""
 
-    __slots__ = ("_whole", "text")
+    __slots__ = ("_device", "_futures", "_index", "_whole", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, device: Device, index: int) -> None:
         super().__init__()
         self.text = text
+        self._device = device
+        self._index = index
         self._whole: StreamWork | None = None
+        self._futures: list[Any] = []
 
     def __repr__(self) -> str:
         return f"<GatheredWork {self.text}: part of {self._whole!r}>"
 
     def part_of(self, whole: StreamWork) -> None:
         self._whole = whole
+        futures, self._futures = self._futures, []
+        for future in futures:
+            whole.complete(future)
 
     def _launched(self) -> StreamWork:
         if self._whole is None:
@@ -233,14 +242,8 @@ class GatheredWork(Work):
     def wait(self, timeout: Any = NO_TIMEOUT) -> bool:
         return self._launched().wait(timeout)
 
-    def synchronize(self) -> None:
-        self._launched().wait()
-
     def is_completed(self) -> bool:
         return self._whole is not None and self._whole.is_completed()
-
-    def is_success(self) -> bool:
-        return self._whole is not None and self._whole.is_success()
 
     def exception(self) -> BaseException | None:
         return None if self._whole is None else self._whole.exception()
@@ -248,5 +251,12 @@ class GatheredWork(Work):
     def result(self) -> list[Tensor]:
         return self._launched().result()
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._launched().on_end(callback)
+
     def get_future(self) -> Any:
-        return self._launched().get_future()
+        if self._whole is not None:
+            return self._whole.get_future()
+        future = self._device.future(self._index)
+        self._futures.append(future)
+        return future
