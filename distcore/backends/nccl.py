@@ -40,7 +40,9 @@ class NcclBackend:
         clock = Clock()
         life = Life(origin.name, origin.ranks, origin.rank, origin.store, self.device, clock)
         connector = Connector(nccl, origin.store, clock)
-        engine = NcclEngine(self.name, life, nccl, self.device, connector, self.reach)
+        engine = NcclEngine(
+            self.name, life, nccl, self.device, connector, origin.store, clock, self.reach
+        )
 
         def make_alike(other: Origin) -> CoreGroup:
             return self.create(other, CoreGroup)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import RLock
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
@@ -18,14 +18,14 @@ from ..reduction import Reduction
 from ..staging import GPU_ONLY, Reach
 from ..work import CallWork, FinishedWork
 from . import plan
-from .communicators import Connector, Member
+from .communicators import Clock, Connector, Member
 from .device import Device
 from .elements import Reducing, reducing_of, refuse_float8
 from .gpu_clock import GpuClock
 from .lane import Lane
 from .library import Library
 from .life import Life
-from .messages import Connection, Path
+from .messenger import Messenger
 from .planned import DeviceStaging, Planned, together
 from .transfers import Transfer, issue
 from .work import GatheredWork, StreamWork
@@ -50,6 +50,8 @@ class NcclEngine:
         library: Library,
         device: Device,
         connector: Connector,
+        store: Any,
+        clock: Clock,
         reach: Reach = GPU_ONLY,
     ) -> None:
         self.name = name
@@ -63,10 +65,11 @@ class NcclEngine:
         self._rank = life.rank
         self._size = len(life.ranks)
         self._places: dict[int, _Place] = {}
-        self._connections: dict[tuple[Path, int], Connection] = {}
         self._made = 0
         self._batch: list[tuple[str, float, Planned, GatheredWork]] | None = None
         self._lock = RLock()  # a communicator takes calls of one thread at a time
+
+        self._messenger = Messenger(life, connector, store, clock, device, self._launch)
 
     def __repr__(self) -> str:
         return f"<NcclEngine on {self._life!r}>"
@@ -161,7 +164,7 @@ class NcclEngine:
             place = self.connect(index, deadline)
             self._life.calls += 1
             self._launch(place.lane, place.member, work, what, None)
-            self._watched(place.lane, work, place.clock)
+            self._life.watched(place.lane, work, place.clock)
         return work
 
     def _launch(
@@ -189,10 +192,6 @@ class NcclEngine:
             work.finish(failed)
             life.fail(failed)
             raise failed from None
-
-    def _watched(self, lane: Lane, work: StreamWork, clock: GpuClock) -> None:
-        if not work.captured:
-            self._life.watched(lane, work, clock)
 
     def connect(self, index: int, deadline: Deadline) -> _Place:
         """The communicator of all ranks on this device: made by the first call, which every rank
@@ -308,10 +307,13 @@ class NcclEngine:
         tag: int,
         tensors: Sequence[Tensor],
     ) -> CallWork:
-        path = Path(self._rank, peer, tag)
-        return self._message(
-            text, timeout_s, path, tensors, tensor, lambda to: plan.send(tensor, to, tag)
-        )
+        self._life.check()
+        if self._batch is not None:  # on the communicator of all ranks
+            what = Planned(lambda: plan.send(tensor, peer, tag), tuple(tensors))
+            return self._gathered(text, timeout_s, what)
+        work = self._message(text, timeout_s, tensors)
+        self._messenger.send(work, tensor, peer, tag, tensors)
+        return work
 
     def receive(
         self,
@@ -323,9 +325,7 @@ class NcclEngine:
         tensors: Sequence[Tensor],
         arrived: Callable[[], None] | None,
     ) -> CallWork:
-        if peer is None:
-            self._refuse_any_source(text)
-        path = Path(peer, self._rank, tag)
+        self._life.check()
 
         def make(come_from: int) -> plan.Plan:
             made = plan.receive(tensor, come_from, tag)
@@ -333,38 +333,17 @@ class NcclEngine:
                 made[-1].then.append(arrived)
             return made
 
-        return self._message(text, timeout_s, path, tensors, tensor, make)
+        if self._batch is None:
+            work = self._message(text, timeout_s, tensors)
+            self._messenger.receive(work, make, peer, tag, tensors)
+            return work
+        if peer is None:
+            raise ValueError(
+                f"{text}: what is in a batch is one call of NCCL, which must know the source: name "
+                f"it, or receive outside of the batch"
+            )
+        return self._gathered(text, timeout_s, Planned(lambda: make(peer), tuple(tensors)))
 
-    def _refuse_any_source(self, text: str) -> NoReturn:
-        raise ValueError(
-            f"{text}: NCCL receives from a rank that is named, and backend {self.name} from no "
-            f"other: name the source, or use backend tcp or mpi for this group"
-        )
-
-    def _message(
-        self,
-        text: str,
-        timeout_s: float,
-        path: Path,
-        tensors: Sequence[Tensor],
-        tensor: Tensor,
-        make: Callable[[int], plan.Plan],
-    ) -> CallWork:
-        self._life.check()
-        peer = path.target if path.source == self._rank else path.source
-        if self._batch is not None:  # on the communicator of all ranks
-            return self._gathered(text, timeout_s, Planned(lambda: make(peer), tuple(tensors)))
-        # Of two ranks: the source is 0, the target 1.
-        what = Planned(lambda: make(1 if path.source == self._rank else 0), tuple(tensors))
-        index = self._index_of(tensor)
-        deadline = Deadline.after(timeout_s)
-        work = StreamWork(text, tensors[:1], self._device, index, deadline)
-        with self._lock:
-            connection = self._connections.get((path, index))
-            if connection is None:
-                connection = self._connections[path, index] = Connection(
-                    path, self._life, self._connector, self._device, index
-                )
-        connection.post(work, what, self._launch)
-        self._watched(connection.lane, work, connection.clock)
-        return work
+    def _message(self, text: str, timeout_s: float, tensors: Sequence[Tensor]) -> StreamWork:
+        index = self._index_of(tensors[0])
+        return StreamWork(text, tensors[:1], self._device, index, Deadline.after(timeout_s))

@@ -17,6 +17,7 @@ from ..patience import Deadline
 from .communicators import Clock, Member, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
+from .outbox import Outbox
 from .watchdog import Watch, Watchdog
 from .work import StreamWork
 
@@ -44,16 +45,16 @@ class Life:
         number = store.add(f"nccl/{name}/{rank}", 1)
         self.token = f"{number}"
         self.prefix = f"nccl/{name}/{number}"
-        self._store = store
         self._clock = clock
         self._failure: BaseException | None = None
         self._lock = Lock()
         self._closed = False
         self._members: list[Member] = []
-        self.watch = Watch(self.members, self.fail, self._said_by_peers, self.described)
-        self.watchdog = Watchdog(self.watch, device, clock.now, f"distcore nccl group {name!r}")
         # torch's stores serve one request at a time, and a rank may be waiting in another.
         self._own_store: Any = store.clone() if hasattr(store, "clone") else store
+        self.outbox = Outbox(self._own_store, self.prefix)
+        self.watch = Watch(self.members, self.fail, self._said_by_peers, self.described)
+        self.watchdog = Watchdog(self._look, device, clock.now, f"distcore nccl group {name!r}")
         leaving.watch(self)
 
     def __repr__(self) -> str:
@@ -67,6 +68,13 @@ class Life:
     def described(self) -> str:
         """For the messages."""
         return f"group {self.name!r} (rank {self.ranks[self.rank]})"
+
+    def _look(self, now_s: float) -> None:
+        self.watch.look(now_s)
+        try:
+            self.outbox.tell(now_s)
+        except Exception:
+            pass  # the store has gone with the rank that held it; NCCL finds out by itself
 
     def members(self) -> list[Member]:
         with self._lock:
@@ -83,7 +91,9 @@ class Life:
             raise self.unusable()
 
     def watched(self, lane: Any, work: StreamWork, clock: GpuClock) -> None:
-        """A call of this group was made on this lane."""
+        """A call of this group was made on this lane; those of one lane end in their order."""
+        if work.captured:
+            return  # the graph runs it, as often as it likes
         self.watch.add(lane, work, clock)
         self.watchdog.start()
         failure = self._failure

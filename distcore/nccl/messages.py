@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any
 
@@ -20,18 +19,9 @@ from .device import Device
 from .gpu_clock import GpuClock
 from .lane import Lane
 from .life import Life
+from .paths import Path
 from .planned import Planned
 from .work import StreamWork
-
-
-@dataclass(frozen=True)
-class Path:
-    """From one rank of the group to another."""
-
-    source: int
-    target: int
-    tag: int
-
 
 Launch = Callable[[Lane, Member, StreamWork, Planned, Any], None]
 """(lane, member, work, what, ready): put the message on the lane's stream."""
@@ -58,18 +48,19 @@ class Connection:
         state = "connected" if self._member else "connecting" if self._connecting else "new"
         return f"<Connection {self._path}: {state}, {len(self._waiting)} waiting>"
 
-    def post(self, work: StreamWork, what: Planned, launch: Launch) -> None:
-        """Launch a message after those before it, now or when the ranks are connected."""
+    def post(self, work: StreamWork, what: Planned, launch: Launch, ready: Any = None) -> None:
+        """Launch a message after those before it, now or when the ranks are connected; `ready`: see
+        `Lane.launch`."""
         with self._lock:
             if self._member is not None and not self._waiting:
-                launch(self.lane, self._member, work, what, None)
+                launch(self.lane, self._member, work, what, ready)
                 return
             if self._device.capturing():
                 raise RuntimeError(
                     f"{work.text}: the first message on its way cannot be captured into a CUDA "
                     f"graph, for the ranks must connect first: make one before the capture"
                 )
-            self._waiting.append((work, what, self.lane.ready()))
+            self._waiting.append((work, what, ready or self.lane.ready()))
             if self._connecting:
                 return
             self._connecting = True

@@ -130,8 +130,14 @@ class Watch:
 class Watchdog:
     """The thread."""
 
-    def __init__(self, watch: Watch, device: Device, now: Callable[[], float], name: str) -> None:
-        self._watch = watch
+    def __init__(
+        self,
+        look: Callable[[float], None],
+        device: Device,
+        now: Callable[[], float],
+        name: str,
+    ) -> None:
+        self._look = look
         self._device = device
         self._now = now
         self.capture_safe = False
@@ -149,7 +155,7 @@ class Watchdog:
     def _run(self) -> None:
         self.capture_safe = self._device.watches()
         while not self._stop.wait(LOOK_EVERY_S):
-            self._watch.look(self._now())
+            self._look(self._now())
 
     def stop(self, limit_s: float = 0.0) -> None:
         """End it after the look that it is in, and wait for that."""

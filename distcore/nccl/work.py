@@ -34,7 +34,6 @@ class StreamWork(CallWork):
         "_device",
         "_done",
         "_error",
-        "_index",
         "_launched",
         "_lock",
         "_stream",
@@ -43,6 +42,8 @@ class StreamWork(CallWork):
         "captured",
         "deadline",
         "ended",
+        "index",
+        "source",
         "span",
         "started",
         "text",
@@ -62,12 +63,13 @@ class StreamWork(CallWork):
         self.deadline = deadline
         self.blocks = blocks
         self.captured = False
+        self.source: int | None = None
         self.started: Any = None
         self.ended: Any = None
         self.span: Span | None = None
         self._tensors = list(tensors)
         self._device = device
-        self._index = index
+        self.index = index
         self._stream: Any = None
         self._launched = Flag()
         self._done = False
@@ -126,7 +128,7 @@ class StreamWork(CallWork):
                 if self._error is not None:
                     raise again(self._error)
             self._end_record_if_over()
-        self.ended.wait(self._device.current_stream(self._index))
+        self.ended.wait(self._device.current_stream(self.index))
         return True
 
     def synchronize(self) -> None:
@@ -179,7 +181,7 @@ class StreamWork(CallWork):
         has its own stream wait."""
         if not self._launched.is_set():
             self._pause_until(self._launched.is_set, None, NO_TIMEOUT)
-        future = self._device.future(self._index)
+        future = self._device.future(self.index)
         if self._error is not None:
             error = again(self._error)
 
@@ -196,6 +198,11 @@ class StreamWork(CallWork):
         """With this call's tensors, for those whose streams wait for this one."""
         with self._device.on(self._stream):
             future.set_result(list(self._tensors))
+
+    def _source_rank(self) -> int:
+        if self.source is None:
+            raise ValueError(f"{self.text} has no source rank: only a receive from any source has")
+        return self.source
 
     def times_ns(self) -> Span | None:
         """When it ran on the GPU, by time.monotonic_ns(); None while that is not known."""
