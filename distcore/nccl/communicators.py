@@ -22,6 +22,10 @@ _END_S = 10.0
 """How long the end of a communicator waits for the other ranks' ends."""
 
 
+class NotTaken(DeadlineExceeded):
+    """NCCL was asked for something, and has not begun with it in time."""
+
+
 class Clock:
     """Real time; tests have another."""
 
@@ -87,7 +91,7 @@ class Member:
             return code != IN_PROGRESS
 
         if not wait_for(settled, deadline, check, self._clock):
-            raise DeadlineExceeded(
+            raise NotTaken(
                 f"{what} was not taken by NCCL within {deadline.limit_s:g} s: not all ranks of "
                 f"{self.name} make it"
             )
@@ -173,7 +177,7 @@ class Connector:
         member = Member(self._library, communicator, name, self._clock)
         try:
             member.settle(deadline, check, f"connecting {name}")
-        except DeadlineExceeded:
+        except NotTaken:
             member.abort()
             late = [
                 ranks[other]

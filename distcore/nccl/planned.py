@@ -56,7 +56,8 @@ class DeviceStaging:
 
     def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
         """The tensor, or what NCCL shall work on in its place."""
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if self._is_plain(tensor):
             return tensor
         with torch.inference_mode(tensor.is_inference()):
