@@ -1,8 +1,8 @@
 """distcore: collectives of its own as torch.distributed backends, and torch.distributed's names.
 
-`import distcore` makes `torch.distributed.init_process_group` work with "tcp" and "distcore_nccl".
-`import distcore as dist` gives everything that torch.distributed documents: what is not defined
-here is torch's, looked up when it is asked for. By "nccl" it means "distcore_nccl".
+`import distcore` makes `torch.distributed.init_process_group` work with "tcp", "mpi" and
+"distcore_nccl". `import distcore as dist` gives everything that torch.distributed documents: what
+is not defined here is torch's, looked up when it is asked for. By "nccl" it means "distcore_nccl".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.distributed as _torch
 
 from . import algorithms as _algorithms
 from .backends.base import register as _register
+from .backends.mpi import MpiBackend as _MpiBackend
 from .backends.nccl import NcclBackend as _NcclBackend
 from .backends.tcp import TcpBackend as _TcpBackend
 from .errors import (
@@ -32,6 +33,7 @@ from .front_end import (
     new_group,
     split_group,
 )
+from .mpi.front_end import open_torch as _open_torch
 
 __all__ = [
     "Aborted",
@@ -50,7 +52,9 @@ __all__ = [
 
 # What importing this package is for; it opens nothing and starts nothing.
 _register(_TcpBackend())
+_register(_MpiBackend())
 _register(_NcclBackend())
+_open_torch()
 
 # Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's
 # function again (the module is imported by its full name); `distcore.algorithms` has both.

@@ -29,13 +29,14 @@ from .call_options import (
 from .checks import Caller
 from .issuing import Issuing
 from .reduction import reduction_for
+from .whole import Parts
 
 _reductions: dict[tuple[int, torch.dtype], Any] = {}
 
 
-def _parts(tensor: Tensor, size: int) -> list[Tensor]:
+def _parts(tensor: Tensor, size: int) -> Parts:
     """Equal parts of a contiguous tensor, flat."""
-    return list(tensor.view(size, tensor.numel() // size).unbind(0))
+    return Parts(tensor, tensor.view(size, tensor.numel() // size).unbind(0))
 
 
 class Collectives(Issuing):

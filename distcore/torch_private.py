@@ -152,3 +152,24 @@ def in_front(name: str, ours: Callable[..., Any]) -> None:
     setattr(c10d, name, ours)
     if getattr(dist, name, None) is theirs:
         setattr(dist, name, ours)
+
+
+def has_own_mpi() -> bool:
+    """Whether this torch was built with MPI."""
+    return bool(c10d._MPI_AVAILABLE)
+
+
+def default_backend() -> str:
+    """The name of the default group's backend. Raises ValueError where there is no such group."""
+    return str(c10d._world.pg_map[c10d._get_default_group()][0])
+
+
+def rename_backend(group: Any, before: str, after: str) -> None:
+    """What torch says of this group's backend from now on."""
+    world = c10d._world
+    if group in world.pg_map:
+        name, store = world.pg_map[group]
+        world.pg_map[group] = (str(name).replace(before, after), store)
+    if group in world.pg_backend_config:
+        config = str(world.pg_backend_config[group])
+        world.pg_backend_config[group] = config.replace(before, after)

@@ -1,0 +1,1 @@
+"""The backend "mpi": torch.distributed over whatever MPI library mpi4py finds."""

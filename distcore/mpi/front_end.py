@@ -1,0 +1,151 @@
+"""Makes torch take the name "mpi" for our backend, where torch itself was built without MPI.
+
+torch treats a backend of that name in its own way: no store, no rank, no new_group with local
+synchronisation. So torch is asked for our backend under the name it is registered by, with rank,
+size and store from MPI; afterwards the group's backend is called "mpi" again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from datetime import timedelta
+from typing import Any
+
+from .. import torch_private
+from . import library, world
+
+SHOWN = "mpi"
+REGISTERED = "distcore_mpi"
+_DEFAULT_S = 1800.0
+
+
+def open_torch() -> None:
+    """Put ours in front of torch's functions; once. A torch with an MPI of its own keeps it."""
+    if torch_private.has_own_mpi():
+        return
+    torch_private.in_front("is_mpi_available", is_mpi_available)
+    for name, make in (
+        ("init_process_group", _init_process_group),
+        ("_new_group_with_tag", _new_group_with_tag),
+        ("_new_process_group_helper", _create_group),
+    ):
+        theirs = getattr(torch_private.c10d, name)
+        torch_private.in_front(name, functools.wraps(theirs)(make(theirs)))
+
+
+def is_mpi_available() -> bool:
+    """Check if the MPI backend is available."""
+    return library.unavailable() is None
+
+
+def _is_ours(backend: Any) -> bool:
+    return any(part.rpartition(":")[2] == SHOWN for part in str(backend or "").lower().split(","))
+
+
+def _translated(backend: Any) -> str:
+    """`cpu:distcore_mpi,cuda:nccl` for `cpu:mpi,cuda:nccl`"""
+    parts = []
+    for part in str(backend).lower().split(","):
+        device, colon, name = part.rpartition(":")
+        parts.append(f"{device}{colon}{REGISTERED if name == SHOWN else name}")
+    return ",".join(parts)
+
+
+def _check_available() -> None:
+    reason = library.unavailable()
+    if reason is not None:
+        raise RuntimeError(reason)
+
+
+def _init_process_group(theirs: Any) -> Any:
+    def init(
+        backend: Any = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
+        if not _is_ours(backend):
+            return theirs(backend, init_method, timeout, world_size, rank, store, *args, **more)
+        _check_available()
+        limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+        everybody = world.join(limit_s)
+        world.check_agrees(everybody, rank, world_size)
+        if store is None and not _leads_somewhere(init_method):
+            init_method, store = None, world.make_store(everybody, limit_s)
+        return theirs(
+            _translated(backend),
+            init_method,
+            timeout,
+            everybody.size,
+            everybody.rank,
+            store,
+            *args,
+            **more,
+        )
+
+    return init
+
+
+def _leads_somewhere(init_method: str | None) -> bool:
+    """Whether the program says where the ranks' store is; otherwise MPI connects them."""
+    if init_method == "env://":
+        return {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return init_method is not None
+
+
+def _new_group_with_tag(theirs: Any) -> Any:
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **more: Any
+    ) -> Any:
+        if not backend:
+            backend = torch_private.default_backend()
+        if _is_ours(backend):
+            _check_available()
+            backend = _translated(backend)
+        return theirs(ranks, timeout, backend, *args, **more)
+
+    return new_group
+
+
+def _create_group(theirs: Any) -> Any:
+    def create(
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: Any,
+        backend: Any,
+        store: Any,
+        group_name: Any,
+        *args: Any,
+        timeout: Any = None,
+        **more: Any,
+    ) -> Any:
+        if _is_ours(backend):  # init_process_group was imported before it was replaced
+            _check_available()
+            backend = torch_private.dist.Backend(_translated(backend))
+        if REGISTERED in str(backend) and not global_ranks_in_group and group_rank < 0:
+            limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+            everybody = world.join(limit_s)
+            world.check_agrees(everybody, -1, -1)
+            group_size, group_rank = everybody.size, everybody.rank
+            store = world.make_store(everybody, limit_s)
+        made = theirs(
+            group_size,
+            group_rank,
+            global_ranks_in_group,
+            backend,
+            store,
+            group_name,
+            *args,
+            timeout=timeout,
+            **more,
+        )
+        if REGISTERED in str(backend):
+            torch_private.rename_backend(made[0], REGISTERED, SHOWN)
+        return made
+
+    return create

@@ -1,0 +1,133 @@
+"""The MPI library: whether it is there, its start, and its end in a process that gave up waiting.
+
+The only file that imports mpi4py. Nothing is loaded before the first group (or the question whether
+there is an MPI) asks for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import os
+import sys
+import threading
+from typing import Any
+
+INSTALL = "pip install 'distdebug[mpi]'"
+_END_S = 5.0
+
+_lock = threading.Lock()
+_loaded: Any = None
+_abandoned: list[object] = []
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why there is no MPI for torch here, with the next step; None if there is. Initialises
+    nothing."""
+    missing = "backend mpi needs mpi4py and an MPI library, and"
+    try:
+        found = importlib.util.find_spec("mpi4py")
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        return f"{missing} mpi4py is not installed: {INSTALL}"
+    if "mpi4py.MPI" in sys.modules:
+        return None
+    try:
+        # Wheels of mpi4py look for a library when they are imported; built ones are linked to it.
+        from mpi4py import _mpiabi
+    except ImportError:
+        return None
+    if not hasattr(_mpiabi, "_get_mpiabi"):
+        return None
+    try:
+        _mpiabi._get_mpiabi()
+    except RuntimeError:
+        return f"{missing} mpi4py finds no MPI library: {INSTALL}"
+    return None
+
+
+def start() -> Any:
+    """mpi4py's module MPI, initialised. Raises RuntimeError, in one sentence, where it cannot be
+    used."""
+    global _loaded
+    with _lock:
+        if _loaded is not None:
+            return _loaded
+        reason = unavailable()
+        if reason is not None:
+            raise RuntimeError(reason)
+        if "mpi4py.MPI" not in sys.modules:
+            import mpi4py
+
+            if mpi4py.rc.finalize is None:
+                mpi4py.rc.finalize = False  # `_end` does it, unless MPI is in the middle of a call
+                atexit.register(_end)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RuntimeError(f"backend mpi cannot load MPI ({first}): {INSTALL}") from error
+        if MPI.Is_finalized():
+            raise RuntimeError("backend mpi cannot be used after MPI_Finalize()")
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise RuntimeError(
+                "backend mpi calls MPI from several threads, and MPI was initialised without "
+                "MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level at 'multiple'"
+            )
+        _loaded = MPI
+        return MPI
+
+
+def abandon(*used: object) -> None:
+    """MPI may still write where these point, though nobody waits for it any more: a request of a
+    call that was broken off, and its buffers. They stay for as long as the process."""
+    _abandoned.extend(used)
+
+
+def _end() -> None:
+    """At the process's end. With a call under way MPI_Finalize may wait for ever, or crash."""
+    if _loaded is None or _loaded.Is_finalized() or _forked():
+        return
+    if not _abandoned:
+        _loaded.Finalize()
+
+
+_process = os.getpid()
+
+
+def _forked() -> bool:
+    return os.getpid() != _process
+
+
+def query_cuda() -> bool:
+    """Whether this MPI takes addresses of GPU memory, by its own word or the user's:
+    DISTCORE_MPI_CUDA=1 or 0."""
+    said = os.environ.get("DISTCORE_MPI_CUDA", "")
+    if said:
+        return said != "0"
+    # In the process already, whatever its name is: mpi4py has loaded it.
+    import ctypes
+
+    for name in _mapped_libraries():
+        try:
+            ask = ctypes.CDLL(name).MPIX_Query_cuda_support
+        except (OSError, AttributeError):
+            continue
+        ask.restype = ctypes.c_int
+        return bool(ask())
+    return False
+
+
+def _mapped_libraries() -> list[str]:
+    """The files of libmpi that this process has mapped."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {line.rsplit(" ", 1)[-1].strip() for line in maps}
+    except OSError:
+        return []
+    return sorted(path for path in paths if os.path.basename(path).startswith("libmpi"))

@@ -1,0 +1,306 @@
+"""Messages between two ranks of a group on MPI, on a communicator of their own.
+
+Whoever waits for a message tests it; a thread of the group tests those that nobody waits for, with
+pauses, so that a big one gets on while the program computes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
+from ..patience import extended
+from . import library
+from .line import from_mpi
+from .notices import Notices
+from .tags import Tags
+
+_TESTS = 50
+_FIRST_PAUSE_S = 0.00005
+_LAST_PAUSE_S = 0.002
+_LOOK_S = 0.25
+_LEFT_S = 1.0
+"""How long after a peer's leaving its last message may still be on the way."""
+_DRAIN_S = 10.0
+_BLOCK_BYTES = 1024 * 1024
+_now = time.monotonic
+
+
+class Posting:
+    """A send or receive that was posted; see `work.Posting`."""
+
+    def __init__(
+        self, messages: Messages, request: Any, peer: int | None, deadline: float, what: str
+    ) -> None:
+        self.error: GroupFailed | None = None
+        self.owner: object = None
+        self.done = False
+        self.peer = peer
+        self.what = what
+        self.request = request
+        self.deadline = deadline
+        self.expected = -1
+        self.source = -1 if peer is None else peer
+        self._messages = messages
+        self._lock = threading.Lock()
+        self._left_at: float | None = None
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else "pending"
+        return f"<{self.what}: {state}>"
+
+    def test(self) -> bool:
+        """Whether it is over, well or badly."""
+        if not self.done:
+            with self._lock:
+                if not self.done:
+                    self._test()
+        return self.done
+
+    def _test(self) -> None:
+        mpi = self._messages.mpi
+        status = mpi.Status() if self.expected >= 0 else None
+        try:
+            if not self.request.Test(status):
+                return
+        except mpi.Exception as error:
+            self._finish(from_mpi(mpi, error, self.what))
+            return
+        wrong = None
+        if status is not None:
+            self.source = status.Get_source()
+            came = status.Get_elements(mpi.BYTE)
+            if came != self.expected:
+                rank = self._messages.notices.ranks[self.source]
+                wrong = CallMismatch(
+                    f"{self.what}: rank {rank} sent {came} bytes, this rank expects {self.expected}"
+                )
+        self._finish(wrong)
+
+    def fail(self, error: GroupFailed) -> None:
+        """It will never be over by itself: MPI is told that nobody wants it any more."""
+        with self._lock:
+            if self.done:
+                return
+            if self.expected >= 0:
+                try:
+                    self.request.Cancel()
+                except self._messages.mpi.Exception:
+                    pass
+            library.abandon(self.request, self.owner)
+            self._finish(error)
+
+    def _finish(self, error: GroupFailed | None) -> None:
+        self.error = error
+        self.done = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over; False when `timeout_s` ran out before. Raises its error."""
+        test = self.test
+        for _ in range(_TESTS):
+            if test():
+                break
+        else:
+            if not self._messages.wait(self, timeout_s):
+                return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def look(self, now: float) -> None:
+        """End it where it is clear that it will not end: its time is up, or the peer has gone."""
+        if now >= self.deadline:
+            self.deadline = extended(self.deadline)
+            if now >= self.deadline:
+                self.fail(self._messages.too_late(self))
+                return
+        gone = self._messages.gone(self.peer)
+        if gone is None:
+            return
+        if self._left_at is None:
+            self._left_at = now
+        elif now >= self._left_at + _LEFT_S:
+            self.fail(gone if isinstance(gone, GroupFailed) else PeerLost(f"{self.what}: {gone}"))
+
+
+class Messages:
+    """Stands in a `Session` for the mailbox."""
+
+    def __init__(self, mpi: Any, comm: Any, notices: Notices, tags: Tags) -> None:
+        self.mpi = mpi
+        self.notices = notices
+        self._comm = comm
+        self._tags = tags
+        self._error: GroupFailed | None = None
+        self._pending: set[Posting] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+        self._looked = 0.0
+        self._told: GroupFailed | None = None
+        self._left: dict[int, int] = {}
+
+    def post_send(self, peer: int, tag: int, data: Any, deadline: float, text: str = "") -> Posting:
+        what = f"send(dst={self.notices.ranks[peer]}, {text}, tag={tag})"
+        return self._post(self._comm.Isend, data, peer, tag, deadline, what, receives=False)
+
+    def post_receive(
+        self, peer: int | None, tag: int, data: Any, deadline: float, text: str = ""
+    ) -> Posting:
+        source = "any" if peer is None else self.notices.ranks[peer]
+        what = f"recv(src={source}, {text}, tag={tag})"
+        return self._post(self._comm.Irecv, data, peer, tag, deadline, what, receives=True)
+
+    def _post(
+        self,
+        issue: Any,
+        data: Any,
+        peer: int | None,
+        tag: int,
+        deadline: float,
+        what: str,
+        *,
+        receives: bool,
+    ) -> Posting:
+        mpi = self.mpi
+        whom = mpi.ANY_SOURCE if peer is None else peer
+        try:
+            request = issue(_counted(mpi, data), whom, self._tags.of(tag))
+        except mpi.Exception as error:
+            raise from_mpi(mpi, error, what) from error
+        posting = Posting(self, request, peer, deadline, what)
+        if receives:
+            posting.expected = len(data)
+        if self._error is not None:
+            posting.fail(self._error)
+        elif not posting.test():
+            with self._changed:
+                self._pending.add(posting)
+                if self._thread is None:
+                    name = f"distcore messages of {self.notices.name}"
+                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._thread.start()
+                elif len(self._pending) == 1:
+                    self._changed.notify()
+        return posting
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def wait(self, posting: Posting, timeout_s: float | None) -> bool:
+        """On the thread of whoever waits."""
+        until = None if timeout_s is None else _now() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while not posting.test():
+            now = _now()
+            if until is not None and now >= until:
+                return False
+            self._look(now)
+            posting.look(now)
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
+        return True
+
+    def _run(self) -> None:
+        """What nobody waits for gets on as well."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            with self._changed:
+                while not self._pending and not self._ended:
+                    self._changed.wait()
+                    pause_s = _FIRST_PAUSE_S
+                if self._ended:
+                    return
+                pending = list(self._pending)
+            over = {posting for posting in pending if posting.test()}
+            if over:
+                pause_s = _FIRST_PAUSE_S
+                with self._changed:
+                    self._pending -= over
+            now = _now()
+            self._look(now)
+            for posting in pending:
+                if posting not in over:
+                    posting.look(now)
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
+
+    def _look(self, now: float) -> None:
+        if now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        self._told = self.notices.told()
+        self._left = self.notices.left()
+
+    def gone(self, peer: int | None) -> GroupFailed | str | None:
+        """Why nothing can come of this peer, or anybody (None), any more; None if it can."""
+        if self._told is not None:
+            return self._told
+        if peer is not None:
+            rank = self.notices.ranks[peer]
+            return f"rank {rank} has left the group" if peer in self._left else None
+        if len(self._left) == len(self.notices.ranks) - 1:
+            return "all other ranks have left the group"
+        return None
+
+    def too_late(self, posting: Posting) -> DeadlineExceeded:
+        limit_s = getattr(posting.deadline, "limit_s", 0.0)
+        ranks = self.notices.ranks
+        me = ranks[self.notices.rank]
+        text = f"{posting.what} on rank {me} is not complete after {limit_s:g} s"
+        culprit = None
+        if posting.peer is not None:
+            culprit = ranks[posting.peer]
+            place = self.notices.positions().get(posting.peer)
+            where = "has not posted its part" if place is None else f"waits in {place[1]}"
+            text += f": rank {culprit} {where}"
+        return DeadlineExceeded(text, culprit)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        self.fail(Aborted(reason))
+
+    def fail(self, error: GroupFailed) -> None:
+        """The group has failed: everything posted, now or later, ends with this error."""
+        self._error = self._error or error
+        with self._changed:
+            pending, self._pending = self._pending, set()
+        for posting in pending:
+            posting.fail(self._error)
+
+    def close(self) -> None:
+        """Let sends get through for a while, then leave."""
+        until = _now() + _DRAIN_S
+        while self._error is None and _now() < until:
+            with self._changed:
+                sending = [one for one in self._pending if one.expected < 0]
+            if all(one.test() for one in sending):
+                break
+            time.sleep(_LAST_PAUSE_S)
+        self.fail(Aborted(f"group {self.notices.name!r} was destroyed"))
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def let_go(self) -> None:
+        """A forked child has no part in its parent's MPI."""
+
+
+def _counted(mpi: Any, data: Any) -> list[Any]:
+    """The bytes, in units of which MPI can count them: a message cannot go in pieces that another
+    sender's could come between."""
+    length_bytes = len(data)
+    if length_bytes < 2**31:
+        return [data, mpi.BYTE]
+    blocks, rest = divmod(length_bytes, _BLOCK_BYTES)
+    block = mpi.BYTE.Create_contiguous(_BLOCK_BYTES)
+    whole = mpi.Datatype.Create_struct(
+        [blocks, rest], [0, blocks * _BLOCK_BYTES], [block, mpi.BYTE]
+    ).Commit()
+    block.Free()
+    return [data, 1, whole]

@@ -1,0 +1,174 @@
+"""What the ranks of a group on MPI tell each other beside MPI, through the store: where a rank that
+waits long is, that one has left, that one has given up.
+
+MPI itself waits for ever, and a call that does not end says nothing. A rank that has waited for a
+moment writes down in which call; so a deadline can tell who has not come, and two ranks that are in
+different calls find out. Keys, below a prefix that only this group has:
+
+    at/<rank>      "<number> <text>": the collective that this rank waits in
+    left/<rank>    how many collectives this rank has made, when it ended its process or the group
+    end            why the group failed, as the first rank to notice wrote it
+    news           there is an `end` or a `left/`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import errors
+from ..addresses import this_host
+from ..dialling import Endpoint
+from ..errors import Aborted, GroupFailed, PeerLost
+from ..joining import Joining, Round
+from ..store_values import Member, shown_host_name
+from ..torch_private import dist
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (errors.PeerLost, errors.CallMismatch, errors.DeadlineExceeded, errors.Aborted)
+}
+
+
+class Notices:
+    """One rank's view. The constructor returns when all ranks of the group have come.
+
+    RendezvousError names those who did not within `timeout_s`. All else answers at once, and never
+    raises: without a store that answers nothing is known.
+    """
+
+    def __init__(
+        self, store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.digest = b""
+        self.store: Any = None
+        self._silent = 0
+        if len(ranks) > 1:
+            self.digest = _join(store, name, ranks, rank, timeout_s).group
+            self.store = dist.PrefixStore(f"distcore/{self.digest.hex()[:16]}/mpi", store)
+
+    def __repr__(self) -> str:
+        return f"<Notices of {self.name!r}, rank {self.ranks[self.rank]}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the store does not answer any more."""
+        return self._silent > 2
+
+    def waiting(self, number: int, text: str) -> None:
+        """This rank waits in its collective of that number."""
+        self._ask(lambda store: store.set(f"at/{self.rank}", f"{number} {text}"))
+
+    def positions(self) -> dict[int, tuple[int, str]]:
+        """For every other group rank that waits, or has waited long: in which call."""
+        found: dict[int, tuple[int, str]] = {}
+        for peer in range(len(self.ranks)):
+            said = None if peer == self.rank else self._read(f"at/{peer}")
+            if said is not None:
+                number, _, text = said.partition(" ")
+                found[peer] = (int(number), text)
+        return found
+
+    def leave(self, calls: int) -> None:
+        """This rank will make no more calls."""
+        self._ask(lambda store: store.set(f"left/{self.rank}", str(calls)))
+        self._ask(lambda store: store.set("news", ""))
+
+    def left(self) -> dict[int, int]:
+        """The group ranks that have left, and after how many collectives."""
+        if not self._has_news():
+            return {}
+        found = {}
+        for peer in range(len(self.ranks)):
+            said = None if peer == self.rank else self._read(f"left/{peer}")
+            if said is not None:
+                found[peer] = int(said)
+        return found
+
+    def tell(self, error: BaseException) -> None:
+        """The group has failed here."""
+        said = json.dumps(
+            {
+                "by": self.ranks[self.rank],
+                "kind": type(error).__name__,
+                "text": str(error) or type(error).__name__,
+                "culprit": getattr(error, "culprit", None),
+            }
+        )
+        self._ask(lambda store: store.compare_set("end", "", said))
+        self._ask(lambda store: store.set("news", ""))
+
+    def told(self) -> GroupFailed | None:
+        """Why the group failed, by another rank's word."""
+        said = self._read("end") if self._has_news() else None
+        if said is None:
+            return None
+        words = json.loads(said)
+        kind = _KINDS.get(words["kind"], GroupFailed)
+        culprit = words["culprit"]
+        if kind is Aborted:
+            return Aborted(words["text"])
+        if culprit is None and kind is GroupFailed:  # an error of its own, not of the group
+            culprit, kind = words["by"], PeerLost
+            words["text"] = f"{words['kind']}: {words['text']}"
+        return kind(f"rank {words['by']} reports: {words['text']}", culprit)
+
+    # As a session's rendezvous.
+
+    def abort(self, reason: str) -> None:
+        self.tell(Aborted(reason))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _has_news(self) -> bool:
+        return bool(self._ask(lambda store: store.check(["news"])))
+
+    def _read(self, key: str) -> str | None:
+        def read(store: Any) -> str | None:
+            return bytes(store.get(key)).decode() if store.check([key]) else None
+
+        found: str | None = self._ask(read)
+        return found
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        if self.store is None or self.lost:
+            return None
+        try:
+            answer = question(self.store)
+        except RuntimeError:  # torch's DistStoreError, DistNetworkError
+            self._silent += 1
+            return None
+        self._silent = 0
+        return answer
+
+
+def _join(store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float) -> Round:
+    me = Member(
+        nonce="",
+        ranks="",
+        host=this_host(),
+        host_name=shown_host_name(socket.gethostname()),
+        pid=os.getpid(),
+        candidate=None,
+        transport="auto",
+        algorithms="",
+    )
+    # Nobody dials: what connects the ranks is MPI.
+    nowhere = Endpoint("127.0.0.1", 1, None)
+    agreed, _endpoints = Joining(
+        store, name, rank, ranks, timeout_s, me, lambda _round: nowhere
+    ).run()
+    return agreed
+
+
+def fingerprint(text: str) -> int:
+    """63 bits of a call's text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
