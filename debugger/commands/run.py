@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from . import options
 from .base import Command
@@ -12,11 +13,12 @@ from .base import Command
 
 class RunCommand(Command):
     name = "run"
-    help = "run a script under torchrun and be told which rank went wrong"
+    help = "run a script under torchrun (or mpiexec) and be told which rank went wrong"
     epilog = (
         "examples:\n"
         "  distdebug run -n 4 train.py --epochs 3\n"
         "  distdebug run --nproc-per-node 2 --hang-timeout 20 -m package.train\n"
+        "  distdebug run --launcher mpi -n 4 train.py\n"
         "\n"
         "Takes every flag of torchrun, in both spellings, before the script;\n"
         "what follows the script belongs to the script."
@@ -26,6 +28,12 @@ class RunCommand(Command):
         parser.usage = "distdebug run [distdebug flags] [torchrun flags] script [arguments]"
         parser.add_argument(
             "-n", metavar="N", dest="nproc", help="ranks to start (torchrun's --nproc-per-node)"
+        )
+        parser.add_argument(
+            "--launcher",
+            choices=("torchrun", "mpi"),
+            default="torchrun",
+            help="who starts the ranks: torchrun (default), or mpiexec",
         )
         options.add(parser)
 
@@ -43,6 +51,8 @@ class RunCommand(Command):
         request = args.request
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
+        if request.own.launcher == "mpi":
+            return self._run_mpi(request, size)
         with free_port_arguments(request) as port:
             command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
             return Session(
@@ -54,6 +64,20 @@ class RunCommand(Command):
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
+                )
+            ).run()
+
+    def _run_mpi(self, request: Any, size: int | None) -> int:
+        from ..launch.mpi_launcher import mpi_command
+        from .session import Options, Session
+
+        shown = ["--launcher", "mpi", *request.command_line]
+        with mpi_command(request, size) as command:
+            return Session(
+                Options(
+                    command=command,
+                    shown_command=["distdebug", "run", *shown],
+                    **options.common(request.own, shown, size),
                 )
             ).run()
 

@@ -12,14 +12,19 @@ import importlib.util
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 INSTALL = "pip install 'distdebug[mpi]'"
 _END_S = 5.0
+"""How long a rank whose group failed waits at its end for the others to get there."""
+_PAUSE_S = 0.02
 
 _lock = threading.Lock()
 _loaded: Any = None
 _abandoned: list[object] = []
+_others_left: list[Callable[[], bool]] = []
 
 
 @functools.cache
@@ -63,7 +68,7 @@ def start() -> Any:
             import mpi4py
 
             if mpi4py.rc.finalize is None:
-                mpi4py.rc.finalize = False  # `_end` does it, unless MPI is in the middle of a call
+                mpi4py.rc.finalize = False  # `_end` does it, unless it would wait for ever
                 atexit.register(_end)
         try:
             from mpi4py import MPI
@@ -89,12 +94,22 @@ def abandon(*used: object) -> None:
     _abandoned.extend(used)
 
 
+def ask_at_end(others_left: Callable[[], bool]) -> None:
+    """A group has failed: before MPI ends, ask whether its other ranks are at their end as well."""
+    _others_left.append(others_left)
+
+
 def _end() -> None:
-    """At the process's end. With a call under way MPI_Finalize may wait for ever, or crash."""
+    """At the process's end. MPI_Finalize waits for the other ranks: after a failure only where they
+    are known to come to it, or else this process ends without, and the launcher ends the others."""
     if _loaded is None or _loaded.Is_finalized() or _forked():
         return
-    if not _abandoned:
-        _loaded.Finalize()
+    until = time.monotonic() + _END_S
+    while not all(left() for left in _others_left):
+        if time.monotonic() >= until:
+            return
+        time.sleep(_PAUSE_S)
+    _loaded.Finalize()
 
 
 _process = os.getpid()

@@ -26,11 +26,9 @@ _SPIN_S_PER_BYTE = 2e-9
 _FIRST_PAUSE_S = 0.00005
 _LAST_PAUSE_S = 0.001
 _FIRST_LOOK_S = 0.1
-_LAST_LOOK_S = 1.0
+_LAST_LOOK_S = 0.5
 _PLACE_S = 0.5
 """After so much waiting, or a quarter of the time limit, a rank tells where it waits."""
-_LEFT_S = 0.5
-"""How long after a peer's leaving its last data may still be on the way."""
 _WORD_S = 2.0
 _LOST = ("ERR_PROC_FAILED", "ERR_REVOKED", "ERR_PROC_ABORTED")
 _now = time.monotonic
@@ -50,7 +48,6 @@ class Line:
         self._deadline = float("inf")
         self._aborted: str | None = None
         self._failed = False
-        self._left_at: float | None = None
         self._mine = array.array("q", (0, 0))
 
     def __repr__(self) -> str:
@@ -72,6 +69,7 @@ class Line:
         """The group is over: the others are told."""
         self._failed = True
         self._notices.tell(error)
+        library.ask_at_end(self._notices.all_left)
 
     def abort(self, reason: str) -> None:
         self._aborted = reason
@@ -185,24 +183,21 @@ class Line:
                 if now >= place_at:
                     self._notices.waiting(self._calls - 1, self._text)
                     place_at = float("inf")
-                self._look(now)
+                self._look()
                 look_after_s = min(2 * look_after_s, _LAST_LOOK_S)
                 next_look = now + look_after_s
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         """What the others say."""
         told = self._notices.told()
         if told is not None:
             raise told
         gone = [peer for peer, calls in self._notices.left().items() if calls < self._calls]
         if gone:
-            if self._left_at is None:
-                self._left_at = now
-            elif now >= self._left_at + _LEFT_S:
-                rank = self._notices.ranks[gone[0]]
-                raise PeerLost(f"{self._who()}: rank {rank} has left the group", rank)
+            rank = self._notices.ranks[gone[0]]
+            raise PeerLost(f"{self._who()}: rank {rank} has left the group", rank)
         self._compare()
         if self._notices.lost:
             raise PeerLost(f"{self._who()}: the store that the ranks share is gone")

@@ -21,7 +21,7 @@ _TESTS = 50
 _FIRST_PAUSE_S = 0.00005
 _LAST_PAUSE_S = 0.002
 _LOOK_S = 0.25
-_LEFT_S = 1.0
+_LEFT_S = 0.5
 """How long after a peer's leaving its last message may still be on the way."""
 _DRAIN_S = 10.0
 _BLOCK_BYTES = 1024 * 1024
@@ -84,12 +84,15 @@ class Posting:
         with self._lock:
             if self.done:
                 return
+            over = False
             if self.expected >= 0:
                 try:
                     self.request.Cancel()
+                    over = self.request.Test()
                 except self._messages.mpi.Exception:
                     pass
-            library.abandon(self.request, self.owner)
+            if not over:
+                library.abandon(self.request, self.owner)
             self._finish(error)
 
     def _finish(self, error: GroupFailed | None) -> None:
@@ -122,7 +125,10 @@ class Posting:
         if self._left_at is None:
             self._left_at = now
         elif now >= self._left_at + _LEFT_S:
-            self.fail(gone if isinstance(gone, GroupFailed) else PeerLost(f"{self.what}: {gone}"))
+            if not isinstance(gone, GroupFailed):
+                rank = None if self.peer is None else self._messages.notices.ranks[self.peer]
+                gone = PeerLost(f"{self.what}: {gone}", rank)
+            self.fail(gone)
 
 
 class Messages:

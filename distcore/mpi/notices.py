@@ -92,6 +92,10 @@ class Notices:
                 found[peer] = int(said)
         return found
 
+    def all_left(self) -> bool:
+        """Whether no other rank makes calls any more, as far as can be known."""
+        return self.lost or self.store is None or len(self.left()) == len(self.ranks) - 1
+
     def tell(self, error: BaseException) -> None:
         """The group has failed here."""
         said = json.dumps(

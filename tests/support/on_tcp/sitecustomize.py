@@ -1,4 +1,5 @@
-"""Put on PYTHONPATH, it makes programs that ask for gloo run on distcore's tcp."""
+"""Put on PYTHONPATH, it makes programs that ask for gloo run on distcore's tcp, or another backend
+of ours: ON_TCP_EVERYWHERE=1, or ON_TCP_EVERYWHERE=mpi."""
 
 import os
 import sys
@@ -7,13 +8,15 @@ from importlib import import_module
 if os.environ.get("ON_TCP_EVERYWHERE"):
     import wrapt
 
+    BACKEND = {"1": "tcp"}.get(os.environ["ON_TCP_EVERYWHERE"], os.environ["ON_TCP_EVERYWHERE"])
+
     @wrapt.when_imported("torch.distributed.distributed_c10d")
     def redirect(c10d):
         def redirected(create, instance, args, kwargs):
             import_module("distcore")
-            args = tuple("tcp" if one == "gloo" else one for one in args)
+            args = tuple(BACKEND if one == "gloo" else one for one in args)
             if kwargs.get("backend") == "gloo":
-                kwargs["backend"] = "tcp"
+                kwargs["backend"] = BACKEND
             return create(*args, **kwargs)
 
         # The program must look as it does without this: to the debugger it is a part of torch.

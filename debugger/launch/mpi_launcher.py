@@ -1,0 +1,75 @@
+"""The command line that starts a script's ranks under mpiexec."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .torchrun_flags import RunRequest
+
+INSTALL = "pip install 'distdebug[mpi]'"
+_LOOPBACK = "127.0.0.1"
+_OF_TORCHRUN = {"module", "no_python", "nproc_per_node"}
+"""torchrun's flags that say something of the ranks, whoever starts them."""
+
+
+@contextmanager
+def mpi_command(request: RunRequest, ranks: int | None) -> Iterator[list[str]]:
+    """Yield the command; keep the context open while it runs, for it holds the ranks' port.
+
+    Raises UsageError: no number of ranks, a flag that only torchrun understands, no MPI.
+    """
+    if ranks is None:
+        raise UsageError("--launcher mpi needs the number of ranks: -n 4")
+    foreign = sorted(request.given - _OF_TORCHRUN)
+    if foreign:
+        flag = "--" + foreign[0].replace("_", "-")
+        raise UsageError(f"{flag} is torchrun's, and --launcher mpi starts mpiexec: leave it out")
+    launcher = _find()
+    program = [request.script, *request.script_arguments]
+    if not request.torchrun.no_python:
+        module = ["-m"] if request.torchrun.module else []
+        program = [sys.executable, "-u", *module, *program]
+    shim = str(Path(__file__).with_name("mpi_rank.py"))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((_LOOPBACK, 0))
+        where = [_LOOPBACK, str(holder.getsockname()[1])]
+        starts = [sys.executable, "-I", "-S", shim, *where, *program]
+        yield [launcher, "-n", str(ranks), *_flags(launcher, ranks), *starts]
+
+
+def _find() -> str:
+    """The `mpiexec` beside this Python, as a wheel installs it, or the first of PATH."""
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which("mpiexec", path=beside + os.pathsep + os.environ.get("PATH", os.defpath))
+    missing = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is None]
+    missing += [] if found else ["mpiexec"]
+    if found is None or missing:
+        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {INSTALL}")
+    return found
+
+
+def _flags(launcher: str, ranks: int) -> Sequence[str]:
+    """More ranks than cores are allowed, as torchrun allows them; and the loss of one rank leaves
+    the others alive, so that they can tell: ending them is the supervisor's part."""
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI" not in said.stdout:
+        return ["-disable-auto-cleanup"] if "HYDRA" in said.stdout else []
+    flags = ["--runtime-options", "continuous"]
+    if ranks > len(os.sched_getaffinity(0)):
+        flags += ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+    if os.geteuid() == 0:
+        flags.append("--allow-run-as-root")
+    return flags

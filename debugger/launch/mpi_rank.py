@@ -1,0 +1,42 @@
+"""Started by mpiexec for each rank: says in the environment who the rank is, as torchrun does, and
+becomes the user's program.
+
+mpi_rank.py ADDRESS PORT COMMAND...
+
+MPI itself needs none of it, but scripts read RANK and LOCAL_RANK, and other backends MASTER_ADDR.
+Run as a file, by a Python that imports nothing else, so it must import nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_KNOWN = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+
+
+def rank_environment(environment: dict[str, str]) -> dict[str, str]:
+    """torchrun's variables, where this launcher gives them under its own names."""
+    found = {}
+    for name, others in _KNOWN.items():
+        value = next((environment[other] for other in others if environment.get(other)), None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def main() -> None:
+    address, port, *command = sys.argv[1:]
+    environment = dict(os.environ)
+    environment.update(rank_environment(environment))
+    environment.update(MASTER_ADDR=address, MASTER_PORT=port)
+    os.execvpe(command[0], command, environment)  # noqa: S606 - the user's own command
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The backend mpi under a real mpiexec: right results, and errors where MPI would wait for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import mpi, runs
+
+SCRIPT = "distcore_mpi.py"
+RIGHT = ("facts", "groups", "same_bits", "tags", "in_order", "conformance", "late", "wait")
+WRONG = ("absent", "absent_large", "mismatch", "abort", "recv")
+BOUND_S = 5.0
+"""For what should be known within a second, on a machine that is busy."""
+
+
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_right_results(library: str) -> None:
+    """Started by mpiexec, without any variable of torch's; init and destroy, again and again."""
+    ended = mpi.run(library, 2, SCRIPT, *RIGHT)
+    assert ended.code == 0, ended.text
+    for rank in (0, 1):
+        facts, *others = ended.of(rank)
+        assert facts["size"] == 2
+        assert facts["repr"] == f"<CoreGroup '0' (mpi, rank {rank} of 2, 0 collectives)>"
+        assert facts["config"] == "cpu:mpi,cuda:mpi"
+        conformance = next(one for one in others if one["name"] == "conformance")
+        assert conformance["calls"] > 400
+        assert {"rank": rank, "name": "late", "kind": None} in others
+    [waited] = [one for one in ended.of(0) if one["name"] == "wait"]
+    assert waited["kind"] == "DeadlineExceeded"
+    assert "not complete after the 0.2 s given to wait(); it goes on" in waited["text"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("library", mpi.PYTHONS)
+def test_conformance(library: str, ranks: int) -> None:
+    ended = mpi.run(library, ranks, SCRIPT, "conformance", "same_bits")
+    assert ended.code == 0, ended.text
+    assert all(one["calls"] > 400 for one in ended.said if one["name"] == "conformance")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("library", mpi.PYTHONS)
+def test_more_bytes_than_an_int_counts(library: str) -> None:
+    ended = mpi.run(library, 2, SCRIPT, "huge", limit_s=380)
+    assert ended.code == 0, ended.text
+
+
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_calls_that_mpi_would_never_end(library: str) -> None:
+    ended = mpi.run(library, 3, SCRIPT, *WRONG)
+    assert ended.code == 0, ended.text
+    for rank in (0, 2):
+        said = {one["name"]: one for one in ended.of(rank)}
+        for name, count in (("absent", 8), ("absent_large", 1_000_000)):
+            found = said[name]
+            assert found["kind"] == "DeadlineExceeded", found
+            assert found["culprit"] == 1
+            assert found["text"] == (
+                f"all_reduce(sum, float32[{count}]), collective #0 of group '0', rank {rank} "
+                f"is not complete after 3 s: rank 1 did not come to it"
+            ).replace("'0'", repr(_group(found["text"])))
+            assert found["after_s"] < 3 + BOUND_S
+        assert said["again"]["kind"] == "GroupFailed"
+        assert "rank 1 did not come to it" in said["again"]["text"]
+        assert said["abort"]["kind"] == "Aborted"
+        assert "rank 1 called abort()" in said["abort"]["text"]
+        assert said["abort"]["after_s"] < BOUND_S
+    for rank in (0, 1, 2):
+        found = [one for one in ended.of(rank) if one["name"] == "mismatch"]
+        assert [one["kind"] for one in found] == ["CallMismatch"], found
+        assert all("all_reduce(sum, float32[" in one["text"] for one in found)
+        assert all("reduce(sum, dst=0, float32[" in one["text"] for one in found)
+        assert all(one["after_s"] < BOUND_S for one in found)
+    [late] = [one for one in ended.of(0) if one["name"] == "recv"]
+    assert late["kind"] == "DeadlineExceeded"
+    assert late["culprit"] == 1
+    assert "recv(src=1, float32[4], tag=0) on rank 0 is not complete after 1 s" in late["text"]
+    for name, size in (
+        ("too_long", "MPI says"),
+        ("too_short", "sent 4 bytes, this rank expects 8"),
+    ):
+        [found] = [one for one in ended.of(1) if one["name"] == name]
+        assert found["kind"] == "CallMismatch", found
+        assert size in found["text"]
+
+
+def _group(text: str) -> str:
+    return text.split("of group '", 1)[1].split("'", 1)[0]
+
+
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_a_rank_that_ends_by_an_exception(library: str) -> None:
+    ended = mpi.run(library, 3, SCRIPT, "raises")
+    assert ended.code != 0
+    assert "the first cause" in ended.text
+    for rank in (0, 2):
+        [found] = ended.of(rank)
+        assert found["kind"] == "PeerLost", found
+        assert found["culprit"] == 1
+        assert "rank 1 has left the group" in found["text"]
+        assert found["after_s"] < BOUND_S
+
+
+def test_a_killed_rank_ends_the_job() -> None:
+    """The launcher's part: nobody is left behind."""
+    ended = mpi.run("openmpi", 2, SCRIPT, "killed", limit_s=60)
+    assert ended.code != 0
+    assert "signal 9" in ended.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra", "reason"),
+    [
+        (
+            "",
+            {"WORLD_SIZE": "4"},
+            "WORLD_SIZE is 4 in the environment: start the ranks with mpiexec",
+        ),
+        ("", {"RANK": "2"}, "RANK is 2 in the environment"),
+        (", world_size=2, rank=0", {}, "init_process_group was given world_size=2"),
+    ],
+)
+def test_a_rank_or_size_that_is_not_mpis(
+    arguments: str, extra: dict[str, str], reason: str
+) -> None:
+    said = _alone(f"dist.init_process_group('mpi'{arguments})", extra)
+    assert "ValueError: backend mpi: MPI says this is rank 0 of 1, but " + reason in said
+
+
+def test_a_rank_and_size_that_are_mpis() -> None:
+    said = _alone(
+        "dist.init_process_group('mpi', rank=0, world_size=1); dist.barrier(); print('well')",
+        {"WORLD_SIZE": "1", "RANK": "0"},
+    )
+    assert said == "well\n"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "reason"),
+    [
+        ("mpi4py", "mpi4py is not installed"),
+        ("libmpi", "mpi4py finds no MPI library"),
+    ],
+)
+def test_without_mpi_one_sentence_says_so(hidden: str, reason: str, tmp_path: Path) -> None:
+    extra = {}
+    hide = ""
+    if hidden == "mpi4py":
+        hide = "import sys; sys.modules['mpi4py'] = None\n"
+    else:
+        extra["MPI4PY_LIBMPI"] = str(tmp_path / "libmpi.so")
+    said = _alone(
+        f"{hide}print(dist.is_mpi_available())\n"
+        "try: dist.init_process_group('mpi')\n"
+        "except RuntimeError as error: print(error)",
+        extra,
+    )
+    assert said == (
+        f"False\nbackend mpi needs mpi4py and an MPI library, and {reason}: "
+        f"pip install 'distdebug[mpi]'\n"
+    )
+
+
+def test_importing_it_starts_no_mpi() -> None:
+    said = _alone("import sys; print('mpi4py' in sys.modules, dist.is_mpi_available())", {})
+    assert said == "False True\n"
+
+
+def _alone(program: str, extra: dict[str, str]) -> str:
+    """Run in a process that no mpiexec started; what it said."""
+    names = runs.environment({"PYTHONPATH": str(mpi.ROOT), **extra})
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch.distributed as dist, distcore\n{program}"],
+        env=names,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    return done.stdout
