@@ -32,6 +32,7 @@ from .front_end import (
     monitored_barrier,
     new_group,
     split_group,
+    unavailable,
 )
 from .mpi.front_end import open_torch as _open_torch
 
@@ -48,6 +49,7 @@ __all__ = [
     "monitored_barrier",
     "new_group",
     "split_group",
+    "unavailable",
 ]
 
 # What importing this package is for; it opens nothing and starts nothing.

@@ -97,6 +97,11 @@ def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
 _registered: dict[str, Backend] = {}
 
 
+def registered(name: str) -> Backend | None:
+    """Ours of this name."""
+    return _registered.get(name)
+
+
 def register(backend: Backend) -> None:
     """Make `init_process_group(backend.name)` work. Once; again it changes nothing."""
     _registered.setdefault(backend.name, backend)
