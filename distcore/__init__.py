@@ -1,8 +1,8 @@
-"""distcore: CPU collectives as a torch.distributed backend, and torch.distributed's own names.
+"""distcore: collectives of its own as torch.distributed backends, and torch.distributed's names.
 
-`import distcore` makes `torch.distributed.init_process_group("tcp")` work, and `"mpi"`.
-`import distcore as dist` gives everything that torch.distributed documents: what is not defined
-here is torch's, looked up when it is asked for.
+`import distcore` makes `torch.distributed.init_process_group` work with "tcp", "mpi" and
+"distcore_nccl". `import distcore as dist` gives everything that torch.distributed documents: what
+is not defined here is torch's, looked up when it is asked for. By "nccl" it means "distcore_nccl".
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.distributed as _torch
 from . import algorithms as _algorithms
 from .backends.base import register as _register
 from .backends.mpi import MpiBackend as _MpiBackend
+from .backends.nccl import NcclBackend as _NcclBackend
 from .backends.tcp import TcpBackend as _TcpBackend
 from .errors import (
     Aborted,
@@ -25,7 +26,14 @@ from .errors import (
     PeerLost,
     RendezvousError,
 )
-from .front_end import monitored_barrier, split_group
+from .front_end import (
+    init_process_group,
+    is_nccl_available,
+    monitored_barrier,
+    new_group,
+    split_group,
+    unavailable,
+)
 from .mpi.front_end import open_torch as _open_torch
 
 __all__ = [
@@ -36,13 +44,18 @@ __all__ = [
     "GroupFailed",
     "PeerLost",
     "RendezvousError",
+    "init_process_group",
+    "is_nccl_available",
     "monitored_barrier",
+    "new_group",
     "split_group",
+    "unavailable",
 ]
 
 # What importing this package is for; it opens nothing and starts nothing.
 _register(_TcpBackend())
 _register(_MpiBackend())
+_register(_NcclBackend())
 _open_torch()
 
 # Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's

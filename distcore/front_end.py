@@ -1,6 +1,6 @@
-"""Functions of torch.distributed that refuse every backend but gloo or NCCL, opened to our groups.
-
-torch's own version still serves every other group.
+"""torch.distributed's functions where ours differ: those that refuse every backend but gloo or
+NCCL, opened to our groups (torch's own version still serves every other group); and those that name
+a backend, for which distcore's "nccl" is ours.
 """
 
 from __future__ import annotations
@@ -10,7 +10,49 @@ from datetime import timedelta
 from typing import Any
 
 from . import torch_private
+from .nccl import library
 from .process_group import CoreGroup
+
+_OURS = {"nccl": "distcore_nccl"}
+"""What a program that says `import distcore as dist` means by torch's name of a backend."""
+
+
+def named(backend: Any) -> Any:
+    """Ours in the place of "nccl", also in "cpu:gloo,cuda:nccl"; other names as they are."""
+    if not isinstance(backend, str):
+        return backend
+    if ":" not in backend:
+        return _OURS.get(backend.lower(), backend)
+    pairs = (pair.partition(":") for pair in backend.split(","))
+    return ",".join(f"{device}:{_OURS.get(name.lower(), name)}" for device, _, name in pairs)
+
+
+def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+    """torch's; `backend` "nccl" is distcore's own, which torch knows as "distcore_nccl"."""
+    torch_private.dist.init_process_group(named(backend), *args, **kwargs)
+
+
+def new_group(
+    ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """torch's; `backend` as for `init_process_group`."""
+    return torch_private.dist.new_group(ranks, timeout, named(backend), *args, **kwargs)
+
+
+def unavailable(backend: str) -> str | None:
+    """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
+    the next step; None if it can. Raises ValueError for another name."""
+    from .backends.base import registered
+
+    found = registered(backend) or registered(f"distcore_{backend}")
+    if found is None:
+        raise ValueError(f"distcore has no backend {backend!r}")
+    return found.unavailable()
+
+
+def is_nccl_available() -> bool:
+    """Whether `init_process_group("nccl")` of distcore can work in this process."""
+    return library.unavailable("distcore_nccl") is None
 
 
 def open_to_our_groups() -> None:

@@ -53,8 +53,8 @@ def can_reduce(op: str, dtype: str) -> bool:
 class KnownCall:
     """One call (a name in `CALLS`), the same on all ranks of a group.
 
-    `root`: a group rank, taken modulo the group's size. `exact`: what is reduced are small whole
-    numbers, whose sums are the same in any order; otherwise floats are compared closely.
+    `root`: a group rank, taken modulo the group's size. `device`: of the tensors. `exact`: what is
+    reduced are small whole numbers, with one sum in any order; else floats are compared closely.
     """
 
     op: str
@@ -66,6 +66,7 @@ class KnownCall:
     use_async: bool = False
     exact: bool = True
     seed: int = 0
+    device: str = "cpu"
 
     def run(self, group: Any = None, timeout_s: float = 60.0) -> bytes:
         """Make the call on this rank, which is in the group (None: the default one).
@@ -121,9 +122,10 @@ class Making:
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """The same elements, in memory as the call wants them."""
+        tensor = tensor.to(self.call.device)
         if self.call.layout == "gapped" and tensor.dim():
-            wide = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]), dtype=self.dtype)
-            view = wide[..., ::2]
+            shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
+            view = torch.zeros(shape, dtype=self.dtype, device=tensor.device)[..., ::2]
             view.copy_(tensor)
             return view
         if self.call.layout == "transposed" and tensor.dim() > 1:
@@ -166,7 +168,7 @@ class Making:
     def reduced(self, found: Tensor, parts: Sequence[Tensor]) -> bytes:
         """Compare with the reduction of all ranks' parts; the result's bits."""
         name = self.call.reduce_op
-        reduction = reduction_for(reduce_op(name), self.dtype)
+        reduction, found = reduction_for(reduce_op(name), self.dtype), found.cpu()
         floats = self.dtype.is_floating_point or self.dtype.is_complex
         if self.call.exact or not floats or name in ("MIN", "MAX"):
             total = reduction.prepare(parts[0].clone().contiguous())
@@ -192,7 +194,7 @@ class Making:
 
 
 def _bits(tensor: Tensor) -> bytes:
-    whole = tensor.detach().contiguous()  # a view of bytes does not keep its memory alive
+    whole = tensor.detach().cpu().contiguous()  # a view of bytes does not keep its memory alive
     return bytes(bytes_of(whole))
 
 
@@ -234,12 +236,9 @@ def _all_gather(m: Making) -> bytes:
 
 
 def _all_gather_into_tensor(m: Making) -> bytes:
-    whole = torch.empty(m.size * m.count, dtype=m.dtype)
-    m.make(
-        _newest("all_gather_single", "all_gather_into_tensor"),
-        whole,
-        m.anything(m.rank).reshape(-1),
-    )
+    whole = torch.empty(m.size * m.count, dtype=m.dtype, device=m.call.device)
+    mine = m.anything(m.rank).reshape(-1).to(m.call.device)
+    m.make(_newest("all_gather_single", "all_gather_into_tensor"), whole, mine)
     return m.same(whole, torch.cat([m.anything(rank).reshape(-1) for rank in range(m.size)]))
 
 
@@ -275,7 +274,7 @@ def _reduce_scatter_tensor(m: Making) -> bytes:
     whole = [m.numbers(rank, (m.size, m.count)) for rank in range(m.size)]
     op = reduce_op(m.call.reduce_op)
     function = _newest("reduce_scatter_single", "reduce_scatter_tensor")
-    m.make(function, mine, whole[m.rank].reshape(-1), op=op)
+    m.make(function, mine, whole[m.rank].reshape(-1).to(m.call.device), op=op)
     m.reduced(mine, [one[m.rank] for one in whole])
     return b""
 
@@ -300,9 +299,9 @@ def _all_to_all_single(m: Making) -> bytes:
         return [m.anything(rank, (splits[rank][to], 2), part=to) for to in range(m.size)]
 
     came = [row[m.rank] for row in splits]
-    output = torch.empty((sum(came), 2), dtype=m.dtype)
+    output = torch.empty((sum(came), 2), dtype=m.dtype, device=m.call.device)
     both = () if even else (came, splits[m.rank])
-    m.make(dist.all_to_all_single, output, torch.cat(sent(m.rank)), *both)
+    m.make(dist.all_to_all_single, output, torch.cat(sent(m.rank)).to(m.call.device), *both)
     m.same(output, torch.cat([sent(rank)[m.rank] for rank in range(m.size)]))
     return b""
 

@@ -216,13 +216,7 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
 
         Every rank of this group calls it. Raises ValueError for ranks that are not in it.
         """
-        caller = self._caller("split_group")
-        ranks = list(new_ranks)
-        if not ranks or len(set(ranks)) != len(ranks):
-            caller.wrong("new_ranks", "ranks of this group, each once", ranks)
-        for rank in ranks:
-            if not 0 <= rank < self._size:
-                caller.wrong("new_ranks", f"ranks from 0 to {self._size - 1}", ranks)
+        ranks = self._ranks_to_split(new_ranks)
         number, self._splits = self._splits, self._splits + 1
         if self._rank not in ranks:
             return None
@@ -239,6 +233,16 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
         )
         group._set_group_desc(group_desc or f"{self._group_desc}:split:{number}")
         return group
+
+    def _ranks_to_split(self, new_ranks: Sequence[int]) -> list[int]:
+        caller = self._caller("split_group")
+        ranks = list(new_ranks)
+        if not ranks or len(set(ranks)) != len(ranks):
+            caller.wrong("new_ranks", "ranks of this group, each once", ranks)
+        for rank in ranks:
+            if not 0 <= rank < self._size:
+                caller.wrong("new_ranks", f"ranks from 0 to {self._size - 1}", ranks)
+        return ranks
 
     def abort(self) -> None:
         """End all calls of this group, on every rank; it cannot be used any more."""

@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 
 from .buffers import bytes_of, tensor_over
 
-__all__ = ["Reduction", "reduction_for"]
+__all__ = ["Reduction", "op_name", "premul_factor", "reduction_for"]
 
 Elementwise = Callable[..., Tensor]
 Consume = Callable[[memoryview, int], None]
@@ -191,8 +191,13 @@ def reduction_for(
     return made
 
 
+def op_name(op: object) -> str | None:
+    """ "SUM" of ReduceOp.SUM, and so on; None of what is no reduce op."""
+    return _NAMES.get(hash(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+
+
 def _make(op: object, dtype: torch.dtype, backend_name: str) -> Reduction:
-    name = _NAMES.get(hash(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+    name = op_name(op)
     if name is None:
         raise TypeError(f"backend {backend_name}: {op!r} is no reduce op; use one of dist.ReduceOp")
     reason = _refusal(name, dtype)
@@ -204,7 +209,7 @@ def _make(op: object, dtype: torch.dtype, backend_name: str) -> Reduction:
         function, computed_as = _LOGICAL[name], torch.uint8
     factor = None
     if name == "PREMUL_SUM":
-        factor = _factor(op, dtype, backend_name)
+        factor = premul_factor(op, dtype, backend_name)
     return Reduction(
         name, dtype, dtype.itemsize, computed_as, function, factor, divides=name == "AVG"
     )
@@ -245,7 +250,7 @@ def _refusal(op: str, dtype: torch.dtype) -> str | None:
     return "elements of this dtype can be moved, not reduced"
 
 
-def _factor(op: object, dtype: torch.dtype, backend_name: str) -> complex:
+def premul_factor(op: object, dtype: torch.dtype, backend_name: str) -> complex:
     """The factor of a PREMUL_SUM, in a form that torch.mul takes for `dtype`."""
     where = f"backend {backend_name}: PREMUL_SUM of {dtype}"
     state = op.__getstate__() if isinstance(op, ReduceOp) else None

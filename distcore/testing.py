@@ -160,14 +160,17 @@ def _loss(net: Transport) -> None:
     net.exchange([], [Receive(1, memoryview(bytearray(8)))])
 
 
-def check_backend(name: str, dtypes: Sequence[str] = DTYPES, seed: int = 0) -> list[str]:
+def check_backend(
+    name: str, dtypes: Sequence[str] = DTYPES, seed: int = 0, device: str = "cpu"
+) -> list[str]:
     """Check a `torch.distributed` backend: every call that `known_calls` has, on the default group
     and on sub-groups that overlap, synchronous and asynchronous, with whole and strided tensors,
     empty and zero-dimensional ones; every reduce op with every dtype that it goes with.
 
     Called on all ranks of an initialised default group of this backend, with the same arguments;
-    `dtypes` are those it has. Takes a few seconds. What was called, as text. Raises AssertionError
-    for a wrong result, naming call, rank and values; and whatever a call raises.
+    `dtypes` are those it has, and the tensors are on `device`. Takes a few seconds. What was
+    called, as text. Raises AssertionError for a wrong result, naming call, rank and values; and
+    whatever a call raises.
     """
     assert dist.is_initialized(), "check_backend: init_process_group has not been called"
     found = str(dist.get_backend())
@@ -176,7 +179,7 @@ def check_backend(name: str, dtypes: Sequence[str] = DTYPES, seed: int = 0) -> l
     for index, (group, call) in enumerate(_plan(_groups(name), dtypes)):
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             continue
-        one = KnownCall(**{**call, "seed": seed + index})
+        one = KnownCall(**{**call, "seed": seed + index, "device": device})
         bits = one.run(group)
         if bits:
             every: list[Any] = [None] * dist.get_world_size(group)

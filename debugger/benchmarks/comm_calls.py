@@ -33,7 +33,8 @@ class Call:
         self.target.fill_(-1)
         self.source.fill_(self.rank + 1)
         self.run(group)
-        right = self.target.view(len(self.expected), -1) == self.expected[:, None]
+        expected = self.expected.to(self.target.device)
+        right = self.target.view(len(self.expected), -1) == expected[:, None]
         self.source.zero_()  # what is summed in place over and over stays finite
         return bool(right.all())
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comm_calls, open_mpi
+from . import comm_calls, gpu, open_mpi
 from .comm_layout import true_size
 from .rank_groups import joined
 from .turns import Turns, Way, here
@@ -47,6 +47,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic)."""
     torchs = [name for name in request.backends if name not in _UNDER_MPIEXEC]
+    place = gpu.place(rank, size) if set(request.backends) <= set(gpu.BACKENDS) else gpu.NOWHERE
     with ExitStack() as stack:
         groups = stack.enter_context(joined(torchs, rank, size, directory))
         mpi = None
@@ -63,7 +64,7 @@ def rows(
         for index, cell in enumerate(cells):
             share = cell.weight / sum(later.weight for later in cells[index:])
             now = turns.now()
-            ways = _ways(request.backends, cell, groups, mpi, rank, size)
+            ways = _ways(request.backends, cell, groups, mpi, rank, size, place)
             measured = turns.measure(ways, now + max(0.0, ends_at - now) * share, MOST_ROUNDS)
             where = {"op": cell.op, "ranks": size, "size_bytes": cell.size_bytes}
             yield {**where, "backends": measured}
@@ -76,9 +77,10 @@ def _ways(
     mpi: open_mpi.Partner | None,
     rank: int,
     size: int,
+    place: gpu.Place,
 ) -> dict[str, Way]:
     """The call on every backend, each of which has given right data once."""
-    call = comm_calls.make(cell.op, cell.size_bytes, rank, size)
+    call = comm_calls.make(cell.op, cell.size_bytes, rank, size, place.allocate)
     ways: dict[str, Way] = {}
     for name in names:
         if name in _UNDER_MPIEXEC:
@@ -87,7 +89,7 @@ def _ways(
             ways[name] = partial(mpi.turn, name)
         else:
             right = call.is_right(groups[name])
-            ways[name] = here(partial(call.run, groups[name]))
+            ways[name] = here(partial(call.run, groups[name]), place.finish)
         if not right:
             raise RuntimeError(f"{name} gives wrong data for {cell.op} of {cell.size_bytes} B")
     return ways

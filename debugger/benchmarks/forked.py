@@ -25,7 +25,7 @@ import torch
 
 import distcore
 
-from . import open_mpi
+from . import gpu, open_mpi
 
 SILENCE_S = 300.0
 END_S = 10.0
@@ -127,6 +127,8 @@ def unavailable(backend: str) -> str | None:
     """Why `backend` cannot be measured here; None if it can."""
     if backend in (open_mpi.NAME, open_mpi.OURS):
         return open_mpi.unavailable()
+    if backend in gpu.BACKENDS:
+        return gpu.unavailable(backend)
     if distcore.is_backend_available(backend):
         return None
     inside = {"gloo": "gloo"}.get(backend, f"backend {backend!r}")

@@ -26,15 +26,21 @@ MOST_EXECUTIONS = 5000
 WARM_UP_BELOW_S = 0.02
 
 
-def here(run: Callable[[], None]) -> Way:
-    """The way that runs in this process."""
+def _is_over() -> None:
+    """On the CPU a call is over when it returns."""
+
+
+def here(run: Callable[[], None], finish: Callable[[], None] = _is_over) -> Way:
+    """The way that runs in this process; `finish` waits for what it has left to a GPU."""
 
     def way(times: int, warm_up: bool) -> tuple[float, float]:
         if warm_up:
             run()  # the ranks leave the barrier one after the other; other caches are warm
+            finish()
         cpu_began, began = time.process_time(), time.perf_counter()
         for _ in range(times):
             run()
+        finish()
         spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         return spent / times, cpu / times
 

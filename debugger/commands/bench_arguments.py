@@ -24,7 +24,9 @@ OPS = (
 )
 TORCH_BACKENDS = ("tcp", "gloo")
 """Those whose ranks need no mpiexec."""
-BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi")
+GPU_BACKENDS = ("distcore_nccl", "nccl")
+"""On tensors of a GPU; ours and torch's."""
+BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi", *GPU_BACKENDS)
 TRANSPORTS = ("auto", "tcp", "shm")
 MOST_RANKS = 64
 MOST_BYTES = 1 << 34
@@ -146,6 +148,12 @@ def read_backends(text: str, known: Sequence[str] = BACKENDS) -> list[str]:
                 f"--backends {text}: {name!r} cannot be; only tcp takes a transport, one of "
                 + ", ".join(f"tcp/{known}" for known in TRANSPORTS)
             )
+    on_gpus = [name for name in backends if name in GPU_BACKENDS]
+    if on_gpus and len(on_gpus) < len(backends):
+        raise UsageError(
+            f"--backends {text}: {', '.join(on_gpus)} can be compared with each other only, for "
+            f"their tensors are on a GPU"
+        )
     return backends
 
 

@@ -132,9 +132,11 @@ class Session:
                 follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
+                finding = None if finding is None else host.explained(finding)
             finally:
                 control.close()
                 self._injection.close()
+                host.close()
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
             if finding is None:

@@ -117,7 +117,8 @@ def _acts(world: World, rank: int, waits: Sequence[Pending]) -> bool:
     judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
     if any(pending.wait.activity not in judged for pending in waits):
         return True
-    return world.ranks[rank].free_threads > 0
+    guessed = sum(pending.wait.on_stream for pending in waits)  # these count as free as well
+    return world.ranks[rank].free_threads > guessed
 
 
 def _stopped_inside(world: World, pending: Pending) -> Set[int]:

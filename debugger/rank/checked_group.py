@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG
 from ..record.signature import POINT_TO_POINT
-from . import agreement, in_flight, outstanding
+from . import agreement, in_flight, on_stream, outstanding
 from .describe import METHODS, Method
 from .recorder import GroupRecord, Recorder, report_own_fault
 from .tracked_work import track
@@ -211,6 +211,10 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 known.wait(work, NO_TIMEOUT)
             if after is not None:
                 after()
+            if known.streams and work is not None and on_stream.goes_on(work):
+                on_stream.follow(recorder, counted, number, work)
+                writer.hand_over(number, thread)
+                return work
         except BaseException as error:
             writer.break_off(number, thread)
             better = instead(error)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..record.layout import Role
 from ..record.writer import FlightWriter
-from . import connections, outstanding
+from . import connections, on_stream, outstanding
 from .finding_errors import FindingRaised
 from .recorder import Recorder, report_own_fault
 
@@ -42,6 +42,7 @@ def observe(
         parent = recorder.writer.rank
         recorder.writer.detach()
         outstanding.forget()
+        on_stream.forget()
         connections.forget()
 
         def revive(role: Role) -> None:

@@ -153,6 +153,8 @@ def _checked(
     barrier = Monitor(recorder, record, store).barrier if reached else inner.monitored_barrier
     outer.attach(inner, recorder, record, wrap_split, barrier)
     agreement.guard(recorder, record, store)
+    if "nccl" in config:
+        torch_private.take_times(inner)
     inspection.inspect(recorder, record)
     recorder.group_ready(record)
     timeouts.take_over(record, inner)

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from . import call_site, outstanding, unwaited
+from . import call_site, on_stream, outstanding, unwaited
 from .recorder import Recorder, report_own_fault
 
 PERIOD_S = 0.1
 _LAST_BEAT_S = 1.0
+_STILL_BEATS = 20
+"""So many beats long the main thread must stand still to count as waiting for a GPU."""
 _JOINING = frozenset({"join", "_wait_for_tstate_lock"})
 
 
@@ -29,6 +31,9 @@ class Heartbeat:
         self._stop = threading.Event()
         self._switches: dict[int, int] = {}
         self._inferred: int | None = None
+        self._still: tuple[object, ...] = ()
+        self._still_beats = 0
+        self._on_stream: int | None = None
         self.thread = threading.Thread(target=self._run, name="distdebug-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -58,8 +63,10 @@ class Heartbeat:
         """One look at the process."""
         writer = self._recorder.writer
         outstanding.poll()
+        on_stream.poll()
         unwaited.report(self._recorder)
         self._infer()
+        self._infer_on_stream()
         serial = writer.serial
         free = self._free_threads()
         main = threading.main_thread().ident or 0
@@ -106,6 +113,29 @@ class Heartbeat:
             site = self._recorder.site(frame)
             writer.infer(ident, native, 0 if waits_for is None else waits_for + 1, site)
             self._inferred = waits_for
+
+    def _infer_on_stream(self) -> None:
+        """The main thread waits for a GPU, perhaps: it has long stood at one instruction, and a
+        call is under way on a stream. Where it does so (`.item()`, `synchronize()`) nobody tells.
+
+        It still counts as free to act, for it may as well compute: this makes the call's absent
+        rank a suspect when the time is up, and proves nothing.
+        """
+        ident = threading.main_thread().ident or 0
+        number = on_stream.oldest()
+        frame = sys._current_frames().get(ident) if number is not None else None
+        still = (number, id(frame), frame.f_lasti) if frame is not None else ()
+        self._still_beats = self._still_beats + 1 if still and still == self._still else 0
+        self._still = still
+        writer = self._recorder.writer
+        stands = self._still_beats >= _STILL_BEATS and not writer.is_waiting(ident)
+        waits_for = number if stands and self._inferred is None else None
+        if waits_for != self._on_stream:
+            call = 0 if waits_for is None else waits_for + 1
+            if self._inferred is None:
+                site = self._recorder.site(frame) if frame is not None else 0
+                writer.infer(ident, os.getpid(), call, site, on_stream=True)
+            self._on_stream = waits_for
 
 
 def _context_switches(native_id: int) -> int | None:

@@ -47,6 +47,8 @@ class Known(CallDescription):
     wait: WaitFunction
     text: str
     """The signature, as JSON."""
+    streams: bool
+    """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
 
 
 class Keeper(Protocol):
@@ -309,6 +311,7 @@ class Recorder:
             channel=channel,
             volatile=volatile,
             wait=wait,
+            streams=describe.on_cpu(facts) is False,
             text=text,
         )
         group.known[op][facts] = known

@@ -376,5 +376,18 @@ def cannot_look(hook: FrameType) -> bool:
         if step is not None and above.f_code is step.f_code:
             return True
         above = above.f_back
+    return capturing()
+
+
+def capturing() -> bool:
+    """Whether this thread captures a CUDA graph."""
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def take_times(group: Any) -> None:
+    """Have torch's NCCL record when its calls begin, too; without that it knows no durations."""
+    try:
+        group._enable_collectives_timing()
+    except Exception:  # a backend, or a release, that cannot
+        pass

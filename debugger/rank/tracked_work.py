@@ -11,7 +11,7 @@ from torch.distributed import Work
 
 from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
-from . import outstanding
+from . import on_stream, outstanding
 from .finding_errors import FindingRaised
 from .in_flight import Held
 from .recorder import Known, Recorder
@@ -58,9 +58,21 @@ class TrackedWork(Work):
             if failed:
                 writer.break_off(self._number, thread)
             else:
-                writer.finish(self._number, thread, self._group)
+                times = on_stream.times_ns(self._work) if self._known.streams else (0, 0)
+                writer.finish(self._number, thread, self._group, *times)
         elif thread is not None:
             writer.leave(thread)
+
+    def _was_waited_for(self, thread: ThreadSlot | None = None) -> None:
+        """`thread` has waited for the call, or has a stream that does: then it may not be over."""
+        if not (self._open and self._known.streams and on_stream.goes_on(self._work)):
+            self._close(thread=thread)
+            return
+        self._open = False
+        outstanding.remove(self._number)
+        on_stream.follow(self._recorder, self._group, self._number, self._work)
+        if thread is not None:
+            self._recorder.writer.leave(thread)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
@@ -82,7 +94,7 @@ class TrackedWork(Work):
             if better is error:
                 raise
             raise better from None
-        self._close(thread=thread)
+        self._was_waited_for(thread)
         return bool(result)
 
     def hold(self, held: Held | None) -> None:
@@ -120,7 +132,7 @@ class TrackedWork(Work):
     def synchronize(self) -> None:
         self._held = None
         self._work.synchronize()
-        self._close()
+        self._was_waited_for()
 
     def is_success(self) -> bool:
         return bool(self._work.is_success())
@@ -146,6 +158,8 @@ class TrackedWork(Work):
     def block_current_stream(self) -> None:
         self._held = None
         self._work.block_current_stream()
+        if self._known.streams:
+            self._was_waited_for()
 
     def get_future_result(self) -> Any:
         return self._work.get_future_result()

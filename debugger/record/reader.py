@@ -268,6 +268,7 @@ class FlightReader:
                     detail=self._definitions.detail(detail),
                     site=self._definitions.site(site),
                     inferred=bool(inferred),
+                    on_stream=inferred > 1,
                 )
             )
         return tuple(waits)

@@ -117,6 +117,8 @@ class Wait:
     `key`, `store`, `address`, `ranks`, ... as fits. `serial` changes with every change of the
     thread's activity: the same serial in two snapshots means that it never moved in between.
     `inferred`: nobody told the layer of this wait; the thread was seen idle below its call.
+    `on_stream`: even that is a guess: the thread stands still while its call is under way on a GPU,
+    and counts among the rank's free threads, so that nothing is proven by it.
     """
 
     thread: int
@@ -127,6 +129,7 @@ class Wait:
     detail: Mapping[str, Any] = field(default_factory=dict)
     site: CallSite | None = None
     inferred: bool = False
+    on_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

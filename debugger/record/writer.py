@@ -213,12 +213,18 @@ class FlightWriter(FlightPlaces):
         self.leave(thread)
 
     def finish(
-        self, number: int, thread: ThreadSlot | None, group: GroupSlot | None, started_ns: int = 0
+        self,
+        number: int,
+        thread: ThreadSlot | None,
+        group: GroupSlot | None,
+        started_ns: int = 0,
+        completed_ns: int = 0,
     ) -> None:
         """The call is done: its result may be used; the thread that waited for it leaves.
 
         `thread`: None when nobody waited. `group`: None for point-to-point calls. `started_ns`:
-        when the backend accepted it, where `hand_over` was not called.
+        when it began, where that is known better than by `hand_over`; `completed_ns`: when it
+        ended, if not now.
         """
         words = self._words
         if group is not None:
@@ -229,7 +235,7 @@ class FlightWriter(FlightPlaces):
             self._map[at + _STATE_AT] = _COMPLETED
             if started_ns:
                 words[(at >> 3) + _STARTED_WORD] = started_ns
-            words[(at >> 3) + _COMPLETED_WORD] = _now()
+            words[(at >> 3) + _COMPLETED_WORD] = completed_ns or _now()
         if thread is not None:
             nested = thread.nested
             if len(nested) > 1:
@@ -301,8 +307,11 @@ class FlightWriter(FlightPlaces):
             self._map[thread.offset + _ACTIVITY_AT] = 0
             self._words[_SERIAL_WORD] = self._next_serial()
 
-    def infer(self, ident: int, native_id: int, call: int, site: int) -> None:
-        """Another thread was seen idle below a call that nobody told us it waits for (0: no more).
+    def infer(
+        self, ident: int, native_id: int, call: int, site: int, on_stream: bool = False
+    ) -> None:
+        """Another thread was seen idle below a call that nobody told us it waits for (0: no more);
+        `on_stream`: it stands still, while this call is under way on a GPU.
 
         Only for a thread that is in no wait of its own.
         """
@@ -310,7 +319,7 @@ class FlightWriter(FlightPlaces):
         with self._lock:
             if not slot.nested:
                 activity = int(Activity.IN_CALL) if call else 0
-                self._write_wait(slot, activity, 1, native_id, call, 0, site)
+                self._write_wait(slot, activity, 1 + on_stream, native_id, call, 0, site)
 
     def _write_wait(
         self,

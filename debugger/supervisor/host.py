@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from ..diagnosis.findings import Finding
 from ..record.process_stat import TICKS_PER_S, read_stat
 from ..record.run_directory import RunDirectory
+from .gpus import Gpus
 
 SAMPLE_EVERY_S = 1.0
 
@@ -20,7 +23,8 @@ class HostSampler:
         self._directory = directory
         self._sampled_s = 0.0
         self._cpu: dict[int, tuple[float, int]] = {}
-        self._gpus: _Gpus | None = None
+        self._gpus: Gpus | None = None
+        self._ranks: Mapping[int, int] = {}
 
     def sample(self, pids: Mapping[int, int]) -> dict[str, Any] | None:
         """One sample of the processes in `pids` (by rank), written and returned; None when the
@@ -31,7 +35,7 @@ class HostSampler:
             return None
         self._sampled_s = now_s
         if self._gpus is None:
-            self._gpus = _Gpus()
+            self._gpus = Gpus()
         value: dict[str, Any] = {
             "time_ns": time.time_ns(),
             "ranks": {
@@ -40,11 +44,27 @@ class HostSampler:
                 if (seen := self._look(pid, now_s)) is not None
             },
         }
-        devices = self._gpus.sample({pid: rank for rank, pid in pids.items()})
+        self._ranks = {pid: rank for rank, pid in pids.items()}
+        devices = self._gpus.sample(self._ranks)
         if devices:
             value["gpus"] = devices
         self._directory.append_line(self._directory.host.name, value)
         return value
+
+    def explained(self, finding: Finding) -> Finding:
+        """The finding, with what is wrong with the GPUs of its culprits."""
+        if self._gpus is None:
+            return finding
+        self._gpus.sample(self._ranks)  # what went wrong may be younger than the last sample
+        found = [trouble for rank in finding.culprits for trouble in self._gpus.troubles(rank)]
+        if not found:
+            return finding
+        return replace(
+            finding,
+            message=f"{finding.message}; {'; '.join(found)}",
+            details=(*finding.details, *found),
+            data={**finding.data, "gpus": found},
+        )
 
     def close(self) -> None:
         if self._gpus is not None:
@@ -66,54 +86,3 @@ class HostSampler:
             "rss_bytes": stat.rss_bytes,
             "threads": stat.threads,
         }
-
-
-class _Gpus:
-    """The NVIDIA devices, through NVML; none after the first error."""
-
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        self._devices: list[Any] = []
-        try:
-            # Only machines with a driver can load the library, and the import takes 20 ms.
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            count = pynvml.nvmlDeviceGetCount()
-            self._devices = [pynvml.nvmlDeviceGetHandleByIndex(one) for one in range(count)]
-        except Exception:  # whatever a driver does, the run goes on without GPU samples
-            self._devices = []
-
-    def sample(self, ranks: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Per device: use in percent, memory in bytes, and the memory of each rank on it."""
-        found = []
-        try:
-            for index, device in enumerate(self._devices):
-                use = self._nvml.nvmlDeviceGetUtilizationRates(device)
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
-                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
-                found.append(
-                    {
-                        "index": index,
-                        "use_percent": int(use.gpu),
-                        "memory_bytes": int(memory.used),
-                        "memory_total_bytes": int(memory.total),
-                        "ranks": {
-                            str(ranks[one.pid]): one.usedGpuMemory
-                            for one in processes
-                            if one.pid in ranks
-                        },
-                    }
-                )
-        except Exception:  # the same: a device that fell off the bus costs its samples
-            self._devices = []
-        return found
-
-    def close(self) -> None:
-        if self._nvml is not None:
-            try:
-                self._nvml.nvmlShutdown()
-            except Exception:
-                pass
-            self._nvml, self._devices = None, []

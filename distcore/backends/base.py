@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -64,11 +64,21 @@ class Creator:
         bound = getattr(planned, "bound_device_id", None)
         if bound is not None:
             group.bound_device_id = bound
+            if bound.type in self.backend.devices:
+                group.eager_connect_single_device(bound)
         return group
 
 
 def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
-    """torch's own backend for another device: the one it has made already, or a new one."""
+    """The backend for another device: one of ours; torch's own that it has made already, or a new
+    one."""
+    ours = _registered.get(name)
+    if ours is not None:
+        reason = ours.unavailable()
+        if reason is not None:
+            raise RuntimeError(reason)
+        store = torch_private.dist.PrefixStore(f"{device}/", origin.store)
+        return ours.create(replace(origin, backend=name, store=store), CoreGroup)
     for made in planned._device_types:
         if made.type == device:
             return planned._get_backend(made)
@@ -84,8 +94,17 @@ def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
     )
 
 
+_registered: dict[str, Backend] = {}
+
+
+def registered(name: str) -> Backend | None:
+    """Ours of this name."""
+    return _registered.get(name)
+
+
 def register(backend: Backend) -> None:
     """Make `init_process_group(backend.name)` work. Once; again it changes nothing."""
+    _registered.setdefault(backend.name, backend)
     known: Any = dist.Backend
     plugin = known._plugins.get(backend.name.upper())
     if plugin is not None and isinstance(plugin.creator_fn, Creator):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from debugger.benchmarks import comm_calls, comm_layout, turns
+from debugger.benchmarks import comm_calls, comm_layout, gpu, turns
 from debugger.commands import bench_arguments, bench_program, comm_figures, comm_plot
 from debugger.errors import DistdebugError
 from tests.support import runs
@@ -70,7 +72,7 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
         (["-n", "2,2"], "-n 2,2 has 2 twice; once is enough"),
         (["--ops", "all_reduce,"], "--ops 'all_reduce,' has an empty part"),
         (["--ops", "allreduce"], "--ops allreduce: 'allreduce' is none of all_reduce, broadcast"),
-        (["--backends", "nccl"], "--backends nccl: 'nccl' is none of tcp, gloo, mpi, openmpi"),
+        (["--backends", "ucc"], "--backends ucc: 'ucc' is none of tcp, gloo, mpi, openmpi"),
         (["--backends", "openmpi/sm"], "'openmpi/sm' cannot be; only tcp takes a transport"),
         (["--backends", "gloo/tcp"], "'gloo/tcp' cannot be; only tcp takes a transport, one of"),
         (["--backends", "tcp/"], "only tcp takes a transport, one of tcp/auto, tcp/tcp, tcp/shm"),
@@ -297,3 +299,33 @@ def test_no_backend_that_there_is(tmp_path: Path) -> None:
     assert done.returncode == 96
     assert f"mpi: {NO_MPI4PY}" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_backends_on_a_gpu_are_compared_with_each_other_only() -> None:
+    assert bench_arguments.read_backends("distcore_nccl,nccl") == ["distcore_nccl", "nccl"]
+    with pytest.raises(DistdebugError) as caught:
+        bench_arguments.read_backends("tcp,nccl")
+    assert str(caught.value).startswith("--backends tcp,nccl: nccl can be compared with each other")
+
+
+@pytest.mark.parametrize(("gpus", "shared"), [(1, True), (2, False)])
+def test_ranks_that_share_a_gpu_name_hosts_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, shared: bool
+) -> None:
+    chosen: list[int] = []
+    fake = SimpleNamespace(
+        device_count=lambda: gpus, set_device=chosen.append, synchronize=lambda: None
+    )
+    monkeypatch.setattr(gpu.torch, "cuda", fake)
+    monkeypatch.setenv("NCCL_HOSTID", "as it was")
+    place = gpu.place(1, 2)
+    assert chosen == [0 if shared else 1]
+    assert os.environ["NCCL_HOSTID"] == ("distdebug-rank-1" if shared else "as it was")
+    assert place.finish is fake.synchronize
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_sentence_is_the_backends_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    assert str(gpu.unavailable("distcore_nccl")).startswith("backend distcore_nccl needs ")
+    assert str(gpu.unavailable("nccl")).endswith("has no NCCL and GPU to use")

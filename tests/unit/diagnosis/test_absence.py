@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from debugger.diagnosis.evidence import standing
@@ -236,6 +238,29 @@ class TestLate:
         run.passes(61)
         (found,) = run.errors()
         assert found.culprits == (2,)
+
+    def test_waits_for_a_gpu_that_are_guessed_raise_a_suspicion_and_prove_nothing(self) -> None:
+        run = waiting(4)
+        run[3].calls(recv(2), waits=True)
+        run[2].goes_on()
+        for rank in (0, 1, 3):
+            run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+            run[rank].free_threads = 1
+        run.passes(30)
+        assert run.errors() == []
+        run.passes(31)
+        (found,) = run.errors()
+        assert (found.kind, found.proven, found.culprits) == ("missing_rank", False, (2,))
+
+    @pytest.mark.parametrize("guessed", [False, True])
+    def test_a_cycle_of_guessed_waits_is_no_proof(self, guessed: bool) -> None:
+        run = Run(2)
+        for rank in (0, 1):
+            run[rank].calls(recv(1 - rank), waits=True)
+            if guessed:
+                run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+                run[rank].free_threads = 1
+        assert [found.kind for found in run.errors()] == ([] if guessed else ["deadlock"])
 
     @pytest.mark.parametrize("cause", ["stopped", "store", "gil_held", "unknown"])
     def test_causes(self, cause: str) -> None:

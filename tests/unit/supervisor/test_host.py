@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -58,48 +57,4 @@ def test_one_line_a_second(tmp_path: Path, clock: Clock, monkeypatch: pytest.Mon
     assert "gpus" not in value
     lines = run.host.read_text().splitlines()
     assert [json.loads(line)["time_ns"] for line in lines] == [int(100e9), int(101e9)]
-    sampler.close()
-
-
-def test_a_gpu_is_sampled_and_its_failure_costs_only_its_samples(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = types.ModuleType("pynvml")
-    process = types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=7)
-    other = types.SimpleNamespace(pid=1, usedGpuMemory=9)
-    broken = False
-
-    def use(_: int) -> types.SimpleNamespace:
-        if broken:
-            raise RuntimeError("GPU is lost")
-        return types.SimpleNamespace(gpu=55)
-
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetUtilizationRates": use,
-        "nvmlDeviceGetMemoryInfo": lambda _: types.SimpleNamespace(used=10, total=80),
-        "nvmlDeviceGetComputeRunningProcesses": lambda _: [process, other],
-    }.items():
-        setattr(fake, name, value)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    sampler = HostSampler(RunDirectory.create(tmp_path / "base"))
-    first = sampler.sample({3: os.getpid()})
-    assert first is not None
-    assert first["gpus"] == [
-        {
-            "index": 0,
-            "use_percent": 55,
-            "memory_bytes": 10,
-            "memory_total_bytes": 80,
-            "ranks": {"3": 7},
-        }
-    ]
-    broken = True
-    clock.now_s += 1
-    second = sampler.sample({3: os.getpid()})
-    assert second is not None
-    assert "gpus" not in second
     sampler.close()

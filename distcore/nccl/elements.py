@@ -1,0 +1,217 @@
+"""Which elements NCCL takes as they are, which as others, and which reductions it leaves to us.
+
+| elements                               | as                                                   |
+|----------------------------------------|------------------------------------------------------|
+| moved, of any dtype                    | their bytes                                          |
+| 8, 32, 64-bit integers, floats, float8 | themselves: SUM, PRODUCT, MIN, MAX, AVG, PREMUL_SUM  |
+| bool                                   | uint8: "or" is MAX, "and" is MIN, "not equal" the    |
+|                                        | lowest bit of SUM                                    |
+| complex                                | pairs of floats: SUM, AVG, PREMUL_SUM                |
+| int16, uint16                          | int32, in a copy: twice the bytes                    |
+| BAND, BOR, BXOR of integers            | parts exchanged, combined here, and gathered: three  |
+|                                        | steps and a copy of the data instead of one call     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..reduction import Reduction, op_name, premul_factor, reduction_for
+
+NATIVE = (
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT8_CAPABILITY = (9, 0)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_NARROW = (torch.int16, torch.uint16)
+_PARTS_OF = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+_BITS: dict[str, Callable[..., Tensor]] = {
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+# torch has no bitwise operations for these; two's complement makes them those of the signed.
+_SIGNED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_NAMES = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "AVG": "AVG"}
+_OF_BOOL = {"SUM": "MAX", "MAX": "MAX", "BOR": "MAX", "PRODUCT": "MIN", "MIN": "MIN", "BAND": "MIN"}
+
+PREMUL_SUM = "PREMUL_SUM"
+
+
+@dataclass(frozen=True)
+class Reducing:
+    """A reduce op on elements of one dtype, in NCCL's terms. Made by `reducing_for`.
+
+    `op` is NCCL's name of it, or PREMUL_SUM with its `factor`. `seen_as`: the elements are read as
+    those of another dtype of the same or half their size. `computed_as`: they are copied to
+    elements of another dtype first. `times`: they are multiplied first, in a copy. `combine`: NCCL
+    cannot, and the ranks do it themselves.
+    """
+
+    op: str
+    dtype: torch.dtype
+    seen_as: torch.dtype
+    computed_as: torch.dtype | None = None
+    factor: complex | None = None
+    times: complex | None = None
+    divides: bool = False
+    lowest_bit: bool = False
+    combine: Callable[..., Tensor] | None = None
+
+    def __repr__(self) -> str:
+        how = "combined by the ranks" if self.combine else f"as {_short(self.seen_as)}"
+        if self.computed_as is not None:
+            how = f"computed as {_short(self.computed_as)}"
+        return f"<Reducing {self.op} of {_short(self.dtype)}, {how}>"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether NCCL can work on the elements themselves."""
+        return self.computed_as is None and self.times is None
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The elements of a contiguous tensor, as NCCL sees them; the same memory."""
+        if flat.dtype is self.seen_as:
+            return flat
+        if flat.dtype.is_complex:
+            return torch.view_as_real(flat).view(-1)
+        return flat.view(self.seen_as)
+
+    def contribution(self, flat: Tensor) -> Tensor:
+        """What this rank puts in: a view of the elements, or a copy where `in_place` is false."""
+        if self.times is not None:
+            flat = flat * self.times
+        if self.computed_as is not None:
+            return flat.to(self.computed_as)
+        return self.view(flat)
+
+    def finish(self, result: Tensor, flat: Tensor, size: int) -> None:
+        """Put what `size` ranks reduced to where it belongs; `result` may be a view of `flat`."""
+        if self.divides:
+            result.div_(size, rounding_mode=None if result.is_floating_point() else "trunc")
+        if self.lowest_bit:
+            result.bitwise_and_(1)
+        if self.computed_as is not None:
+            flat.copy_(result)
+        elif result.data_ptr() != flat.data_ptr():
+            self.view(flat).copy_(result)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether `finish` has anything to do when NCCL wrote to the elements themselves."""
+        return self.divides or self.lowest_bit or not self.in_place
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def moved(flat: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor of one dimension: how NCCL moves them without looking."""
+    if flat.dtype is torch.uint8:
+        return flat
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).view(-1)
+    return flat.view(torch.uint8)
+
+
+_made: dict[tuple[int, torch.dtype], Reducing] = {}
+
+
+def reducing_for(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
+    """How NCCL does `op` on elements of `dtype`.
+
+    Raises TypeError, naming op, dtype and `backend`, where the two do not go together. float8 needs
+    compute capability 9.0: `refuse_float8` tells of the device.
+    """
+    key = (hash(op), dtype)
+    made = _made.get(key)
+    if made is None:
+        made = _make(op, dtype, backend)
+        if made.factor is None and made.times is None:
+            _made[key] = made
+    return made
+
+
+def refuse_float8(reducing: Reducing, capability: tuple[int, int], backend: str) -> None:
+    """TypeError for a device that cannot reduce float8."""
+    if reducing.dtype in FLOAT8 and tuple(capability) < _FLOAT8_CAPABILITY:
+        raise TypeError(
+            f"backend {backend} cannot reduce {reducing.dtype} with {reducing.op}: NCCL needs "
+            f"compute capability 9.0 for it, and this device has {capability[0]}.{capability[1]}"
+        )
+
+
+def _make(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
+    name = op_name(op)
+    if name is not None and dtype in (*FLOAT8, *_UNSIGNED) and name not in _BITS:
+        return _beyond_the_cpu(op, name, dtype, backend)
+    return reducing_of(reduction_for(op, dtype, backend))  # which refuses what makes no sense
+
+
+def reducing_of(known: Reduction) -> Reducing:
+    """How NCCL does what torch does on the CPU."""
+    dtype = known.dtype
+    if dtype is torch.bool:
+        parity = known.op == "BXOR"
+        nccl_op = "SUM" if parity else _OF_BOOL[known.op]
+        return Reducing(nccl_op, dtype, torch.uint8, lowest_bit=parity)
+    if known.op in _BITS:
+        seen_as = _SIGNED_AS.get(dtype, dtype)
+        return Reducing(known.op, dtype, seen_as, combine=_BITS[known.op])
+    if dtype in _NARROW:
+        return _narrow(known.op, dtype, known.factor)
+    seen_as = _PARTS_OF.get(dtype, dtype)
+    if known.op == PREMUL_SUM:
+        return _premultiplied(known, dtype, seen_as)
+    return Reducing(_NAMES[known.op], dtype, seen_as)
+
+
+def _beyond_the_cpu(op: Any, name: str, dtype: torch.dtype, backend: str) -> Reducing:
+    """NCCL reduces dtypes that torch does not on the CPU."""
+    factor = premul_factor(op, dtype, backend) if name == PREMUL_SUM else None
+    if dtype in _NARROW:
+        return _narrow(name, dtype, factor)
+    if factor is not None:
+        return Reducing(PREMUL_SUM, dtype, dtype, factor=factor.real)
+    return Reducing(_NAMES[name], dtype, dtype)
+
+
+def _narrow(name: str, dtype: torch.dtype, factor: complex | None) -> Reducing:
+    """16-bit integers as 32-bit ones. What overflows 16 bits is cut off at the end, which is where
+    a sum or product that wraps around at every step would end as well."""
+    wide = torch.int32
+    if name == PREMUL_SUM:
+        assert factor is not None
+        return Reducing(PREMUL_SUM, dtype, wide, wide, factor=factor.real)
+    if name == "AVG":
+        return Reducing("SUM", dtype, wide, wide, divides=True)
+    return Reducing(_NAMES[name], dtype, wide, wide)
+
+
+def _premultiplied(known: Reduction, dtype: torch.dtype, seen_as: torch.dtype) -> Reducing:
+    factor: Any = known.factor
+    if isinstance(factor, complex):
+        return Reducing("SUM", dtype, seen_as, times=factor)  # NCCL knows no complex numbers
+    return Reducing(PREMUL_SUM, dtype, seen_as, factor=factor)

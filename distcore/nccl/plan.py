@@ -1,0 +1,292 @@
+"""What each call is made of: which transfers, in which groups, and what is computed in between.
+
+Called where the call's stream is current: copies and arithmetic of torch go onto it at once, in the
+order they are made. `Phase`s follow each other on the stream; the transfers of one phase run
+together. Nothing here knows streams, communicators or a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from . import pieces
+from .elements import Reducing, moved
+from .pieces import Target
+from .transfers import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Receive,
+    Reduce,
+    ReduceScatter,
+    Send,
+    Transfer,
+)
+
+
+@dataclass
+class Phase:
+    """Transfers that run together, and what is computed when they are over."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    then: list[Callable[[], object]] = field(default_factory=list)
+
+
+Plan = list[Phase]
+
+
+def merged(plans: Sequence[Plan]) -> Plan:
+    """Several calls as one: their first phases together, then their second ones."""
+    return [
+        Phase(
+            [transfer for phase in step if phase for transfer in phase.transfers],
+            [then for phase in step if phase for then in phase.then],
+        )
+        for step in zip_longest(*plans)
+    ]
+
+
+def all_reduce(tensor: Tensor, reducing: Reducing, rank: int, size: int) -> Plan:
+    """One call; where NCCL has not the op: parts exchanged, each combined by one rank, gathered."""
+    target = Target(tensor, reads=True)
+    flat = target.flat
+    if not flat.numel():
+        return [Phase([], target.stores)]
+    if reducing.combine is not None:
+        return _combined_everywhere(target, reducing, rank, size)
+    given = reducing.contribution(flat)
+    phase = Phase([AllReduce(given, given, reducing)])
+    if reducing.finishes:
+        phase.then.append(lambda: reducing.finish(given, flat, size))
+    phase.then += target.stores
+    return [phase]
+
+
+def reduce(tensor: Tensor, reducing: Reducing, root: int, rank: int, size: int) -> Plan:
+    """To `root`, whose tensor is written; the others' keep their contents."""
+    at_root = rank == root
+    target = Target(tensor, reads=True)
+    flat = target.flat
+    if not flat.numel():
+        return []
+    if reducing.combine is not None:
+        return _combined_at_root(target, reducing, root, rank, size)
+    given = reducing.contribution(flat)
+    phase = Phase([Reduce(given, given, root, reducing)])
+    if at_root:
+        if reducing.finishes:
+            phase.then.append(lambda: reducing.finish(given, flat, size))
+        phase.then += target.stores
+    return [phase]
+
+
+def reduce_scatter(
+    output: Tensor, inputs: Sequence[Tensor], reducing: Reducing, rank: int, size: int
+) -> Plan:
+    """`inputs`: one for each rank. One call where they have one size (and lie one after another, or
+    in a copy); else one reduce for each rank, together."""
+    target = Target(output)
+    flat = target.flat
+    counts = [one.numel() for one in inputs]
+    if not any(counts):
+        return []
+    if reducing.combine is not None:
+        return _combined_by_part(target, inputs, reducing, rank, size)
+    if len(set(counts)) == 1:
+        given = reducing.contribution(pieces.joined(inputs))
+        result = (
+            reducing.view(flat) if reducing.in_place else given.new_empty(given.numel() // size)
+        )
+        phase = Phase([ReduceScatter(given, result, reducing)])
+    else:
+        parts = [reducing.contribution(pieces.flat(one)) for one in inputs]
+        result = reducing.view(flat) if reducing.in_place else parts[rank]
+        phase = Phase(
+            [
+                Reduce(part, result if root == rank else part, root, reducing)
+                for root, part in enumerate(parts)
+                if part.numel()
+            ]
+        )
+    if flat.numel():
+        if reducing.finishes:
+            phase.then.append(lambda: reducing.finish(result, flat, size))
+        phase.then += target.stores
+    return [phase]
+
+
+def broadcast(tensor: Tensor, root: int, rank: int) -> Plan:
+    target = Target(tensor, reads=rank == root)
+    if not target.flat.numel():
+        return []
+    phase = Phase([Broadcast(moved(target.flat), root)])
+    if rank != root:
+        phase.then += target.stores
+    return [phase]
+
+
+def all_gather(outputs: Sequence[Tensor], source: Tensor, rank: int) -> Plan:
+    """`outputs`: one for each rank. One call where they have one size, into the outputs themselves
+    where they lie one after another; else one broadcast for each rank, together."""
+    counts = [one.numel() for one in outputs]
+    if not any(counts):
+        return []
+    given = pieces.flat(source)
+    if len(set(counts)) == 1:
+        whole, stores = pieces.room_for(outputs)
+        return [Phase([AllGather(moved(given), moved(whole))], stores)]
+    targets = [Target(one) for one in outputs]
+    if given.numel():
+        targets[rank].flat.copy_(given)
+    phase = Phase()
+    for root, target in enumerate(targets):
+        if target.flat.numel():
+            phase.transfers.append(Broadcast(moved(target.flat), root))
+            phase.then += target.stores
+    return [phase]
+
+
+def gather(
+    outputs: Sequence[Tensor] | None, source: Tensor, root: int, rank: int, size: int
+) -> Plan:
+    """Each rank sends to the root; `outputs` are the root's."""
+    if not source.numel():
+        return []
+    given = pieces.flat(source)
+    if outputs is None:
+        return [Phase([Send(moved(given), root)])]
+    return _exchange(outputs, {rank: given}, rank, size)
+
+
+def scatter(
+    output: Tensor, inputs: Sequence[Tensor] | None, root: int, rank: int, size: int
+) -> Plan:
+    """The root sends to each rank; `inputs` are the root's."""
+    if not output.numel():
+        return []
+    if inputs is None:
+        target = Target(output)
+        return [Phase([Receive(moved(target.flat), root)], target.stores)]
+    sources = {to: pieces.flat(one) for to, one in enumerate(inputs)}
+    return _exchange([output if to == rank else None for to in range(size)], sources, rank, size)
+
+
+def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rank: int, size: int) -> Plan:
+    """Each rank sends to each other one what both have room for, nothing where that is empty."""
+    sources = {to: pieces.flat(one) for to, one in enumerate(inputs)}
+    return _exchange(outputs, sources, rank, size)
+
+
+def send(tensor: Tensor, peer: int, tag: int) -> Plan:
+    """Empty messages are sent too: the receiver must learn that they came, and NCCL has nothing
+    to say it with but a byte."""
+    flat = moved(pieces.flat(tensor))
+    return [Phase([Send(flat if flat.numel() else _a_byte(tensor), peer, tag)])]
+
+
+def receive(tensor: Tensor, peer: int, tag: int) -> Plan:
+    target = Target(tensor)
+    flat = moved(target.flat)
+    return [Phase([Receive(flat if flat.numel() else _a_byte(tensor), peer, tag)], target.stores)]
+
+
+def barrier(kind: str, index: int) -> Plan:
+    """A byte from each rank to all."""
+    token = torch.zeros(1, dtype=torch.uint8, device=torch.device(kind, index))
+    return [Phase([AllReduce(token, token, Reducing("MAX", torch.uint8, torch.uint8))])]
+
+
+def _a_byte(like: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=torch.uint8, device=like.device)
+
+
+def _exchange(
+    outputs: Sequence[Tensor | None], sources: dict[int, Tensor], rank: int, size: int
+) -> Plan:
+    """Send each source to its rank and receive each output from its own, nearest first; this rank's
+    part is copied."""
+    phase = Phase()
+    for distance in range(size):
+        to, come_from = (rank + distance) % size, (rank - distance) % size
+        given, output = sources.get(to), outputs[come_from]
+        if distance and given is not None and given.numel():
+            phase.transfers.append(Send(moved(given), to))
+        if output is not None and output.numel():
+            target = Target(output)
+            if distance:
+                phase.transfers.append(Receive(moved(target.flat), come_from))
+            else:
+                target.flat.copy_(sources[rank])
+            phase.then += target.stores
+    return [phase]
+
+
+# -- reductions that NCCL does not have ------------------------------------------------------------
+
+
+def _exchanged_parts(
+    parts: Sequence[Tensor], rank: int, size: int
+) -> tuple[list[Transfer], list[Tensor]]:
+    """Every rank sends its part `r` to rank r. What this rank then has of each, in their order:
+    memory for size - 1 parts."""
+    own = parts[rank]
+    had = [own if peer == rank else torch.empty_like(own) for peer in range(size)]
+    transfers: list[Transfer] = []
+    for distance in range(1, size):
+        to, come_from = (rank + distance) % size, (rank - distance) % size
+        if parts[to].numel():
+            transfers.append(Send(moved(parts[to]), to))
+        if own.numel():
+            transfers.append(Receive(moved(had[come_from]), come_from))
+    return transfers, had
+
+
+def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
+    """In the ranks' order; `out` may be one of those that are combined."""
+    assert reducing.combine is not None
+    total = reducing.view(had[0])
+    for other in had[1:]:
+        total = reducing.combine(total, reducing.view(other))
+    reducing.view(out).copy_(total)
+
+
+def _combined_everywhere(target: Target, reducing: Reducing, rank: int, size: int) -> Plan:
+    parts = pieces.cut(target.flat, size)
+    transfers, had = _exchanged_parts(parts, rank, size)
+    exchange = Phase(transfers, [lambda: _fold(reducing, had, parts[rank])])
+    share: list[Transfer] = [
+        Broadcast(moved(part), root) for root, part in enumerate(parts) if part.numel()
+    ]
+    return [exchange, Phase(share, target.stores)]
+
+
+def _combined_at_root(target: Target, reducing: Reducing, root: int, rank: int, size: int) -> Plan:
+    parts = pieces.cut(target.flat, size)
+    transfers, had = _exchanged_parts(parts, rank, size)
+    # Not into this rank's own part: a tensor that is not the root's keeps its contents.
+    folded = parts[rank] if rank == root else torch.empty_like(parts[rank])
+    exchange = Phase(transfers, [lambda: _fold(reducing, had, folded)])
+    if rank != root:
+        return [exchange, Phase([Send(moved(folded), root)] if folded.numel() else [])]
+    bring: list[Transfer] = [
+        Receive(moved(part), peer)
+        for peer, part in enumerate(parts)
+        if peer != rank and part.numel()
+    ]
+    return [exchange, Phase(bring, target.stores)]
+
+
+def _combined_by_part(
+    target: Target, inputs: Sequence[Tensor], reducing: Reducing, rank: int, size: int
+) -> Plan:
+    parts = [pieces.flat(one) for one in inputs]
+    transfers, had = _exchanged_parts(parts, rank, size)
+    then: list[Callable[[], object]] = []
+    if target.flat.numel():
+        then = [lambda: _fold(reducing, had, target.flat), *target.stores]
+    return [Phase(transfers, then)]

@@ -1,0 +1,99 @@
+"""A call that is checked and can be launched: how it is planned, and whose memory it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..staging import Reach
+from .plan import Plan, merged
+
+
+@dataclass(frozen=True)
+class Planned:
+    """`make` is called once, with the call's stream current. `blocks`: who waits for it waits on
+    the host. As a `Body`, it is called with nothing to run on."""
+
+    make: Callable[[], Plan]
+    tensors: tuple[Tensor, ...]
+    blocks: bool = False
+
+    def __call__(self, _net: Any) -> Plan:
+        return self.make()
+
+    def plan(self) -> Plan:
+        """`make`, in the modes of torch that the tensors need."""
+        inference = any(tensor.is_inference() for tensor in self.tensors)
+        with torch.inference_mode(inference), torch.no_grad():
+            return self.make()
+
+
+def together(calls: Sequence[Planned]) -> Planned:
+    """One call that does what these do."""
+    return Planned(
+        lambda: merged([call.make() for call in calls]),
+        tuple(tensor for call in calls for tensor in call.tensors),
+        any(call.blocks for call in calls),
+    )
+
+
+class DeviceStaging:
+    """The copies of one call's tensors that do not lie in memory as NCCL needs them: made on the
+    device, on the call's stream. As `staging.Staging`."""
+
+    __slots__ = ("_copies", "_is_plain")
+
+    def __init__(self, reach: Reach) -> None:
+        self._is_plain = reach.is_plain
+        self._copies: list[tuple[Tensor, Tensor, bool, bool]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
+        """The tensor, or what NCCL shall work on in its place."""
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if self._is_plain(tensor):
+            return tensor
+        with torch.inference_mode(tensor.is_inference()):
+            room = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        self._copies.append((tensor, room, reads, writes))
+        return room
+
+    def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self.take(one, True, False) for one in tensors]
+
+    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self.take(one, False, True) for one in tensors]
+
+    def load(self) -> None:
+        with torch.no_grad():
+            for tensor, room, reads, _writes in self._copies:
+                if reads:
+                    room.copy_(tensor)
+
+    def store(self) -> None:
+        with torch.no_grad():
+            for tensor, room, _reads, writes in self._copies:
+                if writes:
+                    tensor.copy_(room)
+
+    def around(self, body: Any) -> Any:
+        """The call with the copying before and after; the call itself if there is none."""
+        if not self._copies or not isinstance(body, Planned):
+            return body
+
+        def make() -> Plan:
+            self.load()
+            plan = body.make()
+            if plan:
+                plan[-1].then.append(self.store)
+            return plan
+
+        mine = tuple(one for tensor, room, _, _ in self._copies for one in (tensor, room))
+        return Planned(make, (*body.tensors, *mine), body.blocks)

@@ -1,0 +1,165 @@
+"""What NCCL is asked for: one record a call of it, and the one place that makes the calls.
+
+Tensors are contiguous, of one dimension, on the communicator's device, of a dtype that NCCL has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .elements import PREMUL_SUM, Reducing
+from .library import Library
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    source: Tensor
+    target: Tensor
+    reducing: Reducing
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`target` is written on `root` alone."""
+
+    source: Tensor
+    target: Tensor
+    root: int
+    reducing: Reducing
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """`source` has `size` times the elements of `target`."""
+
+    source: Tensor
+    target: Tensor
+    reducing: Reducing
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """`target` has `size` times the elements of `source`."""
+
+    source: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    tensor: Tensor
+    root: int
+
+
+@dataclass(frozen=True)
+class Send:
+    tensor: Tensor
+    peer: int
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Receive:
+    tensor: Tensor
+    peer: int
+    tag: int = 0
+
+
+Transfer = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | Send | Receive
+
+
+def in_order(transfers: Sequence[Transfer]) -> list[Transfer]:
+    """NCCL matches the messages of a group by their order alone: those with tags are put in the
+    order of their tags, which is the same on both sides whatever order the program made them in."""
+    messages = sorted(
+        (one for one in transfers if isinstance(one, Send | Receive)), key=lambda one: one.tag
+    )
+    return [one for one in transfers if not isinstance(one, Send | Receive)] + messages
+
+
+def issue(
+    library: Library,
+    communicator: Any,
+    stream: int,
+    transfers: Sequence[Transfer],
+    calling: AbstractContextManager[object],
+    settled: Callable[[], object],
+) -> None:
+    """Put them on the stream (a cudaStream_t), together where there are several: none of them can
+    then wait for another. `calling`: held while NCCL is called; `settled` waits until it has taken
+    them. Raises what nccl4py raises."""
+    custom: list[Any] = []
+    core = library.core
+    together = len(transfers) > 1
+    with calling:
+        if together:
+            core.group_start()
+        try:
+            for one in in_order(transfers) if together else transfers:
+                _issue_one(core, communicator, stream, one, custom)
+        finally:
+            if together:
+                core.group_end()  # also after an error: all later calls would be part of the group
+    settled()
+    with calling:
+        for op in custom:
+            op.close()  # NCCL has taken it down for the calls that use it
+
+
+def _issue_one(core: Any, comm: Any, stream: int, transfer: Transfer, custom: list[Any]) -> None:
+    match transfer:
+        case AllReduce(source, target, reducing):
+            comm.allreduce(source, target, _op(core, comm, reducing, custom), stream=stream)
+        case Reduce(source, target, root, reducing):
+            comm.reduce(source, target, _op(core, comm, reducing, custom), root, stream=stream)
+        case ReduceScatter(source, target, reducing):
+            comm.reduce_scatter(source, target, _op(core, comm, reducing, custom), stream=stream)
+        case AllGather(source, target):
+            comm.allgather(source, target, stream=stream)
+        case Broadcast(tensor, root):
+            comm.broadcast(tensor, tensor, root, stream=stream)
+        case Send(tensor, peer):
+            comm.send(tensor, peer, stream=stream)
+        case Receive(tensor, peer):
+            comm.recv(tensor, peer, stream=stream)
+
+
+def _op(core: Any, comm: Any, reducing: Reducing, custom: list[Any]) -> Any:
+    if reducing.op != PREMUL_SUM:
+        return core.NcclRedOp[reducing.op]
+    dtype = reducing.computed_as or reducing.seen_as
+    datatype = nccl_type(core, dtype)
+    # As bits: nccl4py would make bfloat16 and float8 of a number only with one more package.
+    bits = torch.tensor([reducing.factor], dtype=dtype).view(_BITS_OF[dtype.itemsize])
+    op = comm.create_pre_mul_sum(bits.numpy(), datatype)
+    custom.append(op)
+    return op
+
+
+_BITS_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_TYPES = {
+    torch.int8: "INT8",
+    torch.uint8: "UINT8",
+    torch.int32: "INT32",
+    torch.uint32: "UINT32",
+    torch.int64: "INT64",
+    torch.uint64: "UINT64",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT32",
+    torch.float64: "FLOAT64",
+    torch.float8_e4m3fn: "FLOAT8E4M3",
+    torch.float8_e5m2: "FLOAT8E5M2",
+}
+
+
+def nccl_type(core: Any, dtype: torch.dtype) -> Any:
+    """NCCL's name of a dtype that it has."""
+    return core.NcclDataType[_TYPES[dtype]]

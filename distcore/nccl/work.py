@@ -1,0 +1,269 @@
+"""The handle of a call on a stream: waiting for it makes the caller's stream wait, not the caller.
+
+The host waits in three cases only: for a barrier, for a time limit given to `wait`, and for a
+message whose connection is not there yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Event as Flag
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import DeadlineExceeded
+from ..patience import Deadline
+from ..work import NO_TIMEOUT, CallWork, again
+from .device import Device
+
+_FIRST_PAUSE_S = 0.00002
+_LAST_PAUSE_S = 0.002
+
+Span = tuple[int, int]
+"""When a call began and ended on its stream, in nanoseconds of time.monotonic_ns()."""
+
+
+class StreamWork(CallWork):
+    """Of one call. The lane that launches it sets `started` and `ended`, events of its stream."""
+
+    __slots__ = (
+        "_callbacks",
+        "_device",
+        "_done",
+        "_error",
+        "_launched",
+        "_lock",
+        "_stream",
+        "_tensors",
+        "blocks",
+        "captured",
+        "deadline",
+        "ended",
+        "index",
+        "source",
+        "span",
+        "started",
+        "text",
+    )
+
+    def __init__(
+        self,
+        text: str,
+        tensors: Sequence[Tensor],
+        device: Device,
+        index: int,
+        deadline: Deadline,
+        blocks: bool = False,
+    ) -> None:
+        super().__init__()
+        self.text = text
+        self.deadline = deadline
+        self.blocks = blocks
+        self.captured = False
+        self.source: int | None = None
+        self.started: Any = None
+        self.ended: Any = None
+        self.span: Span | None = None
+        self._tensors = list(tensors)
+        self._device = device
+        self.index = index
+        self._stream: Any = None
+        self._launched = Flag()
+        self._done = False
+        self._error: BaseException | None = None
+        self._lock = Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            state = "failed"
+        elif not self._launched.is_set():
+            state = "connecting"
+        else:
+            state = "done" if self._over() else "on its stream"
+        return f"<StreamWork {self.text}: {state}>"
+
+    # -- from the lane and the watchdog ------------------------------------------------------------
+
+    def launched(self, stream: Any, started: Any, ended: Any, captured: bool) -> None:
+        """It is on the stream, between these two events."""
+        self._stream, self.started, self.ended = stream, started, ended
+        self.captured = captured
+        self._launched.set()
+
+    def finish(self, error: BaseException | None, span: Span | None = None) -> None:
+        """The call is over, `span` tells when it ran; only the first time counts."""
+        with self._lock:
+            if self._done:
+                return
+            self._done = True
+            self._error = error
+            self.span = span
+            callbacks, self._callbacks = self._callbacks, []
+        self._launched.set()
+        for callback in callbacks:
+            callback()
+
+    def reached(self) -> bool:
+        """Whether its stream has come to its end. Raises what CUDA raises."""
+        return self.ended is not None and bool(self.ended.query())
+
+    # -- what torch asks ---------------------------------------------------------------------------
+
+    def wait(self, timeout: Any = NO_TIMEOUT) -> bool:
+        """The current stream waits for the call; True. With a `timeout`, and for a barrier, the
+        host waits too: DeadlineExceeded when the time is over first, and then the call goes on."""
+        limit_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        until_s = None if limit_s is None else time.monotonic() + limit_s
+        if not self._launched.is_set():
+            self._pause_until(self._launched.is_set, until_s, timeout)
+        if self._error is not None:
+            raise again(self._error)
+        if not self.captured:
+            if limit_s is not None or self.blocks:
+                self._pause_until(self._over, until_s, timeout)
+                if self._error is not None:
+                    raise again(self._error)
+            self._end_record_if_over()
+        self.ended.wait(self._device.current_stream(self.index))
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    block_current_stream = synchronize
+
+    def _end_record_if_over(self) -> None:
+        if self._record is not None and self._done:
+            self._end_record()
+
+    def _over(self) -> bool:
+        return self._done or self.reached()
+
+    def _pause_until(
+        self, condition: Callable[[], bool], until_s: float | None, timeout: Any
+    ) -> None:
+        """Asked again and again, so that Python's signals are seen."""
+        pause_s = _FIRST_PAUSE_S
+        while not condition():
+            if until_s is not None and time.monotonic() >= until_s:
+                raise DeadlineExceeded(
+                    f"{self.text} is not complete after the {timeout.total_seconds():g} s given "
+                    f"to wait(); it goes on"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def is_completed(self) -> bool:
+        if self.captured:
+            return True  # it is in the graph; nothing runs before the graph does
+        return self._launched.is_set() and self._over() and self._record_is_over()
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        return list(self._tensors)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call it when the call is over; at once if it is. By then the stream has finished."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def get_future(self) -> Any:
+        """As torch's: complete as soon as the call is on its stream, and whoever takes the value
+        has its own stream wait."""
+        if not self._launched.is_set():
+            self._pause_until(self._launched.is_set, None, NO_TIMEOUT)
+        future = self._device.future(self.index)
+        if self._error is not None:
+            error = again(self._error)
+
+            def outcome(_future: Any) -> Any:
+                raise error
+
+            failed = future.then(outcome)
+            future.set_result(list(self._tensors))
+            return failed
+        self.complete(future)
+        return future
+
+    def complete(self, future: Any) -> None:
+        """With this call's tensors, for those whose streams wait for this one."""
+        with self._device.on(self._stream):
+            future.set_result(list(self._tensors))
+
+    def _source_rank(self) -> int:
+        if self.source is None:
+            raise ValueError(f"{self.text} has no source rank: only a receive from any source has")
+        return self.source
+
+    def times_ns(self) -> Span | None:
+        """When it ran on the GPU, by time.monotonic_ns(); None while that is not known."""
+        return self.span
+
+    def _get_duration(self) -> float:
+        """Milliseconds on the GPU. Raises RuntimeError while it runs."""
+        if self.captured or self.started is None or not self.reached():
+            raise RuntimeError(f"{self.text} is not complete: it has no duration yet")
+        return float(self.started.elapsed_time(self.ended))
+
+
+class GatheredWork(CallWork):
+    """Of a call between `_start_coalescing` and `_end_coalescing`: it becomes part of one that is
+    launched at the end, and is waited for there."""
+
+    __slots__ = ("_device", "_futures", "_index", "_whole", "text")
+
+    def __init__(self, text: str, device: Device, index: int) -> None:
+        super().__init__()
+        self.text = text
+        self._device = device
+        self._index = index
+        self._whole: StreamWork | None = None
+        self._futures: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<GatheredWork {self.text}: part of {self._whole!r}>"
+
+    def part_of(self, whole: StreamWork) -> None:
+        self._whole = whole
+        futures, self._futures = self._futures, []
+        for future in futures:
+            whole.complete(future)
+
+    def _launched(self) -> StreamWork:
+        if self._whole is None:
+            raise RuntimeError(
+                f"{self.text} is part of a group of calls that is not launched yet: wait for the "
+                f"whole, after the end of the block"
+            )
+        return self._whole
+
+    def wait(self, timeout: Any = NO_TIMEOUT) -> bool:
+        return self._launched().wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._whole is not None and self._whole.is_completed()
+
+    def exception(self) -> BaseException | None:
+        return None if self._whole is None else self._whole.exception()
+
+    def result(self) -> list[Tensor]:
+        return self._launched().result()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._launched().on_end(callback)
+
+    def get_future(self) -> Any:
+        if self._whole is not None:
+            return self._whole.get_future()
+        future = self._device.future(self._index)
+        self._futures.append(future)
+        return future

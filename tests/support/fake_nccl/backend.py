@@ -1,0 +1,48 @@
+"""The backend "distcore_nccl" on the stand-ins, for CPU tensors: `use()` puts it in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcore.backends import base
+from distcore.backends.nccl import NcclBackend
+from distcore.nccl import messages
+from distcore.nccl.library import Library
+from distcore.staging import Reach
+from tests.support.fake_nccl import core
+from tests.support.fake_nccl.device import CpuDevice, ThreadedLane
+
+
+def plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+@dataclass(frozen=True)
+class FakeNcclBackend(NcclBackend):
+    name: str = "distcore_nccl"
+    devices: tuple[str, ...] = ("cpu",)
+    load: Any = field(default=lambda: Library(core))
+    device: Any = field(default_factory=CpuDevice)
+    reach: Reach = field(default_factory=lambda: Reach(("cpu",), (), plain))
+
+    def unavailable(self) -> str | None:
+        return None
+
+
+def use() -> None:
+    """In the place of the real one, in this process."""
+    messages.Lane = ThreadedLane  # type: ignore[misc]
+    known: Any = torch.distributed.Backend
+    known._plugins.pop("DISTCORE_NCCL", None)
+    base._registered.pop("distcore_nccl", None)
+    base.register(FakeNcclBackend())

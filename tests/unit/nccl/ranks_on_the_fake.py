@@ -1,0 +1,80 @@
+"""One rank on the stand-in for NCCL: arguments are rank, size, port and what to do."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import distcore as dist
+from distcore.known_calls import DTYPES
+from distcore.testing import check_backend
+from tests.support.fake_nccl import core
+from tests.support.fake_nccl.backend import use
+
+
+def suite(rank: int, size: int) -> str:
+    done = check_backend("distcore_nccl", DTYPES)
+    return f"{len(done)} calls are right"
+
+
+def more(rank: int, size: int) -> str:
+    for dtype in (torch.float8_e5m2, torch.uint16, torch.uint32):
+        for op, expected in ((dist.ReduceOp.SUM, 6), (dist.ReduceOp.MAX, 3)):
+            tensor = torch.full((5,), rank + 1).to(dtype)
+            dist.all_reduce(tensor, op)
+            assert tensor.to(torch.int64).tolist() == [expected] * 5, (dtype, op, tensor)
+    group: Any = dist.group.WORLD
+    calls: list[Any] = []
+    split = core.Communicator.split
+    core.Communicator.split = lambda *a: calls.append(a[1:3]) or split(*a)  # type: ignore[assignment, func-returns-value, method-assign]
+    mine = dist.split_group(group, [[0, 2], [1]])
+    assert mine is not None
+    # The colour is the group's first rank; NCCL is asked, and no second id goes over the store.
+    assert calls == [((0, 0), (1, 0), (0, 1))[rank]]
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == (1 if rank == 1 else 2)
+    left_out = dist.split_group(group, [[0, 1]])
+    assert (left_out is None) == (rank == 2)
+    both = dist.new_group([0, 1], backend="nccl")
+    if rank < 2:
+        assert dist.get_backend(both) == "distcore_nccl"
+        pair = [torch.tensor([rank, rank]), torch.zeros(2, dtype=torch.int64)]
+        peer = 1 - rank
+        ops = [
+            dist.P2POp(dist.irecv, pair[1], peer, both),
+            dist.P2POp(dist.isend, pair[0], peer, both),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert pair[1].tolist() == [peer, peer]
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work.get_future().wait()[0].tolist() == [3.0] * 3
+    dist.barrier()
+    dist.monitored_barrier()
+    return "split, float8, unsigned, mixed groups: right"
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(80, exit=True)
+    warnings.filterwarnings("ignore", "ComplexHalf")
+    torch.set_num_threads(1)
+    rank, size, port = map(int, sys.argv[1:4])
+    use()
+    dist.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+    )
+    said = {"suite": suite, "more": more}[sys.argv[4]](rank, size)
+    dist.destroy_process_group()
+    print(said)
+
+
+if __name__ == "__main__":
+    main()

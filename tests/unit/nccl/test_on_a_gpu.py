@@ -1,0 +1,88 @@
+"""The backend on NCCL and CUDA themselves: one rank, and two that share a GPU.
+
+NCCL refuses two ranks of one host on one GPU, so those give themselves different host names
+(NCCL_HOSTID).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+
+PROGRAM = Path(__file__).with_name("ranks_on_a_gpu.py")
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 300
+BAR = 1.05
+"""all_reduce from 1 MiB on may take so much of what torch's own NCCL takes."""
+
+
+def run(size: int, what: str, directory: Path) -> list[str]:
+    """What each rank printed."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(rank), str(size), str(directory / "store"), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "NCCL_HOSTID": f"rank-{rank}"},
+        )
+        for rank in range(size)
+    ]
+    try:
+        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    everything = "\n---\n".join(printed)
+    assert [rank.returncode for rank in ranks] == [0] * size, everything
+    return printed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_conformance_suite(size: int, tmp_path: Path) -> None:
+    for text in run(size, "suite", tmp_path):
+        assert "calls are right" in text
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("what", ["streams", "graph", "named", "split"])
+def test_more(what: str, size: int, tmp_path: Path) -> None:
+    for text in run(size, what, tmp_path):
+        assert f"{what}: right" in text
+
+
+def test_a_rank_that_does_not_come_is_a_deadline_that_names_the_call(tmp_path: Path) -> None:
+    for text in run(2, "deadline", tmp_path):
+        assert "deadline: right" in text
+
+
+def test_all_reduce_beside_torchs_own_nccl(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "debugger", "bench", "comm", "-n", "2", "--ops", "all_reduce"]
+    flags = ["--backends", "distcore_nccl,nccl", "--sizes", "1M:64M", "--factor", "4"]
+    done = subprocess.run(
+        [*command, *flags, "--budget", "60", "--json", figures],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(figures.read_text())["rows"]
+    assert rows
+    slow = {}
+    for row in rows:
+        ours, theirs = (row["backends"][name] for name in ("distcore_nccl", "nccl"))
+        ratio = ours["time_us"] / theirs["time_us"]
+        if ratio > BAR:
+            slow[row["size_bytes"]] = ratio
+    assert not slow, done.stdout
