@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
