@@ -128,6 +128,33 @@ def _until(holds: Callable[[], bool]) -> None:
 
 @needs_tmux
 @pytest.mark.long
+def test_a_rank_goes_on_and_a_planned_fault_happens_at_a_key(tmp_path: Path) -> None:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT.format(here=str(tmp_path)))
+    fault = "kill(rank=1) @ all_reduce#99999999"
+    words = ["--tui", "-n", "2", "--inject", fault, "--run-dir", str(directory), str(script)]
+    with Terminal([str(DISTDEBUG), "run", *words], tmp_path, (80, 24)) as terminal:
+        terminal.until("LIVE", "calls/s", "2 ranks", " 1     ")
+        terminal.press("Down", "B")
+        terminal.until("Stop rank 1 at its next line")
+        terminal.press("y")
+        terminal.until(" 1     breakpoint")
+        calls = _calls(directory)
+        terminal.press("C")
+        terminal.until("Let rank 1 go on from its breakpoint?", "a all ranks")
+        terminal.press("y")
+        terminal.until("rank 1 goes on")
+        _until(lambda: _calls(directory) > calls + 10)
+        terminal.press("I")
+        terminal.until("Which fault of the plan is to happen now?", fault)
+        terminal.press("Enter")
+        terminal.until("rank_died, exit code 94", "▸1")
+        terminal.press("q")
+        terminal.until("CODE 94")
+
+
+@needs_tmux
+@pytest.mark.long
 def test_a_run_that_is_stopped_from_the_app(tmp_path: Path) -> None:
     script, directory = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT.format(here=str(tmp_path)))
