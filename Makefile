@@ -42,7 +42,16 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not long'
 
-test-all: lint
+# MPICH's wheel has an mpiexec of its own, so its tests have an environment of their own.
+MPICH := .venv-mpich
+$(MPICH)/.installed: $(STAMP)
+	test -x $(MPICH)/bin/python || $(PYTHON) -m venv $(MPICH)
+	$(MPICH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mpich mpi4py
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > $$($(MPICH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/distdebug.pth
+	touch $@
+
+test-all: lint $(MPICH)/.installed
 	$(BIN)/pytest -n 2 --dist worksteal
 
 bench: $(STAMP)
@@ -61,5 +70,5 @@ conformance: $(STAMP)
 	$(BIN)/pytest tests/conformance
 
 clean:
-	rm -rf $(VENV) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(MPICH) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,6 +15,7 @@ from .rank_groups import joined
 from .turns import Turns, Way, here
 
 MOST_ROUNDS = 15
+_UNDER_MPIEXEC = (open_mpi.NAME, open_mpi.OURS)
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def rows(
     request: Request, rank: int, size: int, directory: Path, ends_at: float
 ) -> Iterator[dict[str, Any]]:
     """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic)."""
-    torchs = [name for name in request.backends if name != open_mpi.NAME]
+    torchs = [name for name in request.backends if name not in _UNDER_MPIEXEC]
     place = gpu.place(rank, size) if set(request.backends) <= set(gpu.BACKENDS) else gpu.NOWHERE
     with ExitStack() as stack:
         groups = stack.enter_context(joined(torchs, rank, size, directory))
         mpi = None
-        if open_mpi.NAME in request.backends:
+        if set(_UNDER_MPIEXEC) & set(request.backends):
             mpi = stack.enter_context(open_mpi.Partner(rank, size, directory))
         turns = Turns(size)
         cells = list(
@@ -82,10 +83,10 @@ def _ways(
     call = comm_calls.make(cell.op, cell.size_bytes, rank, size, place.allocate)
     ways: dict[str, Way] = {}
     for name in names:
-        if name == open_mpi.NAME:
+        if name in _UNDER_MPIEXEC:
             assert mpi is not None
-            right = mpi.prepare(cell.op, cell.size_bytes)
-            ways[name] = mpi.turn
+            right = mpi.prepare(name, cell.op, cell.size_bytes)
+            ways[name] = partial(mpi.turn, name)
         else:
             right = call.is_right(groups[name])
             ways[name] = here(partial(call.run, groups[name]), place.finish)

@@ -125,13 +125,13 @@ def _dead(processes: list[Any]) -> str | None:
 
 def unavailable(backend: str) -> str | None:
     """Why `backend` cannot be measured here; None if it can."""
-    if backend == open_mpi.NAME:
+    if backend in (open_mpi.NAME, open_mpi.OURS):
         return open_mpi.unavailable()
     if backend in gpu.BACKENDS:
         return gpu.unavailable(backend)
     if distcore.is_backend_available(backend):
         return None
-    inside = {"mpi": "MPI", "gloo": "gloo"}.get(backend, f"backend {backend!r}")
+    inside = {"gloo": "gloo"}.get(backend, f"backend {backend!r}")
     return f"this torch ({torch.__version__}) has no {inside} inside"
 
 

@@ -1,4 +1,5 @@
-"""Open MPI beside torch's backends: each rank has a partner, which makes its calls through mpi4py.
+"""Open MPI beside torch's backends: each rank has a partner, which makes its calls through mpi4py,
+as they are, and through our backend mpi.
 
 The partners are processes of their own, started by Open MPI's `mpiexec`, so that nothing of MPI's
 is in the ranks that measure the others; while those do, a partner sleeps in a read. Each partner is
@@ -28,6 +29,7 @@ import psutil
 import torch.distributed as dist
 
 NAME = "openmpi"
+OURS = "mpi"
 INSTALL = "pip install 'distdebug[mpi]'"
 START_S = 60.0
 REPLY_S = 120.0
@@ -119,13 +121,14 @@ class Partner:
         lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
         return " ".join(lines)[:300] or "it said nothing"
 
-    def prepare(self, op: str, size_bytes: int) -> bool:
-        """Make the buffers for `op`, instead of those before; whether it gives the right data."""
-        return bool(self._ask(["prepare", op, size_bytes]))
+    def prepare(self, way: str, op: str, size_bytes: int) -> bool:
+        """Make the buffers for `op`, instead of those before; whether it gives the right data. The
+        way is NAME or OURS."""
+        return bool(self._ask(["prepare", way, op, size_bytes]))
 
-    def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
-        """A `turns.Way`; the time is the partner's own."""
-        seconds, cpu_s = self._ask(["turn", times, warm_up])
+    def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float]:
+        """A `turns.Way`, but for its first argument; the time is the partner's own."""
+        seconds, cpu_s = self._ask(["turn", way, times, warm_up])
         return seconds, cpu_s
 
     def _ask(self, order: list[Any]) -> Any:

@@ -2,8 +2,9 @@
 
 mpiexec -n SIZE python -m debugger.benchmarks.open_mpi_rank SIZE PREFIX
 
-PREFIX and its rank name the socket where its partner waits. It does not import torch: eight imports
-take long. The calls are those of `comm_calls`, on buffers of the same layout.
+PREFIX and its rank name the socket where its partner waits. The calls are those of `comm_calls`, on
+buffers of the same layout. It imports torch only where our own backend is measured: eight imports
+take long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import numpy
 from mpi4py import MPI
 
 from .comm_layout import layout, neighbours
+
+OURS = "mpi"
 
 
 class Call:
@@ -49,15 +52,45 @@ class Call:
 
     def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
         """As `turns.here` measures it."""
-        MPI.COMM_WORLD.Barrier()
-        if warm_up:
-            self.run()
-        run = self.run
-        cpu_began, began = time.process_time(), time.perf_counter()
-        for _ in range(times):
-            run()
-        spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        return spent / times, cpu / times
+        return _turn(self.run, times, warm_up)
+
+
+class OurCall:
+    """The same through our backend, on torch's tensors."""
+
+    def __init__(self, op: str, size_bytes: int) -> None:
+        import torch.distributed as dist
+
+        import distcore  # noqa: F401 - makes the backend known
+
+        from . import comm_calls
+
+        if not dist.is_initialized():
+            dist.init_process_group(OURS)
+        world = MPI.COMM_WORLD
+        self._call = comm_calls.make(op, size_bytes, world.rank, world.size)
+        self._run = partial(self._call.run, dist.group.WORLD)
+
+    def is_right(self) -> bool:
+        """As `Call.is_right`."""
+        import torch.distributed as dist
+
+        return self._call.is_right(dist.group.WORLD)
+
+    def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
+        """As `Call.turn`."""
+        return _turn(self._run, times, warm_up)
+
+
+def _turn(run: Callable[[], object], times: int, warm_up: bool) -> tuple[float, float]:
+    MPI.COMM_WORLD.Barrier()
+    if warm_up:
+        run()
+    cpu_began, began = time.process_time(), time.perf_counter()
+    for _ in range(times):
+        run()
+    spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    return spent / times, cpu / times
 
 
 def _bind(op: str, source: Any, target: Any) -> Callable[[], object]:
@@ -95,7 +128,7 @@ def main() -> None:
                 f"mpi4py runs on {MPI.Get_library_version()[:40]!r}, not on mpiexec's Open MPI"
             )
         answer: Any = problem
-        call: Call | None = None
+        calls: dict[str, Call | OurCall] = {}
         while True:
             try:
                 stream.write(json.dumps(answer) + "\n")
@@ -106,13 +139,12 @@ def main() -> None:
             if not line:
                 os._exit(1)  # no MPI_Finalize, which would wait for the others
             match json.loads(line):
-                case ["prepare", op, size_bytes]:
-                    call = None  # its memory first
-                    call = Call(op, size_bytes)
+                case ["prepare", way, op, size_bytes]:
+                    calls.pop(way, None)  # its memory first
+                    call = calls[way] = (OurCall if way == OURS else Call)(op, size_bytes)
                     answer = call.is_right()
-                case ["turn", times, warm_up]:
-                    assert call is not None
-                    answer = call.turn(times, warm_up)
+                case ["turn", way, times, warm_up]:
+                    answer = calls[way].turn(times, warm_up)
                 case ["end"]:
                     break
 

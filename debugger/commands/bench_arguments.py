@@ -22,10 +22,11 @@ OPS = (
     "send_recv",
     "barrier",
 )
-TORCH_BACKENDS = ("tcp", "gloo", "mpi")
+TORCH_BACKENDS = ("tcp", "gloo")
+"""Those whose ranks need no mpiexec."""
 GPU_BACKENDS = ("distcore_nccl", "nccl")
 """On tensors of a GPU; ours and torch's."""
-BACKENDS = (*TORCH_BACKENDS, "openmpi", *GPU_BACKENDS)
+BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi", *GPU_BACKENDS)
 TRANSPORTS = ("auto", "tcp", "shm")
 MOST_RANKS = 64
 MOST_BYTES = 1 << 34

@@ -138,7 +138,10 @@ class MpiEngine(QueuedEngine):
                 send = [self._bytes(source), datatype]
                 receive = [self._bytes(mine), datatype]
                 counts = [one.nbytes // each for one in inputs]
-                if total_bytes < _MEET_BYTES:
+                if total_bytes < _MEET_BYTES and len(set(counts)) == 1:
+                    issue = self._comm.Ireduce_scatter_block
+                    net.run(total_bytes, (source, mine), issue, send, receive, op)
+                elif total_bytes < _MEET_BYTES:
                     issue = self._comm.Ireduce_scatter
                     net.run(total_bytes, (source, mine), issue, send, receive, counts, op)
                 elif len(set(counts)) == 1:
@@ -267,17 +270,24 @@ class MpiEngine(QueuedEngine):
         me = self._rank
         requests = []
         total_bytes = 0
+        address = self._address
         for peer, part in receives:
             if peer != me:
                 for piece in _pieces(part):
-                    total_bytes += piece.nbytes
-                    requests.append(net.issue(comm.Irecv, [self._bytes(piece), byte], peer, _TAG))
+                    size_bytes = piece.nbytes
+                    total_bytes += size_bytes
+                    spec = [address(piece.data_ptr(), size_bytes), byte]
+                    requests.append(net.issue(comm.Irecv, spec, peer, _TAG))
         # Not all to rank 0 first.
-        for peer, part in sorted(sends, key=lambda one: (one[0] - me) % self._size):
+        if self._size > 2:
+            sends = sorted(sends, key=lambda one: (one[0] - me) % self._size)
+        for peer, part in sends:
             if peer != me:
                 for piece in _pieces(part):
-                    total_bytes += piece.nbytes
-                    requests.append(net.issue(comm.Isend, [self._bytes(piece), byte], peer, _TAG))
+                    size_bytes = piece.nbytes
+                    total_bytes += size_bytes
+                    spec = [address(piece.data_ptr(), size_bytes), byte]
+                    requests.append(net.issue(comm.Isend, spec, peer, _TAG))
         own = [part for peer, part in sends if peer == me]
         for peer, part in receives:
             if peer == me and own and part.data_ptr() != own[0].data_ptr():

@@ -20,9 +20,10 @@ from . import library
 from .notices import Notices, fingerprint
 
 _TESTS = 50
-_SPIN_S = 0.0002
-_SPIN_S_PER_BYTE = 2e-9
+SPIN_S = 0.0002
+SPIN_S_PER_BYTE = 2e-9
 """MPI moves data only inside its own calls: no pauses for about as long as it is on its way."""
+MOST_SPIN_S = 0.05
 _FIRST_PAUSE_S = 0.00005
 _LAST_PAUSE_S = 0.001
 _FIRST_LOOK_S = 0.1
@@ -162,7 +163,7 @@ class Line:
 
     def _wait_for(self, test: Callable[[], bool], size_bytes: int) -> None:
         began = _now()
-        until = min(began + _SPIN_S + size_bytes * _SPIN_S_PER_BYTE, began + 0.05)
+        until = began + min(SPIN_S + size_bytes * SPIN_S_PER_BYTE, MOST_SPIN_S)
         while _now() < until:
             if test():
                 return

@@ -6,6 +6,7 @@ pauses, so that a big one gets on while the program computes.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from ..patience import extended
 from . import library
-from .line import from_mpi
+from .line import MOST_SPIN_S, SPIN_S, SPIN_S_PER_BYTE, from_mpi
 from .notices import Notices
 from .tags import Tags
 
 _TESTS = 50
 _FIRST_PAUSE_S = 0.00005
 _LAST_PAUSE_S = 0.002
+_IDLE_PAUSES = 50
 _LOOK_S = 0.25
 _LEFT_S = 0.5
 """How long after a peer's leaving its last message may still be on the way."""
@@ -32,7 +34,13 @@ class Posting:
     """A send or receive that was posted; see `work.Posting`."""
 
     def __init__(
-        self, messages: Messages, request: Any, peer: int | None, deadline: float, what: str
+        self,
+        messages: Messages,
+        request: Any,
+        data: Any,
+        peer: int | None,
+        deadline: float,
+        what: str,
     ) -> None:
         self.error: GroupFailed | None = None
         self.owner: object = None
@@ -44,6 +52,7 @@ class Posting:
         self.expected = -1
         self.source = -1 if peer is None else peer
         self._messages = messages
+        self._data = data
         self._lock = threading.Lock()
         self._left_at: float | None = None
 
@@ -106,10 +115,19 @@ class Posting:
             if test():
                 break
         else:
-            if not self._messages.wait(self, timeout_s):
+            if not self._spin() and not self._messages.wait(self, timeout_s):
                 return False
         if self.error is not None:
             raise self.error
+        return True
+
+    def _spin(self) -> bool:
+        """Wait for about as long as the data needs, at which MPI works only when it is called."""
+        until = _now() + min(SPIN_S + len(self._data) * SPIN_S_PER_BYTE, MOST_SPIN_S)
+        while not self.test():
+            if _now() >= until:
+                return False
+            os.sched_yield()
         return True
 
     def look(self, now: float) -> None:
@@ -144,6 +162,7 @@ class Messages:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._sleeps = False
         self._looked = 0.0
         self._told: GroupFailed | None = None
         self._left: dict[int, int] = {}
@@ -176,7 +195,7 @@ class Messages:
             request = issue(_counted(mpi, data), whom, self._tags.of(tag))
         except mpi.Exception as error:
             raise from_mpi(mpi, error, what) from error
-        posting = Posting(self, request, peer, deadline, what)
+        posting = Posting(self, request, data, peer, deadline, what)
         if receives:
             posting.expected = len(data)
         if self._error is not None:
@@ -188,7 +207,7 @@ class Messages:
                     name = f"distcore messages of {self.notices.name}"
                     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                     self._thread.start()
-                elif len(self._pending) == 1:
+                elif self._sleeps:
                     self._changed.notify()
         return posting
 
@@ -209,19 +228,23 @@ class Messages:
         return True
 
     def _run(self) -> None:
-        """What nobody waits for gets on as well."""
-        pause_s = _FIRST_PAUSE_S
+        """What nobody waits for gets on as well. Those who wait are faster: it is in no hurry, and
+        sleeps on for a while where there is nothing, so that nobody has to wake it."""
+        idle = 0
         while True:
+            time.sleep(_LAST_PAUSE_S)
             with self._changed:
-                while not self._pending and not self._ended:
+                idle = 0 if self._pending else idle + 1
+                if idle > _IDLE_PAUSES and not self._ended:
+                    self._sleeps = True
                     self._changed.wait()
-                    pause_s = _FIRST_PAUSE_S
+                    self._sleeps = False
+                    idle = 0
                 if self._ended:
                     return
                 pending = list(self._pending)
             over = {posting for posting in pending if posting.test()}
             if over:
-                pause_s = _FIRST_PAUSE_S
                 with self._changed:
                     self._pending -= over
             now = _now()
@@ -229,8 +252,6 @@ class Messages:
             for posting in pending:
                 if posting not in over:
                     posting.look(now)
-            time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
 
     def _look(self, now: float) -> None:
         if now < self._looked + _LOOK_S:

@@ -42,7 +42,9 @@ def python(library: str) -> Path:
     """The Python whose mpi4py uses this library. Skips the test where it is not installed."""
     found = PYTHONS[library]
     if not found.with_name("mpiexec").exists():
-        how = "make .venv-mpich" if library == "mpich" else "pip install 'distdebug[mpi]'"
+        how = (
+            "make .venv-mpich/.installed" if library == "mpich" else "pip install 'distdebug[mpi]'"
+        )
         pytest.skip(f"{library} is not installed: {how}")
     return found
 

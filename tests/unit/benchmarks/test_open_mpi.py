@@ -34,13 +34,14 @@ def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @needs_open_mpi
 def test_the_command(tmp_path: Path) -> None:
-    flags = ("--backends", "gloo,openmpi", "-n", "3", "--sizes", "4,64K", "--budget", "1")
+    flags = ("--backends", "gloo,mpi", "-n", "3", "--sizes", "4,64K", "--budget", "1")
     done = bench_command(tmp_path, "comm", *flags, "--json", "figures.json")
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert (figures["backends"], figures["baseline"]) == (["gloo", "openmpi"], "gloo")
+    assert (figures["backends"], figures["baseline"]) == (["gloo", "mpi", "openmpi"], "gloo")
     assert {row["op"] for row in figures["rows"]} == set(bench_arguments.OPS)
-    assert all(row["backends"]["openmpi"]["time_us"] > 0 for row in figures["rows"])
+    for name in ("mpi", "openmpi"):
+        assert all(row["backends"][name]["time_us"] > 0 for row in figures["rows"])
 
 
 _MEASURE = """
@@ -51,15 +52,15 @@ from debugger.benchmarks.rank_groups import joined
 
 def body(rank, size, directory, ends_at):
     with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:
-        assert partner.prepare("all_reduce", 64)
-        seconds, cpu_s = partner.turn(3, True)
+        assert partner.prepare("openmpi", "all_reduce", 64)
+        seconds, cpu_s = partner.turn("openmpi", 3, True)
         assert seconds > 0 and cpu_s > 0
         launcher = partner._mpiexec
         if rank == 0:
             children = psutil.Process(launcher.pid).children(recursive=True)
             yield sorted(one.pid for one in (psutil.Process(launcher.pid), *children))
             {what_happens}
-            partner.turn(3, True)
+            partner.turn("openmpi", 3, True)
 
 open_mpi._launcher = {launcher}
 try:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
         (["--wait", "0"], "--wait 0 is not between 0 and 86400 seconds"),
         (["--groups", "0"], "--groups 0 is not between 1 and 1000"),
         (["--groups", "x"], "argument --groups: invalid int value: 'x'"),
-        (["--backends", "openmpi"], "'openmpi' is none of tcp, gloo, mpi"),
+        (["--backends", "openmpi"], "'openmpi' is none of tcp, gloo"),
         (["--json", "/no/such/file.json"], "/no/such is not a directory; name a file in one"),
     ],
 )
