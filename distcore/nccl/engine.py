@@ -162,6 +162,12 @@ class NcclEngine:
         work = StreamWork(text, tensors, self._device, index, deadline, what.blocks)
         with self._lock:
             place = self.connect(index, deadline)
+            if self._device.capturing() and not self._life.watchdog.capture_safe:
+                raise RuntimeError(
+                    f"{text} of {self._life.described} cannot be captured into a CUDA graph: this "
+                    f"driver, or the package cuda-bindings, does not let the group's watchdog ask "
+                    f"for other calls meanwhile"
+                )
             self._life.calls += 1
             self._launch(place.lane, place.member, work, what, None)
             self._life.watched(place.lane, work, place.clock)

@@ -22,6 +22,7 @@ from .work import StreamWork
 
 LOOK_EVERY_S = 0.02
 ASK_PEERS_EVERY_S = 1.0
+_BEGIN_S = 5.0
 
 
 class Watch:
@@ -144,6 +145,7 @@ class Watchdog:
         """Whether a graph may be captured while this thread looks."""
         self._name = name
         self._stop = Flag()
+        self._began = Flag()
         self._thread: Thread | None = None
 
     def start(self) -> None:
@@ -151,9 +153,11 @@ class Watchdog:
         if self._thread is None and not self._stop.is_set():
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
+            self._began.wait(_BEGIN_S)
 
     def _run(self) -> None:
         self.capture_safe = self._device.watches()
+        self._began.set()
         while not self._stop.wait(LOOK_EVERY_S):
             self._look(self._now())
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -92,7 +93,7 @@ class UniqueId:
 
 def get_unique_id(empty: bool = False) -> UniqueId:
     assert not empty
-    return UniqueId(Path(tempfile.mkdtemp(prefix="fake-nccl-")) / "store")
+    return UniqueId(Path(tempfile.gettempdir()) / f"fake-nccl-{uuid4().hex}")
 
 
 def get_error_string(nccl_result: Any) -> str:

@@ -174,6 +174,16 @@ def test_the_first_call_cannot_be_part_of_a_graph_but_later_ones_can(case: Case)
     assert case.group._session.failure is None
 
 
+def test_where_the_watchdog_would_disturb_a_capture_it_is_refused(case: Case) -> None:
+    case.device.watches = lambda: False  # type: ignore[method-assign]
+    case.group.allreduce([torch.zeros(2)], asynchronous(dist.AllreduceOptions))
+    case.device.captures = True
+    with pytest.raises(RuntimeError, match=r"all_reduce\(.*cannot be captured .* cuda-bindings"):
+        case.group.allreduce([torch.zeros(2)], asynchronous(dist.AllreduceOptions))
+    case.device.captures = False
+    case.group.allreduce([torch.zeros(2)], asynchronous(dist.AllreduceOptions))
+
+
 def test_a_batch_is_one_group_of_nccls(case: Case) -> None:
     a, b = torch.zeros(2), torch.zeros(2)
     case.group._start_coalescing(torch.device("cpu"))
