@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from ..errors import UsageError
 from ..faults import adding
 from ..faults.plan import VARIABLE, Fault
 from ..faults.spec import SpecError, parse
+from ..record.wording import printable
 from . import groups
 from . import install as layer
 
@@ -30,8 +32,24 @@ def inject(spec: str) -> None:
         _asked.append(parse(spec, 0, int(world_size) if known else None))
     except SpecError as error:
         raise UsageError("\n".join([f"debugger.inject: {error}", *error.below])) from None
-    if layer.installed() and len(_asked) == 1:
+    if len(_asked) > 1:
+        return
+    atexit.register(_tell_of_the_rest)
+    if layer.installed():
         groups.before_default_group(_take)
+
+
+def _tell_of_the_rest() -> None:
+    """At the end of the process: nobody else knows of what was asked for in vain."""
+    why = (
+        "the program has made no process group"
+        if layer.installed()
+        else "nothing observes this process; start it with `distdebug run`, or call "
+        "debugger.install() before init_process_group()"
+    )
+    for fault in _asked:
+        sys.stderr.write(f"distdebug: NOT INJECTED: {printable(fault.text)}: {why}\n")
+    _asked.clear()
 
 
 def _take() -> None:

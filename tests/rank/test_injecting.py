@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,15 @@ def test_a_program_below_distdebug_run_that_asks_for_none_has_none(tmp_path: Pat
     run = runs.run("run", ["-n", "2", "train.py"], tmp_path)
     assert (run.exit_code, run.report["outcome"]) == (0, "ok"), run.explain()
     assert "injected" not in run.report
+
+
+def test_what_is_asked_for_in_vain_is_told() -> None:
+    program = "import debugger; debugger.inject('kill(rank=0) @ call 0'); print('unharmed')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "unharmed\n")
+    assert done.stderr == (
+        "distdebug: NOT INJECTED: kill(rank=0) @ call 0: nothing observes this process; start it "
+        "with `distdebug run`, or call debugger.install() before init_process_group()\n"
+    )
