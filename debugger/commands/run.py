@@ -13,7 +13,7 @@ from .base import Command
 
 class RunCommand(Command):
     name = "run"
-    help = "run a script under torchrun (or mpiexec) and be told which rank went wrong"
+    help = "run a script under torchrun and be told which rank went wrong"
     epilog = (
         "examples:\n"
         "  distdebug run -n 4 train.py --epochs 3\n"

@@ -234,4 +234,5 @@ def test_calling_forms_of_torch(alone: Any) -> None:
         assert call().wait()
     assert torch.equal(tensor, torch.ones(2))
     assert alone.name() == "tcp"
-    assert repr(alone) == "<CoreGroup '0' (tcp, rank 0 of 1, 16 collectives)>"
+    name = alone.group_name
+    assert repr(alone) == f"<CoreGroup {name!r} (tcp, rank 0 of 1, 16 collectives)>"
