@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import runs
+from tests.support import mpi, runs
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = Path(__file__).with_name("torch_suite.py")
@@ -18,6 +18,7 @@ CALLS = ("all_gather", "all_reduce", "barrier", "test_broadcast", "test_gather",
 TCP = {"BACKEND": "gloo", "RUN_BACKEND": "tcp", "DIST_PLUGIN": "distcore"}
 LAYER = {"BACKEND": "gloo", "DIST_PLUGIN": "tests.conformance.distdebug_layer"}
 OF_MPI = {"BACKEND": "mpi", "RUN_BACKEND": "tcp", "DIST_PLUGIN": "distcore"}
+MPI = {"BACKEND": "mpi", "RUN_BACKEND": "mpi", "DIST_PLUGIN": "distcore"}
 AT_DETAIL = {**LAYER, "DISTDEBUG_LEVEL": "DETAIL"}
 NAMES_THE_BACKEND = {"test_get_backend"}
 """It compares the backend's name with that of the list."""
@@ -65,6 +66,14 @@ def test_everything_on_tcp(world: int, passes: int) -> None:
 @pytest.mark.timeout(1800)
 def test_the_list_of_mpi_on_tcp() -> None:
     assert failures(OF_MPI, 4, 90) <= NAMES_THE_BACKEND
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_list_of_mpi_on_mpi() -> None:
+    """Under mpiexec."""
+    mpi.python("openmpi")
+    assert failures(MPI, 4, 90) == set()
 
 
 @pytest.mark.long

@@ -21,12 +21,19 @@ if os.environ.get("DIST_PLUGIN"):
     importlib.import_module(os.environ["DIST_PLUGIN"])
 
 import torch
+from mpi_pool import MpiRank
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed import distributed_test
 
 BACKEND = os.environ["BACKEND"]
 RUN_BACKEND = os.environ.get("RUN_BACKEND", BACKEND)
+if RUN_BACKEND == "mpi":
+    # As for every other backend that torch does not know, tcp too, the tests do not look into the
+    # profiler's events: our calls that are waited for run on the caller's thread, so they are no
+    # "async" events, and none has shapes.
+    distributed_test.PROFILING_SUPPORTED_BACKENDS = []
+    distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
 
 
 def redirect_groups():
@@ -58,6 +65,9 @@ class TestTorch(distributed_test.TestDistBackend, distributed_test.DistributedTe
     def setUp(self):
         super().setUp()
         self._environment.write_text(json.dumps(dict(os.environ)))  # a fork server has an old one
+        if RUN_BACKEND == "mpi":
+            self._start_processes(MpiRank)
+            return
         context = torch.multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", distributed_test.__name__])
         self._start_processes(context.Process)
@@ -73,6 +83,10 @@ class TestTorch(distributed_test.TestDistBackend, distributed_test.DistributedTe
         if RUN_BACKEND != BACKEND:
             redirect_groups()
         super()._run(rank, test_name, file_name, pipe, **more)
+
+    @classmethod
+    def run_in_pool(cls, rank, test_name, file_name, pipe):
+        super()._run(rank, test_name, file_name, pipe)
 
 
 if __name__ == "__main__":
