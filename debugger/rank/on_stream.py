@@ -14,6 +14,7 @@ from typing import Any
 
 from ..record.slots import GroupSlot
 from . import torch_private
+from .failed_work import has_failed
 from .recorder import Recorder
 
 
@@ -81,7 +82,7 @@ def _is_over(call: _Followed) -> bool:
     try:
         if not call.work.is_completed():
             return False
-        failed = _failed(call.work)
+        failed = has_failed(call.work)
     except Exception:  # the GPU cannot be asked any more
         failed = True
     if failed:
@@ -93,13 +94,6 @@ def _is_over(call: _Followed) -> bool:
         return False
     writer.finish(call.number, None, call.group, started_ns, ended_ns)
     return True
-
-
-def _failed(work: Any) -> bool:
-    try:
-        return work.exception() is not None
-    except Exception:
-        return False  # torch cannot hand every exception of C++ to Python
 
 
 def oldest() -> int | None:

@@ -12,6 +12,7 @@ from torch.distributed import Work
 from ..record.layout import Activity
 from ..record.slots import GroupSlot, ThreadSlot
 from . import on_stream, outstanding
+from .failed_work import has_failed
 from .finding_errors import FindingRaised
 from .in_flight import Held
 from .recorder import Known, Recorder
@@ -33,6 +34,7 @@ class TrackedWork(Work):
         "_number",
         "_open",
         "_recorder",
+        "_waiting",
         "_work",
     )
 
@@ -44,6 +46,7 @@ class TrackedWork(Work):
     _open: bool
     _after: Callable[[], None] | None
     _held: Held | None
+    _waiting: bool
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
@@ -85,6 +88,8 @@ class TrackedWork(Work):
             site = recorder.site(_getframe(1))
             thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
             wait = self._known.wait
+        # A wait that fails makes the work complete: the heartbeat must not see that first.
+        self._waiting = True
         try:
             result = wait(work, timeout)
             self._look()
@@ -125,8 +130,8 @@ class TrackedWork(Work):
     def poll(self) -> bool:
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""
         done = bool(self._work.is_completed())
-        if done:
-            self._close()
+        if done and self._open and not self._waiting:
+            self._close(failed=has_failed(self._work))
         return done
 
     def synchronize(self) -> None:
@@ -199,5 +204,6 @@ def track(
     tracked._open = True
     tracked._after = after
     tracked._held = None
+    tracked._waiting = False
     _watch(tracked, number, work)
     return tracked

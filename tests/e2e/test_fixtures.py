@@ -32,7 +32,7 @@ BY_COMMAND = {
 """Run as a user would in every test run, not by forking alone."""
 SHORT_PER_VERDICT = 1
 SHORT_CORRECT = 10
-TELLING = {"missing_data_loader"}
+TELLING = {"exit_overlapped", "missing_data_loader"}
 SHORT_ON_TCP = {
     "ddp_join_uneven",
     "ddp_no_sync",

@@ -228,3 +228,32 @@ def test_a_thread_that_moves_waits_for_nothing(case: Case, monkeypatch: pytest.M
         still.frame.f_lasti += 2
         still.beat(1)
     assert still.waits() == []
+
+
+class FailingWork(Work):
+    """Complete once its wait has failed, as gloo's; somebody looks at it just then."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.over, self.error = True, RuntimeError("connection closed")
+        outstanding.poll()
+        raise self.error
+
+
+def test_a_wait_that_fails_is_not_taken_for_the_end_by_who_looks_meanwhile(case: Case) -> None:
+    tracked = case.track(FailingWork(), streams=False)
+    with pytest.raises(RuntimeError, match="connection closed"):
+        tracked.wait()
+    assert (case.call().state, case.completed) == (CallState.FAILED, 0)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_call_that_ends_while_nobody_waits(case: Case, fails: bool) -> None:
+    work = Work()
+    tracked = case.track(work, streams=False)
+    outstanding.poll()
+    assert case.call().state is CallState.STARTED
+    work.over, work.error = True, RuntimeError("connection closed") if fails else None
+    outstanding.poll()
+    assert case.call().state is (CallState.FAILED if fails else CallState.COMPLETED)
+    assert case.completed == int(not fails)
+    assert tracked.is_completed()
