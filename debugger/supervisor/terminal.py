@@ -51,7 +51,8 @@ class Terminal:
         self._directory = directory
         self._others: set[str] = set()
         self._typing = False
-        self._asking = False
+        self._completing = threading.Lock()
+        self._unanswered = ""
         self.left = False
         """The user has left the rank to itself."""
 
@@ -98,8 +99,10 @@ class Terminal:
                     case {"end": str(text)}:
                         _show(f"{text}\n")
                         return
+                    case {"candidates": _} if self._unanswered:  # they came too late
+                        self._ask(self._unanswered)
                     case _:
-                        pass  # candidates that came too late
+                        pass
 
     def _tell_of_others(self) -> None:
         """This rank may wait for another one that stands at a breakpoint; told once of each."""
@@ -110,6 +113,7 @@ class Terminal:
 
     def _ask(self, prompt: str) -> None:
         """Send what is typed."""
+        self._unanswered = prompt
         *before, last = prompt.split("\n")
         _show("".join(f"{line}\n" for line in before))
         while True:
@@ -117,7 +121,7 @@ class Terminal:
                 with self._watched():
                     typed = input(clean(last))
                 self.left = typed.strip() in _LEAVING
-                self._line.send(line=typed)
+                self._answer(typed)
             except _Spoke:
                 _show("\n")
             except KeyboardInterrupt:
@@ -126,8 +130,12 @@ class Terminal:
             except EOFError:
                 _show("\n")
                 self.left = True
-                self._line.send(line="quit")
+                self._answer("quit")
             return
+
+    def _answer(self, typed: str) -> None:
+        self._unanswered = ""
+        self._line.send(line=typed)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -168,11 +176,14 @@ class Terminal:
                     return
                 if signal.SIGINT in numbers:
                     left = _NUDGES
-            elif self._asking:
-                time.sleep(_ASK_AGAIN_S)  # the answer is another thread's to read
-            else:
+            elif self._rank_speaks():
                 signal.pthread_kill(user, _SPOKE)
                 left = _NUDGES
+
+    def _rank_speaks(self) -> bool:
+        """Whether there is something to read but an answer to the other thread's question."""
+        with self._completing:
+            return bool(select.select([self._line], [], [], 0)[0])
 
     def _on_spoke(self, _number: int, _frame: object) -> None:
         if self._typing:
@@ -181,8 +192,7 @@ class Terminal:
 
     def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Ask the rank what the word at `line[begin:end]` may become."""
-        self._asking = True
-        try:
+        with self._completing:
             self._line.send(complete=[text, line, begin, end])
             until_s = time.monotonic() + _COMPLETE_S
             while (left_s := until_s - time.monotonic()) > 0:
@@ -192,8 +202,6 @@ class Terminal:
                     if "candidates" in message:
                         return [clean(str(one)) for one in message["candidates"]]
             return []
-        finally:
-            self._asking = False
 
 
 @contextlib.contextmanager

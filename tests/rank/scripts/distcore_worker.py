@@ -183,6 +183,17 @@ def drawn(dice):
 _REDUCIBLE = [(op, dtype) for op in REDUCE_OPS for dtype in DTYPES if can_reduce(op, dtype)]
 
 
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+
+
+def give_back_what_is_freed():
+    """Have the allocator keep no tensors, and make no heaps for new threads: what is not given back
+    is of tens of megabytes at times, and would be taken for a leak."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+    libc.mallopt(_M_ARENA_MAX, 1)
+
+
 def usage():
     # No leak is what the allocator keeps for later, nor the memory shared with peers, whose slots
     # are first touched by the first long messages: both are tens of megabytes.
@@ -200,6 +211,7 @@ def usage():
 def command_soak(rank, size, seconds, seed):
     """Random calls on all groups, on two threads with groups of their own each, with random small
     delays. What the process used after the first fifth of the time, and at the end."""
+    give_back_what_is_freed()
     mine, others = GROUPS[0::2], GROUPS[1::2]
     for _ranks, group in GROUPS:  # every connection and every thread that there will ever be
         if group is not None:

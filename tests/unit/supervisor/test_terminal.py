@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.terminal import Terminal
 
 _ASKING = """
-import pathlib, socket, threading
+import pathlib, socket, threading, time
 from debugger.record.breakpoints import BREAKPOINT, Line, Stop
 from debugger.supervisor.terminal import show_prompt
 
@@ -20,6 +20,11 @@ def rank():
     while (messages := line.receive()) is not None:
         for message in messages:
             match message:
+                case {"complete": ["slow", *_]}:
+                    time.sleep(2.2)  # longer than anybody waits for it
+                    line.send(candidates=["slow"])
+                case {"complete": [*_]}:
+                    line.send(candidates=["number"])
                 case {"line": "leave"}:
                     line.send(end="rank 3 has left its breakpoint")
                 case {"line": str(text)}:
@@ -48,6 +53,26 @@ def test_ctrl_c_counts_however_early_it_comes(tmp_path: Path) -> None:
         terminal.type("leave")
         terminal.expect("rank 3 has left its breakpoint\nstays")
         assert terminal.finish() == 0
+
+
+def test_completed_lines_arrive(tmp_path: Path) -> None:
+    """The answer to a completion is no word of the rank's that breaks the typing off."""
+    with _prompt(tmp_path) as terminal:
+        terminal.expect(r"\(rank 3\) $")
+        for _ in range(100):
+            terminal.press("p num\t")
+            terminal.expect("number")
+            terminal.type("")
+            assert "got p number" in terminal.expect(r"got.*\n\(rank 3\) $")
+
+
+def test_a_completion_that_comes_too_late_takes_no_prompt_away(tmp_path: Path) -> None:
+    with _prompt(tmp_path) as terminal:
+        terminal.expect(r"\(rank 3\) $")
+        terminal.press("p slow\t")
+        terminal.expect(r"\n\(rank 3\) $")
+        terminal.type("p y")
+        assert "got p y" in terminal.expect(r"got.*\n\(rank 3\) $")
 
 
 def test_leaving(tmp_path: Path) -> None:
