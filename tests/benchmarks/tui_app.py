@@ -20,7 +20,7 @@ SIZE = (50, 160)
 KEYS: tuple[tuple[bytes, tuple[bytes, ...]], ...] = (
     (b"c", (b"groups:",)),
     (b"s", (b"reading ...", b"stacks yet", b"before the last look")),
-    (b"o", ("rank↓".encode(),)),
+    (b"o", ("rank↑".encode(),)),
     (b"w", (b"waits for", b"nobody waits", b"end by itself")),
 )
 """A key, and words that come because of it alone: the screen also changes by itself."""
