@@ -24,6 +24,7 @@ from .guard import Guard, guarded
 from .keys import KEYS, VIEWS, bar_keys, bindings
 from .picture import Focus, Picture, Stage
 from .screens.base import Body, Chosen, Key, View
+from .terminal import LastingDriver
 from .text import Line, line, plain, safe, wrap
 from .widgets.header import banner_lines, bar_lines, header_lines
 from .widgets.palette import palette_of
@@ -59,7 +60,7 @@ class TerminalApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings()
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
-        super().__init__()
+        super().__init__(driver_class=LastingDriver)
         self.feed = Feed(path, self._post, clock)
         self.guard = Guard()
         self._away = False

@@ -157,6 +157,8 @@ class Session:
             impossible = self._injection.look()
             self._ranks = newest_ranks(look.snapshots)
             host.sample({number: rank.pid for number, rank in self._ranks.items()})
+            if self._app.hung_up:
+                self._signal = self._signal or signal.SIGHUP
             if self._signal is not None or impossible:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":

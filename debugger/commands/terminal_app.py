@@ -20,6 +20,8 @@ _START = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from tui.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
 )
+_HANGUP = 128 + signal.SIGHUP
+"""The app's exit code where its terminal has vanished."""
 _END_S = 5.0
 _MOST_BYTES = 1 << 16
 _LOOK_EVERY_S = 0.05
@@ -65,6 +67,11 @@ class Beside:
     def open(self) -> bool:
         """Whether the app has the terminal."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the app has ended because its terminal has vanished, and maybe nobody told us."""
+        return self._process is not None and self._process.poll() == _HANGUP
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait for the user to leave the app, or for that to come true."""

@@ -19,8 +19,16 @@ LIMIT_S = 60.0
 class Terminal:
     """Ends with the `with` block, and the command with it."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        self._master, slave = pty.openpty()
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        own: bool = True,
+    ) -> None:
+        """Without `own` it is no terminal of the session: no signal comes from it."""
+        master, slave = pty.openpty()
+        self._master: int | None = master
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -29,7 +37,7 @@ class Terminal:
             cwd=cwd,
             env={**environment, "TERM": "dumb"},
             start_new_session=True,
-            preexec_fn=_take_terminal,
+            preexec_fn=_take_terminal if own else None,
         )
         os.close(slave)
         self.shown = ""
@@ -44,9 +52,11 @@ class Terminal:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
+        if self.process.poll() is None:  # it is the leader of its group, in which its own app is
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if self._master is not None:
+            os.close(self._master)
 
     def expect(self, pattern: str, limit_s: float = LIMIT_S) -> str:
         """Wait until this is shown behind what was expected before; what came up to its end."""
@@ -65,12 +75,19 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         """As `type`, without Enter: "\\x03" is Ctrl-C, "\\x04" Ctrl-D."""
+        assert self._master is not None
         os.write(self._master, keys.encode())
 
     def kill(self) -> None:
         """With SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def vanish(self) -> None:
+        """As if its emulator were killed. The kernel sends SIGHUP where it is the session's own."""
+        assert self._master is not None
+        os.close(self._master)
+        self._master = None
 
     def finish(self, limit_s: float = LIMIT_S) -> int:
         """Wait for its end; its exit code."""
@@ -80,7 +97,9 @@ class Terminal:
         return self.process.wait(timeout=max(1.0, until - time.monotonic()))
 
     def _read(self, limit_s: float) -> bool:
-        if limit_s <= 0 or not select.select([self._master], [], [], limit_s)[0]:
+        if self._master is None or limit_s <= 0:
+            return False
+        if not select.select([self._master], [], [], limit_s)[0]:
             return False
         try:
             data = os.read(self._master, 1 << 16)
