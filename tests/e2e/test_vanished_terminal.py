@@ -57,11 +57,14 @@ def test_the_app_ends_with_its_terminal(command: Sequence[str], tmp_path: Path) 
         assert not [one for one in processes if one.is_running()]
 
 
-def test_in_the_middle_of_drawing_and_with_a_dialog_open(tmp_path: Path) -> None:
-    with opened([*APP, str(run_directory(tmp_path))], tmp_path) as terminal:
-        terminal.press("?")
-        terminal.expect("Esc")
-        terminal.press("\x1b[B" * 200)
+def test_in_the_middle_of_drawing(tmp_path: Path) -> None:
+    """The terminal had taken nothing any more, and the app was waiting for it."""
+    with opened([*MODULE, str(run_directory(tmp_path))], tmp_path) as terminal:
+        terminal.press("cwso" * 300)
+        process = psutil.Process(terminal.process.pid)
+        used_s = -1.0
+        while used_s < (used_s := sum(process.cpu_times()[:2])):
+            time.sleep(0.3)  # until it stands still
         assert ends(terminal) == HANGUP
 
 
