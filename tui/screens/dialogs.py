@@ -77,6 +77,8 @@ class Confirm(ModalScreen[str]):
             yield Lines("question")
 
     def on_mount(self) -> None:
+        if not self.query(Lines):  # left in the moment that it was opened: it is empty
+            return
         lines = self.query_one("#question", Lines)
         lines.palette = self._palette
         rows = [line((row, "title")) for row in wrap(self._question, 60)]
@@ -125,6 +127,8 @@ class Choose(ModalScreen[int | None]):
             yield Sheet("choices")
 
     def on_mount(self) -> None:
+        if not self.query(Sheet):  # left in the moment that it was opened: it is empty
+            return
         lines, sheet = self.query_one("#question", Lines), self.query_one("#choices", Sheet)
         lines.palette = sheet.palette = self._palette
         keys = line((" Enter ", "key"), "this one  ", (" Esc ", "key"), "none")
@@ -172,6 +176,8 @@ class Reading(ModalScreen[None]):
             yield Sheet("reading-text")
 
     def on_mount(self) -> None:
+        if not self.query(Sheet):  # left in the moment that it was opened: it is empty
+            return
         sheet = self.query_one("#reading-text", Sheet)
         sheet.palette = self._palette
         sheet.can_focus = True
@@ -182,6 +188,8 @@ class Reading(ModalScreen[None]):
         self._fill()
 
     def _fill(self) -> None:
+        if not self.query(Sheet):  # left in the moment that it was opened: it is empty
+            return
         sheet = self.query_one("#reading-text", Sheet)
         sheet.show(self._lines((sheet.size.width or 70) - 2))
 

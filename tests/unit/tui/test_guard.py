@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from textual.screen import ModalScreen
 
 import tui.__main__ as command
 import tui.app
@@ -203,3 +205,23 @@ def test_traces_are_printed_when_the_app_is_left(
     printed = capsys.readouterr().err
     assert printed.count("while the app ran, the screen Waits failed") == 1
     assert "in broken" in printed
+
+
+@pytest.mark.parametrize("name", ["help", "question", "choice", "filter"])
+def test_a_dialog_that_is_left_in_the_moment_it_opens(name: str, tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        palette = driver.app._sheet.palette
+        made: dict[str, Callable[[], ModalScreen[Any]]] = {
+            "help": lambda: dialogs.Reading(lambda _: [], palette),
+            "question": lambda: dialogs.Confirm("This?", palette),
+            "choice": lambda: dialogs.Choose("Which?", ["this"], palette),
+            "filter": lambda: dialogs.Filter(""),
+        }
+        dialog = made[name]()
+        driver.app.push_screen(dialog)
+        dialog.dismiss()
+        await driver.pilot.pause()
+        await driver.until(lambda: len(driver.app.screen_stack) == 1, "the screen itself")
+        await driver.press("c")
+
+    on_a_run(tmp_path, check)
