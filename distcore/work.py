@@ -215,7 +215,7 @@ class PendingWork(CallWork):
 class PostedWork(CallWork):
     """Of a message in the mailbox; `arrived` is called once, before the handle counts as done."""
 
-    __slots__ = ("_arrived", "_error", "_lock", "_posting", "_tensors", "text")
+    __slots__ = ("_arrived", "_lock", "_posting", "_tensors", "text")
 
     def __init__(
         self,
@@ -229,7 +229,6 @@ class PostedWork(CallWork):
         self._posting = posting
         self._tensors = tensors
         self._arrived = arrived
-        self._error: BaseException | None = None
         self._lock = Lock()
 
     def __repr__(self) -> str:

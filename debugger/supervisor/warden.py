@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -91,6 +92,18 @@ def kill_all_below(root: int) -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def ended_children() -> Iterator[dict[str, Any]]:
+    """Reaps every child that has ended; what is told of each: its pid, wait status, and when."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        yield {"pid": pid, "status": status, "time_ns": time.time_ns()}
+
+
 class Warden:
     """The event loop: sleeps until a child ends or the supervisor says something."""
 
@@ -149,14 +162,8 @@ class Warden:
             self._reap()
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            self._report({"pid": pid, "status": status, "time_ns": time.time_ns()})
+        for end in ended_children():
+            self._report(end)
 
     def _report(self, value: dict[str, Any]) -> None:
         os.write(self._reports, json.dumps(value).encode() + b"\n")

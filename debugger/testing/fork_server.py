@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -134,14 +133,8 @@ class Server:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            self._channel.send({"pid": pid, "status": status, "time_ns": time.time_ns()})
+        for end in self._warden.ended_children():
+            self._channel.send(end)
 
 
 def main() -> None:
