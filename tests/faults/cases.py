@@ -19,6 +19,7 @@ HANGS = ("--hang-timeout", "2")
 NAN = ("--check", "nan")
 REPLICAS = ("--check", "replicas")
 SLOWLY = ("--pause", "0.05")
+HALVES = {2: "partition({0}|{1})", 4: "partition({0,1}|{2,3})"}
 
 ALONE = ("alone",)
 """The faulty rank, 1, against all others: of two ranks, nobody can tell which."""
@@ -74,6 +75,15 @@ def _link(name: str, what: str, *, hangs: bool = False) -> Case:
     spec = (f"link({what}) @ frame 10",)
     flags = HANGS if hangs else ()
     return Case(name, spec, kind, (0, 1), code, flags=flags, backends=(TCP,))
+
+
+def _partitions(name: str, how: str, outcome: str, **more: object) -> list[Case]:
+    """Half of the ranks from the other half: a case for each size."""
+    given = {"arguments": SLOWLY, "backends": (TCP,)} | more
+    return [
+        Case(f"{name}, {size}", (f"{halves} {how}",), outcome, sizes=(size,), **given)  # type: ignore[arg-type]
+        for size, halves in HALVES.items()
+    ]
 
 
 def _apart(name: str, spec: str, outcome: str = "ok", **more: object) -> Case:
@@ -197,44 +207,8 @@ CASES = (
     _link("reset on both sides", "0<->1, reset"),
     _link("half open", "0->1, blackhole", hangs=True),
     _link("silent both ways", "0<->1, blackhole", hangs=True),
-    Case(
-        "partition that heals, 2",
-        ("partition({0}|{1}) @ 200ms for 500ms",),
-        "ok",
-        arguments=SLOWLY,
-        backends=(TCP,),
-        sizes=(2,),
-    ),
-    Case(
-        "partition that heals, 4",
-        ("partition({0,1}|{2,3}) @ 200ms for 500ms",),
-        "ok",
-        arguments=SLOWLY,
-        backends=(TCP,),
-        sizes=(4,),
-    ),
-    Case(
-        "partition, 2",
-        ("partition({0}|{1}) @ 200ms",),
-        "missing_rank",
-        ALL,
-        93,
-        flags=HANGS,
-        arguments=SLOWLY,
-        backends=(TCP,),
-        sizes=(2,),
-    ),
-    Case(
-        "partition, 4",
-        ("partition({0,1}|{2,3}) @ 200ms",),
-        "missing_rank",
-        ALL,
-        93,
-        flags=HANGS,
-        arguments=SLOWLY,
-        backends=(TCP,),
-        sizes=(4,),
-    ),
+    *_partitions("partition that heals", "@ 200ms for 500ms", "ok"),
+    *_partitions("partition", "@ 200ms", "missing_rank", culprits=ALL, exit_code=93, flags=HANGS),
     # Links, in a network of the ranks' own.
     _apart("slow link", "link(0->1, rate=2M)"),
     _apart("late link", "link(0->1, delay=5ms)", sizes=(2,)),
@@ -263,14 +237,14 @@ CASES = (
     _apart("all frames lost", "link(0->1, drop)", "missing_rank", culprits=ALL),
     _apart(
         "partition that heals",
-        "partition({0}|{1}) @ 200ms for 500ms",
+        f"{HALVES[2]} @ 200ms for 500ms",
         arguments=SLOWLY,
         sizes=(2,),
         quick=True,
     ),
     _apart(
         "partition, 4",
-        "partition({0,1}|{2,3}) @ 200ms",
+        f"{HALVES[4]} @ 200ms",
         "missing_rank",
         culprits=ALL,
         arguments=SLOWLY,

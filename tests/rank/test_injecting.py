@@ -23,20 +23,13 @@ def test_a_program_asks_for_faults(way: str, tmp_path: Path, torch_loaded: Torch
     kept = tmp_path / "kept"
     run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, str(kept), way, observed=False)
     assert (run.run() == 0) == (way == "clean"), run.explain()
-    shown = subprocess.run(
-        [str(runs.DISTDEBUG), "report", "--json", str(kept)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=runs.environment(),
-    )
-    report = json.loads(shown.stdout)
+    report = runs.reported(kept)
     if way == "clean":
         assert (report["outcome"], report["exit_code"]) == ("ok", 0)
         assert "injected" not in report
         assert plan.load(kept) is None
         return
-    assert (report["outcome"], report["exit_code"]) == ("rank_exception", 1), shown
+    assert (report["outcome"], report["exit_code"]) == ("rank_exception", 1), report
     (error,) = [one for one in report["findings"] if one["severity"] == "error"]
     assert error["culprits"] == [1]
     assert error["injected"] == 'raise(rank=1, "ValueError: on purpose") @ step 3'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,14 +37,8 @@ def test_report_of_its_run(
     kept = tmp_path / "kept"
     run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT, way, str(kept), observed=False)
     assert (run.run() == 0) == (way == "clean"), run.explain()
-    shown = subprocess.run(
-        [str(runs.DISTDEBUG), "report", "--json", str(kept)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = json.loads(shown.stdout)
-    assert (report["outcome"], report["exit_code"]) == (outcome, code), shown
+    report = runs.reported(kept)
+    assert (report["outcome"], report["exit_code"]) == (outcome, code), report
     assert [rank["exit"]["code"] for rank in report["ranks"].values()] == [code and 1] * 2
 
 

@@ -98,3 +98,16 @@ def run(
     """Run to the end, with the run directory below `tmp_path`."""
     directory = tmp_path / "run"
     return finish(start(command, arguments, directory, tmp_path, extra), directory, limit_s)
+
+
+def reported(directory: Path) -> dict[str, Any]:
+    """What `distdebug report --json` says of a run directory."""
+    done = subprocess.run(
+        [str(DISTDEBUG), "report", "--json", str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)

@@ -6,16 +6,14 @@ behave.
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.spawned import spawn
+
 PROGRAM = Path(__file__).with_name("ranks_on_the_fake.py")
-ROOT = Path(__file__).parents[3]
 LIMIT_S = 100
 
 
@@ -24,27 +22,7 @@ def run(size: int, what: str, scratch: Path) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(size), port, what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(scratch)},
-        )
-        for rank in range(size)
-    ]
-    try:
-        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, text in zip(ranks, printed, strict=True):
-        assert rank.returncode == 0, f"{rank.args}: {rank.returncode}\n" + "\n---\n".join(printed)
-        assert text.strip()
-    return printed
+    return spawn(PROGRAM, size, (port, what), lambda _: {"TMPDIR": str(scratch)}, LIMIT_S)
 
 
 @pytest.mark.timeout(150)

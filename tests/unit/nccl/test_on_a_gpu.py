@@ -7,17 +7,17 @@ NCCL refuses two ranks of one host on one GPU, so those give themselves differen
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.spawned import ROOT, spawn
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).with_name("ranks_on_a_gpu.py")
-ROOT = Path(__file__).parents[3]
 LIMIT_S = 300
 BAR = 1.05
 """all_reduce from 1 MiB on may take so much of what torch's own NCCL takes."""
@@ -25,26 +25,8 @@ BAR = 1.05
 
 def run(size: int, what: str, directory: Path) -> list[str]:
     """What each rank printed."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(size), str(directory / "store"), what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "NCCL_HOSTID": f"rank-{rank}"},
-        )
-        for rank in range(size)
-    ]
-    try:
-        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    everything = "\n---\n".join(printed)
-    assert [rank.returncode for rank in ranks] == [0] * size, everything
-    return printed
+    arguments = (str(directory / "store"), what)
+    return spawn(PROGRAM, size, arguments, lambda rank: {"NCCL_HOSTID": f"rank-{rank}"}, LIMIT_S)
 
 
 @pytest.mark.parametrize("size", [1, 2])
