@@ -66,34 +66,26 @@ EITHER = Reach(("cpu", "cuda"), (), _plain_on_either)
 GPU_ONLY = Reach(("cuda",), (), _plain_on_a_gpu)
 
 
-class _Copy:
-    """One tensor and its stand-in."""
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One tensor and its stand-in. `ready`: an event before which it must not be copied."""
 
-    __slots__ = ("_original", "_reads", "_ready", "_writes", "scratch")
-
-    def __init__(self, tensor: Tensor, reads: bool, writes: bool) -> None:
-        self._original = tensor
-        self._reads = reads
-        self._writes = writes
-        self._ready: Any = None
-        if tensor.is_cpu:
-            self.scratch = torch.empty(tensor.shape, dtype=tensor.dtype)
-        else:
-            # The copies run on the default stream of whatever thread has the call's turn: not
-            # before what the caller's stream still has to do with this tensor.
-            self.scratch = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._ready = torch.cuda.current_stream(tensor.device).record_event()
+    original: Tensor
+    scratch: Tensor
+    reads: bool
+    writes: bool
+    ready: Any = None
 
     def load(self) -> None:
-        if self._ready is not None:
-            self._ready.synchronize()
-        if self._reads:
-            self.scratch.copy_(self._original)
+        if self.ready is not None:
+            self.ready.synchronize()
+        if self.reads:
+            self.scratch.copy_(self.original)
 
     def store(self) -> None:
-        if self._writes:
+        if self.writes:
             # Blocking also for a GPU: when the call is over, every stream may read the result.
-            self._original.copy_(self.scratch)
+            self.original.copy_(self.scratch)
 
 
 class Staging:
@@ -103,7 +95,7 @@ class Staging:
 
     def __init__(self, reach: Reach = MAIN_MEMORY) -> None:
         self._is_plain = reach.is_plain
-        self._copies: list[_Copy] = []
+        self._copies: list[Copy] = []
         self._inference = False
 
     def __bool__(self) -> bool:
@@ -115,10 +107,19 @@ class Staging:
             tensor = tensor.detach()
         if self._is_plain(tensor):
             return tensor
-        copy = _Copy(tensor, reads, writes)
-        self._copies.append(copy)
+        scratch, ready = self._stand_in(tensor)
+        self._copies.append(Copy(tensor, scratch, reads, writes, ready))
         self._inference = self._inference or tensor.is_inference()
-        return copy.scratch
+        return scratch
+
+    def _stand_in(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Room for a tensor, and the event before which it must not be copied."""
+        if tensor.is_cpu:
+            return torch.empty(tensor.shape, dtype=tensor.dtype), None
+        # The copies run on the default stream of whatever thread has the call's turn: not
+        # before what the caller's stream still has to do with this tensor.
+        room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return room, torch.cuda.current_stream(tensor.device).record_event()
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """`take` for tensors that are read."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..staging import Reach
+from ..staging import Staging
 from .plan import Plan, merged
 
 
@@ -41,47 +41,15 @@ def together(calls: Sequence[Planned]) -> Planned:
     )
 
 
-class DeviceStaging:
+class DeviceStaging(Staging):
     """The copies of one call's tensors that do not lie in memory as NCCL needs them: made on the
-    device, on the call's stream. As `staging.Staging`."""
+    device, on the call's stream."""
 
-    __slots__ = ("_copies", "_is_plain")
+    __slots__ = ()
 
-    def __init__(self, reach: Reach) -> None:
-        self._is_plain = reach.is_plain
-        self._copies: list[tuple[Tensor, Tensor, bool, bool]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._copies)
-
-    def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
-        """The tensor, or what NCCL shall work on in its place."""
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        if self._is_plain(tensor):
-            return tensor
+    def _stand_in(self, tensor: Tensor) -> tuple[Tensor, None]:
         with torch.inference_mode(tensor.is_inference()):
-            room = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        self._copies.append((tensor, room, reads, writes))
-        return room
-
-    def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [self.take(one, True, False) for one in tensors]
-
-    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [self.take(one, False, True) for one in tensors]
-
-    def load(self) -> None:
-        with torch.no_grad():
-            for tensor, room, reads, _writes in self._copies:
-                if reads:
-                    room.copy_(tensor)
-
-    def store(self) -> None:
-        with torch.no_grad():
-            for tensor, room, _reads, writes in self._copies:
-                if writes:
-                    tensor.copy_(room)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), None
 
     def around(self, body: Any) -> Any:
         """The call with the copying before and after; the call itself if there is none."""
@@ -95,5 +63,5 @@ class DeviceStaging:
                 plan[-1].then.append(self.store)
             return plan
 
-        mine = tuple(one for tensor, room, _, _ in self._copies for one in (tensor, room))
+        mine = tuple(one for copy in self._copies for one in (copy.original, copy.scratch))
         return Planned(make, (*body.tensors, *mine), body.blocks)
