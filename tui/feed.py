@@ -313,6 +313,7 @@ class _Run:
             shown = rows.odd_ones(states, culprits, lags)
             if picture.focus.rank is not None and picture.focus.rank in states:
                 shown = list(dict.fromkeys([*shown, picture.focus.rank]))
+        groups = dict(rows.groups_of(ranks))
         made: dict[int, RankRow] = {
             number: rows.row_of(
                 number,
@@ -323,17 +324,17 @@ class _Run:
                 number in culprits,
                 self._host.by_rank.get(number, Usage()),
                 self._logs.progress(number) if number in ranks else Progress(),
+                groups,
                 picture.stood.get(number),
             )
             for number in shown
         }
-        groups = rows.groups_of(ranks)
         calls = sum(rank.calls for rank in ranks.values())
         picture = replace(
             picture,
             states=states,
             rows=made,
-            groups=tuple(groups),
+            groups=tuple(groups.items()),
             backend=_backend(ranks),
             calls=calls,
             calls_per_s=self._rate(picture, calls),

@@ -11,13 +11,14 @@ from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
 
 from .picture import Found, Progress, RankRow, State, Stood, Usage
-from .text import safe
+from .text import apart, safe
 
 LATE_AFTER_NS = 1_000_000_000
 """Others have waited this long for a rank before it is called late."""
 MOST_ROWS = 64
 """Of a larger world only the odd ranks have rows; the heat map shows all."""
 MOST_ODD = 200
+MOST_NAME = 80
 _STOPPED = frozenset("Tt")
 _ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
 _STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
@@ -129,9 +130,11 @@ def row_of(
     culprit: bool,
     usage: Usage,
     progress: Progress,
+    groups: Mapping[GroupKey, str],
     stood: Stood | None = None,
 ) -> RankRow:
-    """The overview's row of one rank; `stood`: how it did when the verdict was told."""
+    """The overview's row of one rank; `groups`: what to call each; `stood`: how it did when the
+    verdict was told."""
     if rank is None:
         words = str(state.value) if state is State.UNSEEN else "not seen yet"
         return RankRow(number, state, words, culprit=culprit)
@@ -149,13 +152,12 @@ def row_of(
     where = safe(site_text(site)) if site else ""
     if state in OVER and stood is not None and stood.site:
         where = stood.site
-    group = rank.groups.get(call.group) if call else None
     return RankRow(
         rank=number,
         state=state,
         words=words_of(rank, state, waits, number),
         call=safe(call_text(call)) if call else "",
-        group=safe(group_name(group.key[0], group.desc), 80) if group else "",
+        group=groups.get(call.group, "") if call else "",
         seq=call.seq if call else None,
         since_ns=since_ns,
         lag=lag,
@@ -212,12 +214,13 @@ def _current_call(rank: Rank, state: State) -> Call | None:
 
 
 def groups_of(ranks: Mapping[int, Rank]) -> list[tuple[GroupKey, str]]:
-    """Every group with what the user would call it, the default group first."""
+    """Every group with what the user would call it, the default group first; names that several
+    groups have are numbered."""
     found: dict[GroupKey, tuple[bool, str]] = {}
     for rank in ranks.values():
         for key, group in rank.groups.items():
             if key not in found:
-                name = safe(group_name(key[0], group.desc), 80)
+                name = safe(group_name(key[0], group.desc), MOST_NAME)
                 found[key] = (group.desc != DEFAULT_GROUP, name)
     order: Sequence[GroupKey] = sorted(found, key=lambda key: (found[key][0], len(key[0]), key))
-    return [(key, found[key][1]) for key in order]
+    return list(zip(order, apart([found[key][1] for key in order], MOST_NAME), strict=True))

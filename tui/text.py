@@ -6,7 +6,9 @@ what they look like. Text from a rank passes `safe` on its way in; nothing is ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 
 from rich.cells import cell_len, set_cell_size
 
@@ -50,6 +52,34 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     if size > width:
         return set_cell_size(text, width - 1) + "…"
     return " " * (width - size) + text if right else text + " " * (width - size)
+
+
+def apart(names: Sequence[str], width: int) -> list[str]:
+    """The names, in at most `width` (12 or more) cells each and no two of them alike: a longer one
+    loses its middle, since what tells names apart stands at an end; equal ones are numbered."""
+    short = [_ends(name, width) for name in names]
+    many = Counter(short)
+    taken = set(short)
+    numbers: dict[str, Iterator[int]] = {cut: count(1) for cut in many}
+    told = []
+    for name, cut in zip(names, short, strict=True):
+        if many[cut] > 1:
+            ends = (f" ({number})" for number in numbers[cut])
+            options = (_ends(name, width - len(end)) + end for end in ends)
+            told.append(next(one for one in options if one not in taken))
+            taken.add(told[-1])
+        else:
+            told.append(cut)
+    return told
+
+
+def _ends(text: str, width: int) -> str:
+    if cell_len(text) <= width:
+        return text
+    tail = text
+    while cell_len(tail) > width // 2 - 1:
+        tail = tail[1:]
+    return f"{set_cell_size(text, width - cell_len(tail) - 1)}…{tail}"
 
 
 def place(site: str, width: int) -> str:

@@ -228,9 +228,11 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
     row = picture.rows.get(detail.rank)
     if row is not None:
         rows += _figures(row)
+    names = dict(picture.groups)
     for key, group in rank.groups.items():
         about = f"{group.backend}, {ranks_text(group.ranks)}, {group.issued} collectives"
-        rows.append((f"group {safe(group_name(key[0], group.desc), 20)}", safe(about)))
+        name = names.get(key) or safe(group_name(key[0], group.desc), 80)
+        rows.append((f"group {name}", safe(about)))
     shown = {"host", "job"}
     rows += [
         (safe(name, 20), safe(_flat(value)))

@@ -10,7 +10,7 @@ from debugger.record.layout import CallState
 from debugger.record.snapshot import Call, GroupKey
 from debugger.record.wording import call_text, site_text
 
-from ..text import Line, called_at, duration, fit, safe
+from ..text import Line, apart, called_at, duration, fit, safe
 
 MOST_NAME = 12
 
@@ -40,8 +40,12 @@ def timeline_lines(
     open_calls = any(not call.completed_ns for call in calls)
     if open_calls and not ended:
         until_ns = max(until_ns, now_ns)
-    names = [safe((groups or {}).get(call.group, "")) for call in calls]
-    column = min(MOST_NAME, max(map(cell_len, names)))
+    groups = groups or {}
+    short = dict(
+        zip(groups, apart([safe(name) for name in groups.values()], MOST_NAME), strict=True)
+    )
+    names = [short.get(call.group, "") for call in calls]
+    column = max(map(cell_len, names))
     width -= column + 1 if column else 0
     rows = [_line(call, from_ns, until_ns, bar, width, ended) for call in calls]
     if column:

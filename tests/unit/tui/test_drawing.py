@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rich.cells import cell_len
 from rich.style import Style
@@ -132,6 +134,45 @@ def test_the_timeline() -> None:
     assert plain(newest).split()[:5] == ["#2", "…", "10", "ms", "·········█"]
     assert "no end" in plain(timeline_lines(calls, 10**12, 60, ended=True)[0])
     assert plain(timeline_lines([], 0, 60, ended=False)[0]) == "no calls on record"
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["one", "other"], ["one", "other"]),
+        (["pair", "world", "pair"], ["pair (1)", "world", "pair (2)"]),
+        (["pair", "pair (1)", "pair"], ["pair (2)", "pair (1)", "pair (3)"]),
+        (["tensor_parallel_1", "tensor_parallel_2"], ["tensor…lel_1", "tensor…lel_2"]),
+        (["stage_1_of_pipes", "stage_2_of_pipes"], ["stag…pes (1)", "stag…pes (2)"]),
+        (["日本語日本語です", "日本語日本語です"], ["日本 …す (1)", "日本 …す (2)"]),
+        ([], []),
+    ],
+)
+def test_no_two_names_look_alike(names: list[str], shown: list[str]) -> None:
+    assert text.apart(names, 12) == shown
+    assert all(cell_len(one) <= 12 for one in shown)
+
+
+def test_many_groups_of_one_name() -> None:
+    assert len(set(text.apart(["a_mesh_dimension"] * 1000, 12))) == 1000
+
+
+def test_the_timeline_tells_groups_of_one_description_apart() -> None:
+    calls = [
+        replace(call(number, number, 1, CallState.COMPLETED), group=(str(number), 0))
+        for number in range(3)
+    ]
+    groups = {("0", 0): "default_pg", ("1", 0): "pair", ("2", 0): "pair"}
+    lines = timeline_lines(calls, 10**9, 80, ended=False, groups=groups)
+    assert [plain(row).split("#")[0].strip() for row in lines] == [
+        "pair (2)",
+        "pair (1)",
+        "default_pg",
+    ]
+    # The same group in many calls is one group.
+    again = [replace(one, group=("1", 0)) for one in calls]
+    lines = timeline_lines(again, 10**9, 80, ended=False, groups={("1", 0): "pair"})
+    assert [plain(row).split("#")[0].strip() for row in lines] == ["pair"] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.unit.diagnosis.builder import Run
 from tui.picture import LogLine, Picture, Progress, RankDetail, RankRow, Stage, State, Usage
+from tui.rows import groups_of
 from tui.screens.base import Chosen
 from tui.screens.rank import RankView, about_lines
 from tui.text import Line, called_at, plain
@@ -79,6 +80,21 @@ def test_a_group_without_a_description_has_torchs_name() -> None:
     rows = [plain(one) for one in about_lines(picture, RankDetail(0), 80)]
     assert [one for one in rows if one.startswith("group 7 ")]
     assert not [one for one in rows if "undefined" in one]
+
+
+def test_groups_of_one_description_have_numbers() -> None:
+    run = Run(2)
+    for name in ("7", "8"):
+        run.ranks[0].has_group(name, [0, 1], desc="pair")
+    run.ranks[0].has_group("9", [0, 1], desc="alone")
+    ranks = {0: run.ranks[0].frozen()}
+    groups = groups_of(ranks)
+    assert [name for (name, _), _ in groups if name in "789"] == ["7", "8", "9"]
+    assert [name for _, name in groups][-3:] == ["pair (1)", "pair (2)", "alone"]
+    picture = Picture(Path("run"), states={0: State.COMPUTING}, ranks=ranks, groups=tuple(groups))
+    rows = [plain(one) for one in about_lines(picture, RankDetail(0), 80)]
+    for name in ("pair (1)", "pair (2)", "alone"):
+        assert len([one for one in rows if one.startswith(f"group {name} ")]) == 1
 
 
 def test_what_a_small_overview_has_no_column_for() -> None:
