@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import distcore  # noqa: F401 - registers the backend
+from distcore.reduction import Reduction
 from distcore.testing import check_backend
 
 LIMIT_S = 3.0
@@ -187,6 +188,50 @@ def scenario_abort(rank, size):
         expect("abort", lambda: dist.all_reduce(torch.ones(4), group=group))
 
 
+def scenario_stopped(rank, size):
+    """A rank that stops in the middle of a big call: in the operation that MPI asks it for."""
+    group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+    pids = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    big = torch.ones(16_000_000, dtype=torch.bfloat16)
+    dist.all_reduce(big, group=group)
+    assert (big == size).all()
+    say("moved", kind=None)
+    if rank == 1:
+        merge = Reduction.merge
+
+        def stop_first(*given):
+            Reduction.merge = merge
+            os.kill(os.getpid(), signal.SIGSTOP)
+            merge(*given)
+
+        Reduction.merge = stop_first
+    expect("stopped", lambda: dist.all_reduce(big, group=group))
+    if rank == 0:
+        time.sleep(1)  # another rank's deadline may be a little later
+        os.kill(pids[1], signal.SIGCONT)
+
+
+def scenario_splits(rank, size):
+    """Some ranks' parts are alike, others' not, and they need not know of each other."""
+    for scale in (1, 100_000):
+        counts = [
+            [(source + target) % 2 * scale for target in range(size)] for source in range(size)
+        ]
+        counts[0] = [scale] * size
+        given = torch.full((sum(counts[rank]),), rank, dtype=torch.int64)
+        into = [counts[source][rank] for source in range(size)]
+        found = torch.full((sum(into),), -1, dtype=torch.int64)
+        ours = None if rank == 0 else counts[rank]
+        dist.all_to_all_single(found, given, into, ours)
+        assert found.tolist() == [s for s in range(size) for _ in range(into[s])]
+        same = torch.arange(size * scale)
+        dist.all_to_all_single(same, same)
+        assert (same.view(size, -1) == torch.arange(size * scale).view(size, -1)[rank]).all()
+    nothing = torch.empty(0)
+    dist.all_to_all_single(nothing, nothing)
+
+
 def scenario_wait(rank, size):
     """wait(timeout) gives up, and the call goes on."""
     data = torch.ones(4)
@@ -259,6 +304,9 @@ def scenario_huge(rank, size):
     whole.fill_(rank)
     dist.all_to_all(received, parts)
     assert [one[-1].item() for one in received] == list(range(size))
+    flat = torch.zeros_like(whole)
+    dist.all_to_all_single(flat, whole)
+    assert [one[-1].item() for one in flat.chunk(size)] == list(range(size))
 
 
 for name in sys.argv[1:]:
