@@ -10,8 +10,9 @@ from torch import Tensor
 
 from . import call_text, checks
 from .call_options import AllGather, AllReduceCoalesced, ReduceScatter, options
-from .collectives import Collectives, _parts
+from .collectives import Collectives
 from .session import Body
+from .whole import Parts
 
 
 class Coalesced(Collectives):
@@ -40,7 +41,7 @@ class Coalesced(Collectives):
             checks.part(caller, f"inputs[{index}]", data, f"outputs[{index}]", output)
         staging = self._engine.staging()
         sources = [staging.take(one, True, False) for one in inputs]
-        targets = [_parts(staging.take(one, False, True), self._size) for one in outputs]
+        targets = [Parts.even(staging.take(one, False, True), self._size) for one in outputs]
         text = call_text.coalesced("all_gather_into_tensor_coalesced", None, _facts(inputs))
 
         body = self._all_gathers(targets, sources)
@@ -65,7 +66,7 @@ class Coalesced(Collectives):
         kind = hash(opts.reduceOp)
         combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
         staging = self._engine.staging()
-        sources = [_parts(staging.take(one, True, False), self._size) for one in inputs]
+        sources = [Parts.even(staging.take(one, True, False), self._size) for one in inputs]
         targets = [staging.take(one, False, True) for one in outputs]
         text = call_text.coalesced("reduce_scatter_tensor_coalesced", kind, _facts(outputs))
 

@@ -29,14 +29,10 @@ from .call_options import (
 from .checks import Caller
 from .issuing import Issuing
 from .reduction import reduction_for
+from .staging import Staging, around
 from .whole import Parts
 
 _reductions: dict[tuple[int, torch.dtype], Any] = {}
-
-
-def _parts(tensor: Tensor, size: int) -> Parts:
-    """Equal parts of a contiguous tensor, flat."""
-    return Parts(tensor, tensor.view(size, tensor.numel() // size).unbind(0))
 
 
 class Collectives(Issuing):
@@ -50,6 +46,17 @@ class Collectives(Issuing):
             if kind != call_text.PREMUL_SUM:  # which carries its factor with it
                 _reductions[kind, dtype] = known
         return known
+
+    def _pair(
+        self, caller: Caller, output: Any, data: Any
+    ) -> tuple[Tensor, Tensor, Staging | None]:
+        """Output and input, checked, as the engine shall take them; and their copying, if any."""
+        if self._is_plain(output) and self._is_plain(data):
+            checks.same_dtype(caller, "output", output, "input", data)
+            return output, data, None
+        checks.pair(caller, "output", output, "input", data)
+        staging = self._engine.staging()
+        return staging.take(output, False, True), staging.take(data, True, False), staging
 
     # -- reducing --------------------------------------------------------------------------------
 
@@ -161,19 +168,17 @@ class Collectives(Issuing):
         inputTensor: Any,
         opts: Any = None,
     ) -> Any:
-        opts = options(ReduceScatter, opts)
+        if opts.__class__ is not ReduceScatter:
+            opts = options(ReduceScatter, opts)
         output, data = outputTensor, inputTensor
         caller = self._caller("reduce_scatter_tensor")
-        checks.pair(caller, "output", output, "input", data)
+        target, source, staging = self._pair(caller, output, data)
         checks.part(caller, "output", output, "input", data)
         kind = hash(opts.reduceOp)
         combine = self._reduction(kind, opts.reduceOp, output.dtype)
-        staging = self._engine.staging()
-        sources = _parts(staging.take(data, True, False), self._size)
-        target = staging.take(output, False, True)
         text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
-        body = staging.around(self._engine.reduce_scatter(target, sources, combine))
-        return self._issue("_reduce_scatter_base_", text, opts, body, [output])
+        body = self._engine.reduce_scatter(target, Parts.even(source, self._size), combine)
+        return self._issue("_reduce_scatter_base_", text, opts, around(staging, body), [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -193,13 +198,14 @@ class Collectives(Issuing):
         caller = self._caller("broadcast")
         data = checks.only_one(caller, "tensors", listed(tensors, tensor))
         root = checks.group_rank(caller, "root", opts.rootRank)
-        flat, staging = data, self._engine.staging()
+        flat, staging = data, None
         if not self._is_plain(data):
             checks.tensor(caller, "tensor", data, written=root != self._rank)
+            staging = self._engine.staging()
             flat = staging.take(data, root == self._rank, root != self._rank)
         text = call_text.rooted("broadcast", "src", self._ranks[root], data.dtype, data.numel())
-        body = staging.around(self._engine.broadcast(flat, root))
-        return self._issue("broadcast_", text, opts, body, [data])
+        body = self._engine.broadcast(flat, root)
+        return self._issue("broadcast_", text, opts, around(staging, body), [data])
 
     def allgather(
         self,
@@ -235,17 +241,15 @@ class Collectives(Issuing):
         return self._issue("allgather_", text, opts, body, outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
-        opts = options(AllGather, opts)
+        if opts.__class__ is not AllGather:
+            opts = options(AllGather, opts)
         data = input
         caller = self._caller("all_gather_into_tensor")
-        checks.pair(caller, "output", output, "input", data)
+        target, source, staging = self._pair(caller, output, data)
         checks.part(caller, "input", data, "output", output)
-        staging = self._engine.staging()
-        source = staging.take(data, True, False)
-        targets = _parts(staging.take(output, False, True), self._size)
         text = call_text.moving("all_gather_into_tensor", data.dtype, data.numel())
-        body = staging.around(self._engine.all_gather(targets, source))
-        return self._issue("_allgather_base_", text, opts, body, [output])
+        body = self._engine.all_gather(Parts.even(target, self._size), source)
+        return self._issue("_allgather_base_", text, opts, around(staging, body), [output])
 
     _allgather_base = all_gather_single
 
@@ -346,19 +350,17 @@ class Collectives(Issuing):
         opts: Any = None,
         timeout: Any = None,
     ) -> Any:
-        opts = options(AllToAll, opts, timeout)
+        if opts.__class__ is not AllToAll:
+            opts = options(AllToAll, opts, timeout)
         data = input
         caller = self._caller("all_to_all_single")
-        checks.pair(caller, "output", output, "input", data)
+        target, source, staging = self._pair(caller, output, data)
         receives = checks.splits(caller, "output_split_sizes", output_split_sizes, output, "output")
         sends = checks.splits(caller, "input_split_sizes", input_split_sizes, data, "input")
         self._own_part(caller, receives[self._rank], sends[self._rank])
-        staging = self._engine.staging()
-        sources = torch.split(staging.take(data, True, False).view(-1), sends)
-        targets = torch.split(staging.take(output, False, True).view(-1), receives)
         text = call_text.uncounted("all_to_all_single", data.dtype)
-        body = staging.around(self._engine.all_to_all(targets, sources))
-        return self._issue("alltoall_base_", text, opts, body, [output])
+        body = self._engine.all_to_all(Parts(target, receives), Parts(source, sends))
+        return self._issue("alltoall_base_", text, opts, around(staging, body), [output])
 
     alltoall_base = all_to_all_single
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from . import call_text, checks
 from .issuing import Issuing
 from .work import CallWork
@@ -23,12 +21,14 @@ class PointToPoint(Issuing):
         """Send a tensor to group rank `dst`. The handle is done when the tensor may be changed."""
         caller = self._caller("send")
         data = checks.only_one(caller, "tensors", tensors)
-        checks.tensor(caller, "tensor", data)
+        flat = data
+        if not self._is_plain(data):
+            checks.tensor(caller, "tensor", data)
+            staging = self._engine.staging()
+            flat = staging.take(data, True, False)
+            staging.load()
         dst = checks.peer(caller, "dst", dst)
         tag = checks.tag(caller, tag)
-        staging = self._engine.staging()
-        flat = staging.take(data, True, False)
-        staging.load()
         text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
         tensors = [data] if flat is data else [data, flat]
 
@@ -41,7 +41,6 @@ class PointToPoint(Issuing):
         """Receive the next message of group rank `src` with this tag."""
         caller = self._caller("recv")
         data = checks.only_one(caller, "tensors", tensors)
-        checks.tensor(caller, "tensor", data, written=True)
         src = checks.peer(caller, "src", src)
         return self._receive(caller, data, src, tag)
 
@@ -50,16 +49,17 @@ class PointToPoint(Issuing):
         `source_rank`."""
         caller = self._caller("recv")
         data = checks.only_one(caller, "tensors", tensors)
-        checks.tensor(caller, "tensor", data, written=True)
         return self._receive(caller, data, None, tag)
 
-    def _receive(self, caller: Any, data: Tensor, src: int | None, tag: Any) -> Any:
+    def _receive(self, caller: Any, data: Any, src: int | None, tag: Any) -> Any:
         tag = checks.tag(caller, tag)
-        staging = self._engine.staging()
-        flat = staging.take(data, False, True)
+        flat, arrived = data, None
+        if not self._is_plain(data):
+            checks.tensor(caller, "tensor", data, written=True)
+            staging = self._engine.staging()
+            flat, arrived = staging.take(data, False, True), staging.store
         source = None if src is None else self._ranks[src]
         text = call_text.message("recv", source, tag, data.dtype, data.numel())
-        arrived = staging.store if staging else None
         tensors = [data] if flat is data else [data, flat]
 
         def start() -> CallWork:

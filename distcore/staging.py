@@ -16,9 +16,10 @@ from torch import Tensor
 _strided = torch.strided
 
 
-def _plain_in_main_memory(tensor: Tensor) -> bool:
+def _plain_in_main_memory(tensor: Any) -> bool:
     return (
-        tensor.layout is _strided
+        isinstance(tensor, Tensor)
+        and tensor.layout is _strided
         and tensor.is_cpu
         and tensor.is_contiguous()
         and not tensor.requires_grad
@@ -27,9 +28,10 @@ def _plain_in_main_memory(tensor: Tensor) -> bool:
     )
 
 
-def _plain_on_a_gpu(tensor: Tensor) -> bool:
+def _plain_on_a_gpu(tensor: Any) -> bool:
     return (
-        tensor.layout is _strided
+        isinstance(tensor, Tensor)
+        and tensor.layout is _strided
         and tensor.is_cuda
         and tensor.is_contiguous()
         and not tensor.requires_grad
@@ -38,7 +40,7 @@ def _plain_on_a_gpu(tensor: Tensor) -> bool:
     )
 
 
-def _plain_on_either(tensor: Tensor) -> bool:
+def _plain_on_either(tensor: Any) -> bool:
     return _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor)
 
 
@@ -154,3 +156,8 @@ class Staging:
             self.store()
 
         return staged
+
+
+def around(staging: Staging | None, body: Callable[[Any], object]) -> Callable[[Any], object]:
+    """`Staging.around`, where there may be none."""
+    return body if staging is None else staging.around(body)

@@ -1,13 +1,15 @@
 """The engine of mpi: each call is one of MPI's, on the tensors' own memory.
 
 - Moving is of bytes. Where a call gives one tensor of all ranks' parts, MPI's collective works on
-  it; a list of tensors is packed while it is small, and otherwise its parts are sent one by one, as
-  are those of all_to_all: only so every part stays where it is.
-- Reductions of `_MEET_BYTES` and more are MPI's blocking calls, which are up to twice as fast as
-  the others, once all ranks have met: a rank that does not come is still found by the deadline.
+  it; a list of tensors is packed while it is small, and otherwise its parts are sent one by one:
+  only so every part stays where it is.
+- From `_MEET_BYTES` on, all but broadcast are MPI's blocking calls, which are up to three times as
+  fast as the others, once all ranks have met: a rank that does not come is still found by the
+  deadline.
 - MPI counts in 31 bits. What has more bytes goes in pieces.
 
-What every rank must decide alike is decided by what the ranks agree on (op, dtype, counts).
+What every rank must decide alike is decided by what the ranks agree on (op, dtype, counts); how
+all_to_all_single is split they do not know of each other, and tell when they meet.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ from ..queued_engine import QueuedEngine
 from ..reduction import Reduction
 from ..session import Body, Session
 from ..staging import Reach, Staging
-from ..whole import whole_of
+from ..whole import Parts, whole_of
 from .line import Line
+from .memory import (
+    MOST_BYTES,
+    counts_and_starts,
+    empty_for,
+    pieces,
+    settle,
+    settle_all,
+    starts,
+    touch,
+    unpack,
+)
 from .operations import operation
 
 _MEET_BYTES = 1024 * 1024
 _PACKED_BYTES = 64 * 1024
-_MOST_BYTES = 2**31 - 4096
-"""In one call of MPI's; a multiple of every element's size."""
 _TAG = 7
 
 
@@ -47,7 +58,7 @@ class MpiEngine(QueuedEngine):
 
     def _bytes(self, tensor: Tensor) -> Any:
         """The tensor's memory as a buffer of bytes."""
-        _settle(tensor)
+        settle(tensor)
         return self._address(tensor.data_ptr(), tensor.nbytes)
 
     # -- reducing ----------------------------------------------------------------------------------
@@ -66,13 +77,13 @@ class MpiEngine(QueuedEngine):
         def body(net: Line) -> None:
             if reduction.factor is not None:
                 reduction.prepare(tensor, tensor)
-            for piece in _pieces(tensor):
+            comm, in_place = self._comm, self._mpi.IN_PLACE
+            for piece in self._met_for(net, tensor):
                 spec = [self._bytes(piece), datatype]
                 if size_bytes < _MEET_BYTES:
-                    net.run(size_bytes, tensor, self._comm.Iallreduce, self._mpi.IN_PLACE, spec, op)
-                    continue
-                net.meet()
-                net.block(self._comm.Allreduce, self._mpi.IN_PLACE, spec, op)
+                    net.run(size_bytes, tensor, comm.Iallreduce, in_place, spec, op)
+                else:
+                    net.block(size_bytes, tensor, comm.Allreduce, in_place, spec, op)
             reduction.finish(tensor, self._size)
 
         return body
@@ -93,7 +104,7 @@ class MpiEngine(QueuedEngine):
 
         def body(net: Line) -> None:
             mine = reduction.prepare(tensor, tensor if is_root else None)
-            for piece in _pieces(mine):
+            for piece in self._met_for(net, mine):
                 self._reduce(net, piece, piece if is_root else None, root, op, datatype)
             if is_root:
                 reduction.finish(tensor, self._size)
@@ -112,8 +123,13 @@ class MpiEngine(QueuedEngine):
         if mine.nbytes < _MEET_BYTES:
             net.run(mine.nbytes, (mine, into), self._comm.Ireduce, send, receive, op, root)
         else:
+            net.block(mine.nbytes, (mine, into), self._comm.Reduce, send, receive, op, root)
+
+    def _met_for(self, net: Line, tensor: Tensor) -> Iterator[Tensor]:
+        """The tensor's pieces, where there are many bytes after the ranks have met."""
+        if tensor.nbytes >= _MEET_BYTES:
             net.meet()
-            net.block(self._comm.Reduce, send, receive, op, root)
+        return pieces(tensor)
 
     def reduce_scatter(
         self, output: Tensor, inputs: Sequence[Tensor], reduction: Reduction
@@ -124,32 +140,39 @@ class MpiEngine(QueuedEngine):
             target = staging.take(output, False, True)
             return staging.around(self.reduce_scatter(target, copies, reduction))
         op, datatype = operation(self._mpi, reduction)
-        total_bytes = sum(one.nbytes for one in inputs)
         whole = whole_of(inputs)
+        if whole is None:
+            total_bytes = sum(one.nbytes for one in inputs)
+        else:
+            total_bytes = whole.nbytes
+        comm = self._comm
+        ready = reduction.factor is None and not reduction.divides
+        ready = ready and 0 < total_bytes < _MEET_BYTES
+        if ready and whole is not None and not touch(output, whole):
+            send = [self._bytes(whole), datatype]
+            receive = [self._bytes(output), datatype]
+            issue = comm.Ireduce_scatter_block
+            return lambda net: net.run(total_bytes, (whole, output), issue, send, receive, op)
 
         def body(net: Line) -> None:
-            if total_bytes > _MOST_BYTES or (whole is None and total_bytes >= _MEET_BYTES):
+            if total_bytes > MOST_BYTES or (whole is None and total_bytes >= _MEET_BYTES):
                 self._reduce_parts(net, output, inputs, reduction, op, datatype)
             elif total_bytes:
                 source = torch.cat([one.view(-1) for one in inputs]) if whole is None else whole
                 source = reduction.prepare(source)
-                mine = output if whole is None or not _touch(output, whole) else output.clone()
+                mine = output if whole is None or not touch(output, whole) else output.clone()
                 each = reduction.computed_as.itemsize
                 send = [self._bytes(source), datatype]
                 receive = [self._bytes(mine), datatype]
-                counts = [one.nbytes // each for one in inputs]
-                if total_bytes < _MEET_BYTES and len(set(counts)) == 1:
-                    issue = self._comm.Ireduce_scatter_block
-                    net.run(total_bytes, (source, mine), issue, send, receive, op)
-                elif total_bytes < _MEET_BYTES:
-                    issue = self._comm.Ireduce_scatter
-                    net.run(total_bytes, (source, mine), issue, send, receive, counts, op)
+                counts = [one.nbytes // each for one in inputs] if whole is None else [0]
+                used = source, mine
+                if total_bytes >= _MEET_BYTES:
+                    net.meet()
+                    net.block(total_bytes, used, comm.Reduce_scatter_block, send, receive, op)
                 elif len(set(counts)) == 1:
-                    net.meet()
-                    net.block(self._comm.Reduce_scatter_block, send, receive, op)
+                    net.run(total_bytes, used, comm.Ireduce_scatter_block, send, receive, op)
                 else:
-                    net.meet()
-                    net.block(self._comm.Reduce_scatter, send, receive, counts, op)
+                    net.run(total_bytes, used, comm.Ireduce_scatter, send, receive, counts, op)
                 if mine is not output:
                     output.copy_(mine)
             reduction.finish(output, self._size)
@@ -166,10 +189,11 @@ class MpiEngine(QueuedEngine):
         datatype: Any,
     ) -> None:
         """Part by part, each to the rank that it is for."""
+        net.meet()
         for root, part in enumerate(inputs):
             mine = reduction.prepare(part)
-            into = _pieces(output) if root == self._rank else iter(())
-            for piece in _pieces(mine):
+            into = pieces(output) if root == self._rank else iter(())
+            for piece in pieces(mine):
                 self._reduce(net, piece, next(into, None), root, op, datatype)
 
     # -- moving ------------------------------------------------------------------------------------
@@ -177,65 +201,83 @@ class MpiEngine(QueuedEngine):
     def broadcast(self, tensor: Tensor, root: int) -> Body:
         size_bytes = tensor.nbytes
         byte, comm = self._mpi.BYTE, self._comm
-        if 0 < size_bytes <= _MOST_BYTES:
+        if 0 < size_bytes <= MOST_BYTES:
             spec = [self._bytes(tensor), byte]
             return lambda net: net.run(size_bytes, tensor, comm.Ibcast, spec, root)
 
         def body(net: Line) -> None:
-            for piece in _pieces(tensor):
+            for piece in pieces(tensor):
                 net.run(piece.nbytes, tensor, comm.Ibcast, [self._bytes(piece), byte], root)
 
         return body
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Body:
-        total_bytes = sum(one.nbytes for one in outputs)
         whole = whole_of(outputs)
+        if whole is not None and whole.nbytes <= MOST_BYTES:
+            return self._all_gather_into(whole, tensor)
+        total_bytes = sum(one.nbytes for one in outputs)
         byte = self._mpi.BYTE
-        native = total_bytes <= (_PACKED_BYTES if whole is None else _MOST_BYTES)
-        _settle_all(outputs, (tensor,))
+        settle_all(outputs, (tensor,))
 
         def body(net: Line) -> None:
-            if not native:
+            if total_bytes > _PACKED_BYTES:
                 sends = [(peer, tensor) for peer in range(self._size)]
                 self._exchange(net, sends, list(enumerate(outputs)))
             elif total_bytes:
-                target = _empty_for(outputs) if whole is None else whole
+                target = empty_for(outputs)
+                used = tensor, target
                 send: Any = [self._bytes(tensor), byte]
-                if tensor.data_ptr() == outputs[self._rank].data_ptr() and whole is not None:
-                    send = self._mpi.IN_PLACE
                 counts = [one.nbytes for one in outputs]
                 if len(set(counts)) == 1:
                     receive = [self._bytes(target), byte]
-                    net.run(total_bytes, (tensor, target), self._comm.Iallgather, send, receive)
+                    net.run(total_bytes, used, self._comm.Iallgather, send, receive)
                 else:
-                    receive = [self._bytes(target), counts, _starts(counts), byte]
-                    net.run(total_bytes, (tensor, target), self._comm.Iallgatherv, send, receive)
-                if whole is None:
-                    _unpack(target, outputs)
+                    receive = [self._bytes(target), counts, starts(counts), byte]
+                    net.run(total_bytes, used, self._comm.Iallgatherv, send, receive)
+                unpack(target, outputs)
+
+        return body
+
+    def _all_gather_into(self, whole: Tensor, tensor: Tensor) -> Body:
+        size_bytes = whole.nbytes
+        if not size_bytes:
+            return _nothing
+        comm, byte = self._comm, self._mpi.BYTE
+        send: Any = [self._bytes(tensor), byte]
+        if tensor.data_ptr() == whole.data_ptr() + self._rank * tensor.nbytes:
+            send = self._mpi.IN_PLACE
+        receive = [self._bytes(whole), byte]
+        used = tensor, whole
+        if size_bytes < _MEET_BYTES:
+            return lambda net: net.run(size_bytes, used, comm.Iallgather, send, receive)
+
+        def body(net: Line) -> None:
+            net.meet()
+            net.block(size_bytes, used, comm.Allgather, send, receive)
 
         return body
 
     def gather(self, outputs: Sequence[Tensor] | None, tensor: Tensor, root: int) -> Body:
         byte, size_bytes = self._mpi.BYTE, tensor.nbytes
-        _settle_all(outputs or (), (tensor,))
+        settle_all(outputs or (), (tensor,))
 
         def body(net: Line) -> None:
             if size_bytes * self._size > _PACKED_BYTES:
                 self._exchange(net, [(root, tensor)], list(enumerate(outputs or ())))
             elif size_bytes:
                 send, receive = [self._bytes(tensor), byte], None
-                target = None if outputs is None else _empty_for(outputs)
+                target = None if outputs is None else empty_for(outputs)
                 if target is not None:
                     receive = [self._bytes(target), byte]
                 net.run(size_bytes, (tensor, target), self._comm.Igather, send, receive, root)
                 if outputs is not None and target is not None:
-                    _unpack(target, outputs)
+                    unpack(target, outputs)
 
         return body
 
     def scatter(self, output: Tensor, inputs: Sequence[Tensor] | None, root: int) -> Body:
         byte, size_bytes = self._mpi.BYTE, output.nbytes
-        _settle_all(inputs or (), (output,))
+        settle_all(inputs or (), (output,))
 
         def body(net: Line) -> None:
             if size_bytes * self._size > _PACKED_BYTES:
@@ -251,9 +293,34 @@ class MpiEngine(QueuedEngine):
         return body
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Body:
-        _settle_all(inputs, outputs)
-        sends, receives = list(enumerate(inputs)), list(enumerate(outputs))
-        return lambda net: self._exchange(net, sends, receives)
+        if isinstance(outputs, Parts) and isinstance(inputs, Parts):
+            settle_all((inputs.whole, outputs.whole))
+            return lambda net: self._all_to_all_of_wholes(net, outputs, inputs)
+        settle_all(inputs, outputs)
+        return lambda net: self._exchange(net, list(enumerate(inputs)), list(enumerate(outputs)))
+
+    def _all_to_all_of_wholes(self, net: Line, outputs: Parts, inputs: Parts) -> None:
+        source, target = inputs.whole, outputs.whole
+        each = inputs.counts[0]
+        if inputs.counts.count(each) + outputs.counts.count(each) < 2 * self._size:
+            each = -1
+        most, least, size_bytes = net.meet(each, -each, max(source.nbytes, target.nbytes))
+        if size_bytes > MOST_BYTES:
+            self._exchange(net, list(enumerate(inputs)), list(enumerate(outputs)))
+            return
+        if touch(source, target):
+            source = source.clone()
+        comm, byte = self._comm, self._mpi.BYTE
+        blocking, issue = comm.Alltoall, comm.Ialltoall
+        send, receive = [self._bytes(source), byte], [self._bytes(target), byte]
+        if most != -least or most < 0:
+            blocking, issue = comm.Alltoallv, comm.Ialltoallv
+            send[1:1] = counts_and_starts(inputs)
+            receive[1:1] = counts_and_starts(outputs)
+        if size_bytes >= _MEET_BYTES:
+            net.block(size_bytes, (source, target), blocking, send, receive)
+        elif size_bytes:
+            net.run(size_bytes, (source, target), issue, send, receive)
 
     def barrier(self) -> Body:
         issue = self._comm.Ibarrier
@@ -273,7 +340,7 @@ class MpiEngine(QueuedEngine):
         address = self._address
         for peer, part in receives:
             if peer != me:
-                for piece in _pieces(part):
+                for piece in pieces(part):
                     size_bytes = piece.nbytes
                     total_bytes += size_bytes
                     spec = [address(piece.data_ptr(), size_bytes), byte]
@@ -283,7 +350,7 @@ class MpiEngine(QueuedEngine):
             sends = sorted(sends, key=lambda one: (one[0] - me) % self._size)
         for peer, part in sends:
             if peer != me:
-                for piece in _pieces(part):
+                for piece in pieces(part):
                     size_bytes = piece.nbytes
                     total_bytes += size_bytes
                     spec = [address(piece.data_ptr(), size_bytes), byte]
@@ -295,47 +362,5 @@ class MpiEngine(QueuedEngine):
         net.run_all(total_bytes, requests, sends, receives)
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor, flat, in parts that MPI can count; none where it has no elements."""
-    if not tensor.numel():
-        return
-    if tensor.nbytes <= _MOST_BYTES:
-        yield tensor
-        return
-    flat = tensor.view(-1)
-    step = _MOST_BYTES // 2 // tensor.element_size()
-    for start in range(0, flat.numel(), step):
-        yield flat[start : start + step]
-
-
-def _empty_for(parts: Sequence[Tensor]) -> Tensor:
-    return torch.empty(
-        sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device
-    )
-
-
-def _unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
-    _settle(packed)
-    for part, one in zip(torch.split(packed, [one.numel() for one in into]), into, strict=True):
-        one.view(-1).copy_(part)
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[:index]) for index in range(len(counts))]
-
-
-def _touch(one: Tensor, other: Tensor) -> bool:
-    begin, end = one.data_ptr(), one.data_ptr() + one.nbytes
-    return begin < other.data_ptr() + other.nbytes and other.data_ptr() < end
-
-
-def _settle_all(*lists: Sequence[Tensor]) -> None:
-    for tensors in lists:
-        for tensor in tensors:
-            _settle(tensor)
-
-
-def _settle(tensor: Tensor) -> None:
-    """MPI does not know of streams: what this thread asked of a GPU before must be done."""
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
+def _nothing(net: Line) -> None:
+    """Of a call without elements."""

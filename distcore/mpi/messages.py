@@ -40,17 +40,20 @@ class Posting:
         data: Any,
         peer: int | None,
         deadline: float,
-        what: str,
+        expected: int,
+        text: tuple[str, int],
     ) -> None:
+        """`expected`: bytes to receive; -1: it is a send. `text`: what is sent, and torch's tag."""
         self.error: GroupFailed | None = None
         self.owner: object = None
         self.done = False
         self.peer = peer
-        self.what = what
         self.request = request
         self.deadline = deadline
-        self.expected = -1
+        self.expected = expected
         self.source = -1 if peer is None else peer
+        self._text = text
+        self._status = messages.mpi.Status() if expected >= 0 else None
         self._messages = messages
         self._data = data
         self._lock = threading.Lock()
@@ -59,6 +62,11 @@ class Posting:
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
         return f"<{self.what}: {state}>"
+
+    @property
+    def what(self) -> str:
+        """`send(dst=1, float32[4], tag=0)`"""
+        return self._messages.what(self.expected >= 0, self.peer, *self._text)
 
     def test(self) -> bool:
         """Whether it is over, well or badly."""
@@ -69,18 +77,17 @@ class Posting:
         return self.done
 
     def _test(self) -> None:
-        mpi = self._messages.mpi
-        status = mpi.Status() if self.expected >= 0 else None
+        status = self._status
         try:
             if not self.request.Test(status):
                 return
-        except mpi.Exception as error:
-            self._finish(from_mpi(mpi, error, self.what))
+        except self._messages.mpi.Exception as error:
+            self._finish(from_mpi(self._messages.mpi, error, self.what))
             return
         wrong = None
         if status is not None:
-            self.source = status.Get_source()
-            came = status.Get_elements(mpi.BYTE)
+            self.source = status.source
+            came = status.Get_elements(self._messages.mpi.BYTE)
             if came != self.expected:
                 rank = self._messages.notices.ranks[self.source]
                 wrong = CallMismatch(
@@ -168,15 +175,14 @@ class Messages:
         self._left: dict[int, int] = {}
 
     def post_send(self, peer: int, tag: int, data: Any, deadline: float, text: str = "") -> Posting:
-        what = f"send(dst={self.notices.ranks[peer]}, {text}, tag={tag})"
-        return self._post(self._comm.Isend, data, peer, tag, deadline, what, receives=False)
+        """Send `data`, which must not change before it is over; `text` says what it is."""
+        return self._post(self._comm.Isend, data, peer, tag, deadline, -1, text)
 
     def post_receive(
         self, peer: int | None, tag: int, data: Any, deadline: float, text: str = ""
     ) -> Posting:
-        source = "any" if peer is None else self.notices.ranks[peer]
-        what = f"recv(src={source}, {text}, tag={tag})"
-        return self._post(self._comm.Irecv, data, peer, tag, deadline, what, receives=True)
+        """Receive the peer's next message with this tag; None: the next of anybody's."""
+        return self._post(self._comm.Irecv, data, peer, tag, deadline, len(data), text)
 
     def _post(
         self,
@@ -185,19 +191,16 @@ class Messages:
         peer: int | None,
         tag: int,
         deadline: float,
-        what: str,
-        *,
-        receives: bool,
+        expected: int,
+        text: str,
     ) -> Posting:
         mpi = self.mpi
         whom = mpi.ANY_SOURCE if peer is None else peer
         try:
             request = issue(_counted(mpi, data), whom, self._tags.of(tag))
         except mpi.Exception as error:
-            raise from_mpi(mpi, error, what) from error
-        posting = Posting(self, request, data, peer, deadline, what)
-        if receives:
-            posting.expected = len(data)
+            raise from_mpi(mpi, error, self.what(expected >= 0, peer, text, tag)) from error
+        posting = Posting(self, request, data, peer, deadline, expected, (text, tag))
         if self._error is not None:
             posting.fail(self._error)
         elif not posting.test():
@@ -210,6 +213,12 @@ class Messages:
                 elif self._sleeps:
                     self._changed.notify()
         return posting
+
+    def what(self, receives: bool, peer: int | None, text: str, tag: int) -> str:
+        """`send(dst=1, float32[4], tag=0)`"""
+        name, role = ("recv", "src") if receives else ("send", "dst")
+        whom = "any" if peer is None else self.notices.ranks[peer]
+        return f"{name}({role}={whom}, {text}, tag={tag})"
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ different calls find out. Keys, below a prefix that only this group has:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -173,6 +174,7 @@ def _join(store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: flo
     return agreed
 
 
+@functools.lru_cache(maxsize=4096)
 def fingerprint(text: str) -> int:
     """63 bits of a call's text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -11,7 +11,17 @@ import pytest
 from tests.support import mpi, runs
 
 SCRIPT = "distcore_mpi.py"
-RIGHT = ("facts", "groups", "same_bits", "tags", "in_order", "conformance", "late", "wait")
+RIGHT = (
+    "facts",
+    "groups",
+    "same_bits",
+    "tags",
+    "in_order",
+    "splits",
+    "conformance",
+    "late",
+    "wait",
+)
 WRONG = ("absent", "absent_large", "mismatch", "abort", "recv")
 BOUND_S = 5.0
 """For what should be known within a second, on a machine that is busy."""
@@ -33,6 +43,21 @@ def test_right_results(library: str) -> None:
     [waited] = [one for one in ended.of(0) if one["name"] == "wait"]
     assert waited["kind"] == "DeadlineExceeded"
     assert "not complete after the 0.2 s given to wait(); it goes on" in waited["text"]
+
+
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_calls_and_what_torch_builds_on_them(library: str) -> None:
+    """DDP, FSDP2, DTensor, functional collectives, torch.compile, the profiler; as on tcp."""
+    ended = mpi.run(library, 3, SCRIPT, "calls_and_layers")
+    assert ended.code == 0, ended.text
+    for rank in range(3):
+        said = {one["name"] for one in ended.of(rank)}
+        assert {
+            "scenario_collectives",
+            "scenario_ddp",
+            "scenario_join",
+            "scenario_profiler",
+        } <= said
 
 
 @pytest.mark.long
@@ -89,6 +114,19 @@ def test_calls_that_mpi_would_never_end(library: str) -> None:
         [found] = [one for one in ended.of(1) if one["name"] == name]
         assert found["kind"] == "CallMismatch", found
         assert size in found["text"]
+
+
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_a_rank_that_stops_within_a_big_call(library: str) -> None:
+    """MPI's blocking call is then on a thread, which is left behind."""
+    ended = mpi.run(library, 3, SCRIPT, "stopped")
+    assert [one["rank"] for one in ended.said if one["name"] == "moved"] != []
+    for rank in (0, 2):
+        [found] = [one for one in ended.of(rank) if one["name"] == "stopped"]
+        assert found["kind"] == "DeadlineExceeded", found
+        assert found["culprit"] == 1
+        assert found["text"].endswith("not complete after 3 s: rank 1 came to it, and stopped")
+        assert found["after_s"] < 3 + BOUND_S
 
 
 def _group(text: str) -> str:

@@ -13,9 +13,14 @@ import torch
 import torch.distributed as dist
 
 import distcore  # noqa: F401 - registers the backend
+from distcore.reduction import Reduction
 from distcore.testing import check_backend
+from tests.rank.scripts import distcore_calls, distcore_layers
 
 LIMIT_S = 3.0
+LIMITS_S = {"huge": 100.0, "calls_and_layers": 60.0}
+OF_TCP = {"scenario_again"}
+"""They make groups on tcp."""
 
 
 def say(name, **more):
@@ -157,6 +162,15 @@ def scenario_absent_large(rank, size):
         time.sleep(LIMIT_S + 1)
 
 
+def scenario_calls_and_layers(rank, size):
+    """What is tried on tcp as well: the calls in their forms, and what torch builds on them."""
+    for part in (distcore_calls, distcore_layers):
+        for name in list(vars(part)):
+            if name.startswith("scenario_") and name not in OF_TCP:
+                getattr(part, name)(rank, size)
+                say(name)
+
+
 def scenario_late(rank, size):
     """The twin of `absent`: slow, but in time."""
     if rank == 1:
@@ -185,6 +199,50 @@ def scenario_abort(rank, size):
         group.abort()
     else:
         expect("abort", lambda: dist.all_reduce(torch.ones(4), group=group))
+
+
+def scenario_stopped(rank, size):
+    """A rank that stops in the middle of a big call: in the operation that MPI asks it for."""
+    group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+    pids = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    big = torch.ones(16_000_000, dtype=torch.bfloat16)
+    dist.all_reduce(big, group=group)
+    assert (big == size).all()
+    say("moved", kind=None)
+    if rank == 1:
+        merge = Reduction.merge
+
+        def stop_first(*given):
+            Reduction.merge = merge
+            os.kill(os.getpid(), signal.SIGSTOP)
+            merge(*given)
+
+        Reduction.merge = stop_first
+    expect("stopped", lambda: dist.all_reduce(big, group=group))
+    if rank == 0:
+        time.sleep(1)  # another rank's deadline may be a little later
+        os.kill(pids[1], signal.SIGCONT)
+
+
+def scenario_splits(rank, size):
+    """Some ranks' parts are alike, others' not, and they need not know of each other."""
+    for scale in (1, 100_000):
+        counts = [
+            [(source + target) % 2 * scale for target in range(size)] for source in range(size)
+        ]
+        counts[0] = [scale] * size
+        given = torch.full((sum(counts[rank]),), rank, dtype=torch.int64)
+        into = [counts[source][rank] for source in range(size)]
+        found = torch.full((sum(into),), -1, dtype=torch.int64)
+        ours = None if rank == 0 else counts[rank]
+        dist.all_to_all_single(found, given, into, ours)
+        assert found.tolist() == [s for s in range(size) for _ in range(into[s])]
+        same = torch.arange(size * scale)
+        dist.all_to_all_single(same, same)
+        assert (same.view(size, -1) == torch.arange(size * scale).view(size, -1)[rank]).all()
+    nothing = torch.empty(0)
+    dist.all_to_all_single(nothing, nothing)
 
 
 def scenario_wait(rank, size):
@@ -259,10 +317,13 @@ def scenario_huge(rank, size):
     whole.fill_(rank)
     dist.all_to_all(received, parts)
     assert [one[-1].item() for one in received] == list(range(size))
+    flat = torch.zeros_like(whole)
+    dist.all_to_all_single(flat, whole)
+    assert [one[-1].item() for one in flat.chunk(size)] == list(range(size))
 
 
 for name in sys.argv[1:]:
-    dist.init_process_group("mpi", timeout=timedelta(seconds=100 if name == "huge" else LIMIT_S))
+    dist.init_process_group("mpi", timeout=timedelta(seconds=LIMITS_S.get(name, LIMIT_S)))
     globals()[f"scenario_{name}"](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 say("end")

@@ -1,0 +1,144 @@
+"""What ends a collective that MPI would never end: its deadline, an abort, what other ranks say."""
+
+from __future__ import annotations
+
+import time
+
+from ..errors import Aborted, CallMismatch, DeadlineExceeded, PeerLost
+from ..patience import extended
+from .notices import Notices
+
+_FIRST_LOOK_S = 0.1
+_LAST_LOOK_S = 0.5
+_PLACE_S = 0.5
+"""After so much waiting, or a quarter of the time limit, a rank tells where it waits."""
+_WORD_S = 2.0
+_PAUSE_S = 0.001
+_now = time.monotonic
+
+
+class Watch:
+    """Of one group on one rank; `begin` for each call, `patience` for each wait in it."""
+
+    def __init__(self, notices: Notices) -> None:
+        self.notices = notices
+        self.calls = 0
+        self.text = ""
+        self.aborted: str | None = None
+        self._deadline = float("inf")
+        self._all_came = False
+
+    def __repr__(self) -> str:
+        return f"<Watch on {self.who}>"
+
+    def begin(self, text: str, deadline: float) -> int:
+        """The number of the call that begins."""
+        self.text = text
+        self._deadline = deadline
+        self._all_came = False
+        number = self.calls
+        self.calls = number + 1
+        return number
+
+    def all_came(self) -> None:
+        """Every rank is known to be in the call: whoever is missing now has stopped in it."""
+        self._all_came = True
+
+    def patience(self) -> Patience:
+        """For one wait, which begins now."""
+        now = _now()
+        return Patience(self, now, now + min(_PLACE_S, (self._deadline - now) / 4))
+
+    @property
+    def who(self) -> str:
+        """`barrier(), collective #3 of group '0', rank 1`"""
+        notices = self.notices
+        call = f"{self.text}, collective #{self.calls - 1} of group {notices.name!r}"
+        return f"{call}, rank {notices.ranks[notices.rank]}"
+
+    def mismatch(self) -> CallMismatch:
+        """Other ranks are in other calls: which, as soon as one tells."""
+        self.tell()
+        until = _now() + _WORD_S
+        try:
+            while _now() < until:
+                self.compare()
+                time.sleep(_PAUSE_S)
+        except CallMismatch as found:
+            return found
+        return CallMismatch(f"{self.who}: the other ranks are in other calls")
+
+    def tell(self) -> None:
+        """Tell the others where this rank is."""
+        self.notices.waiting(self.calls - 1, self.text)
+
+    def check(self, now: float) -> None:
+        """Raises where the call was aborted, or its time is up."""
+        if self.aborted is not None:
+            raise Aborted(self.aborted)
+        if now >= self._deadline:
+            self._deadline = extended(self._deadline)
+            if now >= self._deadline:
+                self.compare()
+                raise self._too_late()
+
+    def look(self) -> None:
+        """Raises where the others say that nothing will come of this call."""
+        told = self.notices.told()
+        if told is not None:
+            raise told
+        gone = [peer for peer, calls in self.notices.left().items() if calls < self.calls]
+        if gone:
+            rank = self.notices.ranks[gone[0]]
+            raise PeerLost(f"{self.who}: rank {rank} has left the group", rank)
+        self.compare()
+        if self.notices.lost:
+            raise PeerLost(f"{self.who}: the store that the ranks share is gone")
+
+    def compare(self) -> None:
+        """Raises where another rank says that it is in another call."""
+        number = self.calls - 1
+        for peer, (theirs, text) in self.notices.positions().items():
+            if theirs == number and text != self.text:
+                rank = self.notices.ranks[peer]
+                raise CallMismatch(f"{self.who}: rank {rank} is in {text} there")
+
+    def _too_late(self) -> DeadlineExceeded:
+        number = self.calls - 1
+        notices = self.notices
+        there = {peer for peer, (theirs, _) in notices.positions().items() if theirs >= number}
+        there.add(notices.rank)
+        absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
+        limit_s = getattr(self._deadline, "limit_s", 0.0)
+        text = f"{self.who} is not complete after {limit_s:g} s"
+        if absent:
+            named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            did = "came to it, and stopped" if self._all_came else "did not come to it"
+            text += f": {named} {did}"
+        return DeadlineExceeded(text, absent[0] if absent else None)
+
+
+class Patience:
+    """When to look, in one wait: often at first, then seldom."""
+
+    __slots__ = ("_look_after_s", "_next_look", "_place_at", "_watch")
+
+    def __init__(self, watch: Watch, began: float, place_at: float) -> None:
+        self._watch = watch
+        self._look_after_s = _FIRST_LOOK_S
+        self._next_look = began + _FIRST_LOOK_S
+        self._place_at = place_at
+
+    def look(self) -> None:
+        """Raises what ends the call, if anything does."""
+        now = _now()
+        watch = self._watch
+        watch.check(now)
+        if now >= self._place_at:
+            self._place_at = float("inf")
+            self._next_look = now
+            watch.tell()
+        if now >= self._next_look:
+            watch.look()
+            self._look_after_s = min(2 * self._look_after_s, _LAST_LOOK_S)
+            self._next_look = now + self._look_after_s
