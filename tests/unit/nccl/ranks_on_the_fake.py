@@ -31,6 +31,12 @@ def more(rank: int, size: int) -> str:
             dist.all_reduce(tensor, op)
             assert tensor.to(torch.int64).tolist() == [expected] * 5, (dtype, op, tensor)
     group: Any = dist.group.WORLD
+    for factor in (2.0, 0.5):
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+        assert tensor.tolist() == [3 * factor] * 3
+    (member,) = group._session.members()
+    assert member.communicator._resources == []  # else one more with every such call
     calls: list[Any] = []
     split = core.Communicator.split
     core.Communicator.split = lambda *a: calls.append(a[1:3]) or split(*a)  # type: ignore[assignment, func-returns-value, method-assign]
