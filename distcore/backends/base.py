@@ -64,7 +64,10 @@ class Creator:
         bound = getattr(planned, "bound_device_id", None)
         if bound is not None:
             group.bound_device_id = bound
-            if bound.type in self.backend.devices:
+            theirs = made.get(bound.type) if others else None
+            if isinstance(theirs, CoreGroup):
+                theirs.eager_connect_single_device(bound)
+            elif bound.type in self.backend.devices:
                 group.eager_connect_single_device(bound)
         return group
 

@@ -16,7 +16,7 @@ import distcore as dist
 from distcore.known_calls import DTYPES
 from distcore.testing import check_backend
 from tests.support.fake_nccl import core
-from tests.support.fake_nccl.backend import use
+from tests.support.fake_nccl.backend import on_cuda, use
 
 
 def suite(rank: int, size: int) -> str:
@@ -68,16 +68,61 @@ def more(rank: int, size: int) -> str:
     return "split, float8, unsigned, mixed groups: right"
 
 
+def combined(rank: int, size: int) -> str:
+    """The CPU's tensors go to tcp, the GPU's to NCCL; `device_id` connects the latter at once."""
+    group: Any = dist.group.WORLD
+    assert dist.get_backend() == "cpu:tcp,cuda:distcore_nccl"
+    nccl = group._get_backend(torch.device("cuda"))
+    assert type(nccl).__name__ == "NcclGroup"
+    assert len(nccl._session.members()) == 1
+    assert nccl._session.calls == 0
+    for place, sent in ((torch.Tensor.clone, 0), (on_cuda, 1)):
+        tensor = place(torch.full((4,), float(rank + 1)))
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [3.0] * 4
+        assert nccl._session.calls == sent
+    outputs = list(on_cuda(torch.zeros(4)).chunk(size))  # a copy would need a GPU
+    dist.all_gather(outputs, on_cuda(torch.full((2,), float(rank))))
+    assert [one.tolist() for one in outputs] == [[0.0] * 2, [1.0] * 2]
+    arrives = on_cuda(torch.zeros(3))
+    ops = [
+        dist.P2POp(dist.isend, on_cuda(torch.full((3,), float(rank))), 1 - rank),
+        dist.P2POp(dist.irecv, arrives, 1 - rank),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert arrives.tolist() == [float(1 - rank)] * 3
+    assert nccl._session.calls == 3, nccl
+    assert dist.all_gather_object(said := [None] * size, rank) is None
+    assert said == [0, 1]
+    dist.barrier()
+    dist.monitored_barrier()
+    again: Any = dist.new_group([0, 1])
+    tensor = on_cuda(torch.ones(1))
+    dist.all_reduce(tensor, group=again)
+    assert tensor.item() == 2.0
+    return "tcp and NCCL together: right"
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(80, exit=True)
     warnings.filterwarnings("ignore", "ComplexHalf")
     torch.set_num_threads(1)
     rank, size, port = map(int, sys.argv[1:4])
-    use()
+    both = sys.argv[4] == "combined"
+    if both:
+        accelerator: Any = torch.accelerator
+        accelerator.current_accelerator = lambda: torch.device("cuda")
+        accelerator.device_count = lambda: 1
+    use(*(("cuda",) if both else ()))
     dist.init_process_group(
-        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+        "cpu:tcp,cuda:nccl" if both else "nccl",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        device_id=torch.device("cuda", 0) if both else None,
     )
-    said = {"suite": suite, "more": more}[sys.argv[4]](rank, size)
+    said = {"suite": suite, "more": more, "combined": combined}[sys.argv[4]](rank, size)
     dist.destroy_process_group()
     print(said)
 
