@@ -295,6 +295,9 @@ class NcclEngine:
     def begin_batch(self) -> None:
         self._batch = []
 
+    def drop_batch(self) -> None:
+        self._batch = None
+
     def end_batch(self, works: Sequence[Any]) -> CallWork:  # noqa: ARG002 - parts of one call
         """One handle for all calls since `begin_batch`, which run together, as one call of NCCL."""
         batch, self._batch = self._batch or [], None

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -61,6 +62,11 @@ def more(rank: int, size: int) -> str:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         assert pair[1].tolist() == [peer, peer]
+        wrong = dist.P2POp(dist.irecv, torch.zeros(2).to_sparse(), peer, both)
+        with pytest.raises((TypeError, ValueError)):
+            dist.batch_isend_irecv([ops[1], wrong])
+        dist.all_reduce(pair[0], group=both)  # not gathered for a batch that is not made
+        assert pair[0].tolist() == [1, 1]
     work = dist.all_reduce(torch.ones(3), async_op=True)
     assert work.get_future().wait()[0].tolist() == [3.0] * 3
     dist.barrier()
