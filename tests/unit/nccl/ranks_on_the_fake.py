@@ -107,6 +107,13 @@ def combined(rank: int, size: int) -> str:
     tensor = on_cuda(torch.ones(1))
     dist.all_reduce(tensor, group=again)
     assert tensor.item() == 2.0
+    half: Any = dist.split_group(group, [[1, 0]])
+    assert len(half._get_backend(torch.device("cuda"))._session.members()) == 1
+    for place, calls in ((torch.Tensor.clone, 0), (on_cuda, 1)):
+        tensor = place(torch.ones(1))
+        dist.all_reduce(tensor, group=half)
+        assert tensor.item() == 2.0
+        assert half._get_backend(torch.device("cuda"))._session.calls == calls
     return "tcp and NCCL together: right"
 
 
