@@ -64,6 +64,26 @@ class CompositeGroup(CoreGroup):
             return super()._end_coalescing(device)
         return backend._end_coalescing() if backend.supports_coalescing else JoinedWork([])
 
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> CoreGroup | None:
+        """As `CoreGroup.split_group`, for all devices whose groups are ours. Torch's own backends
+        are not split: their devices' tensors go to this group's backend, if it takes them."""
+        how = (new_ranks, timeout, opts, group_name, group_desc, device_types)
+        ours = {device: one for device, one in self.others.items() if isinstance(one, CoreGroup)}
+        parts = {device: one.split_group(*how) for device, one in ours.items()}
+        group = super().split_group(*how)
+        if group is not None:
+            assert isinstance(group, CompositeGroup)
+            group.others = parts
+        return group
+
     def abort(self) -> None:
         super().abort()
         for backend in self.others.values():

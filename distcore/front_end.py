@@ -59,6 +59,7 @@ def open_to_our_groups() -> None:
     """Put ours in front of torch's; done when the first group of ours is made."""
     torch_private.in_front("monitored_barrier", monitored_barrier)
     torch_private.in_front("split_group", split_group)
+    torch_private.in_front("batch_isend_irecv", batch_isend_irecv)
 
 
 def _ours(group: Any) -> Any:
@@ -123,3 +124,16 @@ def split_group(
     if group is not None:
         torch_private.register_group(group, [members[rank] for rank in own or ()], parent)
     return group
+
+
+def batch_isend_irecv(p2p_op_list: Any) -> Any:
+    """torch's; also groups of ours send and receive all of them together, where they can. torch
+    asks that of its own class of groups alone."""
+    original = torch_private.original("batch_isend_irecv")
+    first = p2p_op_list[0] if isinstance(p2p_op_list, list) and p2p_op_list else None
+    group, tensor = getattr(first, "group", None), getattr(first, "tensor", None)
+    if not isinstance(group, CoreGroup) or tensor is None:
+        return original(p2p_op_list)
+    if not group._get_backend(tensor.device).supports_coalescing:
+        return original(p2p_op_list)
+    return torch_private.coalesced(group, tensor.device, p2p_op_list)

@@ -154,6 +154,25 @@ def in_front(name: str, ours: Callable[..., Any]) -> None:
         setattr(dist, name, ours)
 
 
+def coalesced(group: Any, device: Any, p2p_ops: Sequence[Any]) -> list[Any]:
+    """What torch's `batch_isend_irecv` does for backends that run calls together. Raises ValueError
+    for ops of several groups' backends, RuntimeError for what is no P2POp."""
+    c10d._check_p2p_op_list(p2p_ops)
+    try:
+        with c10d._coalescing_manager(group, device, async_ops=True) as together:
+            for one in p2p_ops:
+                to = "group_dst" if one.op is c10d.isend else "group_src"
+                one.op(one.tensor, group=one.group, tag=one.tag, **{to: one.group_peer})
+    except BaseException:
+        # torch would leave it open, and gather what comes next.
+        c10d._world.pg_coalesce_state.pop(group, None)
+        drop = getattr(group._get_backend(device), "drop_coalescing", None)
+        if drop is not None:
+            drop()
+        raise
+    return list(together.works)
+
+
 def has_own_mpi() -> bool:
     """Whether this torch was built with MPI."""
     return bool(c10d._MPI_AVAILABLE)

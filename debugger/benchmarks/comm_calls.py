@@ -104,6 +104,15 @@ def _send_recv(
     source: torch.Tensor, target: torch.Tensor, following: int, preceding: int, group: Any
 ) -> None:
     """All at once, as nccl-tests' sendrecv does."""
+    if source.is_cuda:
+        # torch's NCCL keeps all messages of two ranks on one stream: each would wait for the other.
+        both = [
+            dist.P2POp(dist.isend, source, group=group, group_peer=following),
+            dist.P2POp(dist.irecv, target, group=group, group_peer=preceding),
+        ]
+        for one in dist.batch_isend_irecv(both):
+            one.wait()
+        return
     works = (
         dist.isend(source, group_dst=following, group=group),
         dist.irecv(target, group_src=preceding, group=group),

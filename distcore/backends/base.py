@@ -56,17 +56,27 @@ class Creator:
             made = {
                 device: _other(device, name, planned, origin) for device, name in others.items()
             }
-            group: CoreGroup = self.backend.create(origin, CompositeGroup)
-            assert isinstance(group, CompositeGroup)
-            group.others = made
+            group: CoreGroup = _composite(self.backend, made, origin)
         else:
             group = self.backend.create(origin, CoreGroup)
         bound = getattr(planned, "bound_device_id", None)
         if bound is not None:
             group.bound_device_id = bound
-            if bound.type in self.backend.devices:
+            theirs = made.get(bound.type) if others else None
+            if isinstance(theirs, CoreGroup):
+                theirs.eager_connect_single_device(bound)
+            elif bound.type in self.backend.devices:
                 group.eager_connect_single_device(bound)
         return group
+
+
+def _composite(backend: Backend, others: dict[str, Any], origin: Origin) -> CompositeGroup:
+    """With these groups for the other devices; those that are made of it have their own."""
+    group = backend.create(origin, CompositeGroup)
+    assert isinstance(group, CompositeGroup)
+    group.others = others
+    group._make = lambda alike: _composite(backend, {}, alike)
+    return group
 
 
 def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:

@@ -38,7 +38,7 @@ class NcclBackend:
         kind = NcclGroup if group_class is CoreGroup else NcclComposite
         nccl = self.load()
         clock = Clock()
-        life = Life(origin.name, origin.ranks, origin.rank, origin.store, self.device, clock)
+        life = Life(origin.name, origin.ranks, origin.rank, origin.store, nccl, self.device, clock)
         connector = Connector(nccl, origin.store, clock)
         engine = NcclEngine(
             self.name, life, nccl, self.device, connector, origin.store, clock, self.reach

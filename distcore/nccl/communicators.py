@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any
 
 from ..errors import DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
@@ -65,6 +65,8 @@ class Member:
         self._library = library
         self._clock = clock
         self.calling = RLock()
+        self.captured = False
+        """Whether a CUDA graph has calls of it: NCCL's end of it waits until the graph is gone."""
         self._ended = False
 
     def __repr__(self) -> str:
@@ -104,36 +106,71 @@ class Member:
 
     def abort(self) -> None:
         """End what runs, on this rank, at once. From any thread."""
+        abort_all([self], self._library)
+
+    def _take_for_abort(self) -> bool:
+        """Whether this call is the one that ends it."""
         # A call that NCCL does not return from is ended by this as well, and cannot be waited for.
         held = self.calling.acquire(timeout=_STUCK_S)
         try:
-            if self._ended:
-                return
-            self._ended = True
-            self.communicator.abort()
-        except Exception:
-            pass  # it is broken already, or its device is gone
+            ended, self._ended = self._ended, True
+            return not ended
         finally:
             if held:
                 self.calling.release()
 
-    def close(self) -> None:
-        """End it together with the other ranks; abort it where they do not come."""
+    def _finalize(self) -> bool:
+        """Begin to end it; whether that worked."""
         with self.calling:
             if self._ended:
-                return
+                return False
+            try:
+                self.communicator.finalize()
+            except Exception:
+                return False
+        return True
+
+    def _destroy(self, deadline: Deadline) -> bool:
+        """The rest of it, when the other ranks have come; whether that worked."""
         try:
-            self.communicator.finalize()
-            self.settle(Deadline.after(_END_S), lambda: None, "the end of the communicator")
+            self.settle(deadline, lambda: None, "the end of the communicator")
+            with self.calling:
+                self._ended = True
+                self.communicator.destroy()
         except Exception:
-            self.abort()
-            return
-        with self.calling:
-            self._ended = True
+            return self._ended  # where it is, nothing more can be done about it
+        return True
+
+
+def abort_all(members: Sequence[Member], library: Library) -> None:
+    """End what runs on them, at once, in one group: an abort waits for what is on the streams, and
+    that may wait for what another one of them has not done."""
+    mine = [member for member in members if member._take_for_abort()]
+
+    def end() -> None:
         try:
-            self.communicator.destroy()
+            library.abort([member.communicator for member in mine])
         except Exception:
-            pass  # nothing more can be done about it
+            pass  # they are broken already, or their device is gone
+
+    if not any(member.captured for member in mine):
+        end()
+        return
+    # The kernels are over soon; the memory is NCCL's until the program lets go of the graph.
+    thread = Thread(target=end, name="distcore nccl abort", daemon=True)
+    thread.start()
+    thread.join(_STUCK_S)
+
+
+def close_all(members: Sequence[Member], library: Library) -> None:
+    """End them together with the other ranks, which may have made them in another order; abort them
+    where those do not come. What a CUDA graph has calls of is left to the process's end."""
+    deadline = Deadline.after(_END_S)
+    ending = [member for member in members if not member.captured]
+    begun = [member for member in ending if member._finalize()]
+    late = [member for member in ending if member not in begun or not member._destroy(deadline)]
+    if late:
+        abort_all(late, library)
 
 
 def failure(library: Library, code: int, communicator: Any, name: str) -> GroupFailed:
@@ -170,13 +207,13 @@ class Connector:
         store = self._store
         id_key = f"{key}/id"
         if rank == 0:
-            store.set(id_key, self._library.unique_id())
+            store.set(id_key, self._asked(self._library.unique_id, name))
         else:
             store.set(f"{key}/{rank}", "")
             if not wait_for(lambda: bool(store.check([id_key])), deadline, check, self._clock):
                 raise self._nobody(name, [ranks[0]], deadline)
         unique_id = bytes(store.get(id_key))
-        communicator = self._library.start(len(ranks), rank, unique_id, name)
+        communicator = self._asked(lambda: self._library.start(len(ranks), rank, unique_id), name)
         member = Member(self._library, communicator, name, self._clock)
         try:
             member.settle(deadline, check, f"connecting {name}")
@@ -203,8 +240,12 @@ class Connector:
         check: Callable[[], object],
     ) -> Member | None:
         """See `Library.split`; None for a rank without a colour."""
-        made = self._library.split(parent.communicator, color, key, name)
+        with parent.calling:
+            made = self._asked(
+                lambda: self._library.split(parent.communicator, color, key), parent.name
+            )
         what = f"splitting {parent.name}"
+        # Only then is there another communicator: NCCL fills it in in the background.
         parent.settle(deadline, check, what)
         if color is None:
             return None
@@ -215,6 +256,13 @@ class Connector:
             member.abort()
             raise
         return member
+
+    def _asked(self, what: Callable[[], Any], name: str) -> Any:
+        """Raises GroupFailed for what NCCL refuses at once."""
+        try:
+            return what()
+        except Exception as error:  # nccl4py's, which are of no common kind
+            raise GroupFailed(f"NCCL refuses {name}: {type(error).__name__}: {error}") from error
 
     def _nobody(self, name: str, late: Sequence[int], deadline: Deadline) -> RendezvousError:
         who = f"rank {late[0]}" if len(late) == 1 else f"ranks {', '.join(map(str, late))}"

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from .streams import OWN_STREAMS
+
 
 class Device(Protocol):
     """The kind of devices that a group's tensors are on; each has an index."""
@@ -30,7 +32,11 @@ class Device(Protocol):
         """A context in which this device is current."""
 
     def stream(self, index: int) -> Any:
-        """A new stream of this device, of high priority: others wait for what runs on it."""
+        """A stream of this device that nobody else is on, of high priority: others wait for what
+        runs on it."""
+
+    def give_back(self, stream: Any, index: int) -> None:
+        """Nothing is on it any more, nor will be."""
 
     def current_stream(self, index: int) -> Any: ...
 
@@ -75,7 +81,10 @@ class Cuda:
         return self._cuda.device(index)
 
     def stream(self, index: int) -> Any:
-        return self._cuda.Stream(index, priority=-1)
+        return OWN_STREAMS.take(index)
+
+    def give_back(self, stream: Any, index: int) -> None:
+        OWN_STREAMS.give_back(stream, index)
 
     def current_stream(self, index: int) -> Any:
         return self._cuda.current_stream(index)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import GroupFailed
+from ..errors import DeadlineExceeded, GroupFailed
 from ..patience import Deadline
 from ..reduction import Reduction
 from ..staging import GPU_ONLY, Reach
@@ -21,7 +21,6 @@ from . import plan
 from .communicators import Clock, Connector, Member
 from .device import Device
 from .elements import Reducing, reducing_of, refuse_float8
-from .gpu_clock import GpuClock
 from .lane import Lane
 from .library import Library
 from .life import Life
@@ -37,7 +36,6 @@ class _Place:
     def __init__(self, member: Member, device: Device, index: int) -> None:
         self.member = member
         self.lane = Lane(device, index)
-        self.clock = GpuClock(device, index)
 
 
 class NcclEngine:
@@ -162,22 +160,25 @@ class NcclEngine:
         work = StreamWork(text, tensors, self._device, index, deadline, what.blocks)
         with self._lock:
             place = self.connect(index, deadline)
-            if self._device.capturing() and not self._life.watchdog.capture_safe:
-                raise RuntimeError(
-                    f"{text} of {self._life.described} cannot be captured into a CUDA graph: this "
-                    f"driver, or the package cuda-bindings, does not let the group's watchdog ask "
-                    f"for other calls meanwhile"
-                )
             self._life.calls += 1
             self._launch(place.lane, place.member, work, what, None)
-            self._life.watched(place.lane, work, place.clock)
+            self._life.watched(place.lane, work)
         return work
 
     def _launch(
         self, lane: Lane, member: Member, work: StreamWork, what: Planned, ready: Any
     ) -> None:
-        """Raises GroupFailed, and ends the group, where the call cannot be launched as a whole."""
+        """Raises GroupFailed, and ends the group, where the call cannot be launched as a whole;
+        RuntimeError for one that a graph cannot have."""
         life, library = self._life, self._library
+        if self._device.capturing():
+            if not life.watchdog.capture_safe:
+                raise RuntimeError(
+                    f"{work.text} of {life.described} cannot be captured into a CUDA graph: this "
+                    f"driver, or the package cuda-bindings, does not let the group's watchdog ask "
+                    f"for other calls meanwhile"
+                )
+            member.captured = True
 
         def settled() -> None:
             member.settle(work.deadline, life.check, f"{work.text} of {life.described}")
@@ -189,7 +190,9 @@ class NcclEngine:
             lane.launch(work, what.plan, put, what.tensors, ready)
         except BaseException as error:
             failed = error
-            if isinstance(error, Exception) and not isinstance(error, GroupFailed):
+            if life.failure is not None and not isinstance(error, GroupFailed):
+                failed = life.unusable()  # the communicator is gone, and this is why
+            elif isinstance(error, Exception) and not isinstance(error, GroupFailed):
                 failed = GroupFailed(
                     f"{work.text} of {life.described} could not be launched: "
                     f"{type(error).__name__}: {error}"
@@ -234,7 +237,7 @@ class NcclEngine:
             self._made += 1
             self._life.joined(member)
             place = self._places[index] = _Place(member, self._device, index)
-            self._life.watchdog.start()
+            self._life.watchdog.start(index)
             return place
 
     def split(
@@ -246,12 +249,22 @@ class NcclEngine:
             if not self._places:
                 return None
             index, place = next(iter(self._places.items()))
-            self._life.drain(timeout_s)  # NCCL asks for it
             deadline = Deadline.after(timeout_s)
-            with self._device.entered(index):
-                made = self._connector.split(
-                    place.member, color, key, name, deadline, self._life.check
-                )
+            try:
+                # NCCL asks for it. Messages have communicators of their own.
+                if not self._life.drain(timeout_s, place.lane):
+                    raise DeadlineExceeded(
+                        f"split_group() of {self._life.described}: the calls before it are not "
+                        f"complete after {timeout_s:g} s"
+                    )
+                self._life.check()
+                with self._device.entered(index):
+                    made = self._connector.split(
+                        place.member, color, key, name, deadline, self._life.check
+                    )
+            except BaseException as error:  # the communicator is in the middle of it
+                self._life.fail(error)
+                raise
             return index, made
 
     def _index_of(self, tensor: Tensor) -> int:
@@ -281,6 +294,9 @@ class NcclEngine:
 
     def begin_batch(self) -> None:
         self._batch = []
+
+    def drop_batch(self) -> None:
+        self._batch = None
 
     def end_batch(self, works: Sequence[Any]) -> CallWork:  # noqa: ARG002 - parts of one call
         """One handle for all calls since `begin_batch`, which run together, as one call of NCCL."""

@@ -48,6 +48,12 @@ class GpuClock:
             event.record(self._stream)
         self._asked = (event, self._now_ns())
 
+    def release(self) -> None:
+        """It is not needed any more."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._device.give_back(stream, self._index)
+
     @property
     def known(self) -> bool:
         """Whether it is set: soon after the first `tick`."""

@@ -34,6 +34,11 @@ class NcclGroup(CoreGroup):
             engine.bound = index
         engine.connect(engine.meeting_place(), Deadline.after(self._timeout_s))
 
+    def drop_coalescing(self) -> None:
+        """None of the calls since `_start_coalescing` is made."""
+        self._coalescing = None
+        self._engine.drop_batch()
+
     def _enable_collectives_timing(self) -> None:
         """Nothing to do: every call is timed by its events."""
 

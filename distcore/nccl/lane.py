@@ -26,6 +26,10 @@ class Lane:
             self.stream = device.stream(index)
             self._handle = device.handle(self.stream)
 
+    def release(self) -> None:
+        """Its calls are over, and there will be no others."""
+        self.device.give_back(self.stream, self.index)
+
     def ready(self) -> Any:
         """An event at the end of what the caller's stream has to do so far."""
         event = self.device.event(timed=False)

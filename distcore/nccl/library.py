@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +30,35 @@ class Library:
         """A new one, for one communicator."""
         return bytes(self.core.get_unique_id())
 
-    def start(self, size: int, rank: int, unique_id: bytes, name: str) -> Any:
-        """A communicator that connects in the background: `settled` says when it is there."""
+    def start(self, size: int, rank: int, unique_id: bytes) -> Any:
+        """A communicator that connects in the background: `Member.settle` waits until it is there.
+
+        It has no name: NCCL keeps a pointer to it, to memory that nccl4py frees at once.
+        """
         return self.core.Communicator.init(
             size,
             rank,
             self.core.UniqueId.from_bytes(unique_id),
-            self.core.NCCLConfig(blocking=False, comm_name=name),
+            self.core.NCCLConfig(blocking=False),
         )
 
-    def split(self, parent: Any, color: int | None, key: int, name: str) -> Any:
+    def split(self, parent: Any, color: int | None, key: int) -> Any:
         """A communicator of the ranks of `parent` that give this colour, in the order of their
-        keys. Every rank of `parent` calls it; None is no colour."""
-        config = self.core.NCCLConfig(blocking=False, comm_name=name)
-        return parent.split(color, key, config)
+        keys. Every rank of `parent` calls it; None is no colour. It is there when `parent` is
+        settled."""
+        return parent.split(color, key, self.core.NCCLConfig(blocking=False))
+
+    def abort(self, communicators: Sequence[Any]) -> None:
+        """All of them: none is waited for before the others are told."""
+        together = len(communicators) > 1
+        if together:
+            self.core.group_start()
+        try:
+            for one in communicators:
+                one.abort()
+        finally:
+            if together:
+                self.core.group_end()
 
     def words(self, code: int) -> str:
         """What NCCL calls this result."""

@@ -14,9 +14,10 @@ from typing import Any
 from .. import leaving
 from ..errors import Aborted, GroupFailed
 from ..patience import Deadline
-from .communicators import Clock, Member, wait_for
+from .communicators import Clock, Member, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
+from .library import Library
 from .outbox import Outbox
 from .watchdog import Watch, Watchdog
 from .work import StreamWork
@@ -34,10 +35,13 @@ class Life:
         ranks: Sequence[int],
         rank: int,
         store: Any,
+        library: Library,
         device: Device,
         clock: Clock,
     ) -> None:
         self.name = name
+        self._library = library
+        self._device = device
         self.ranks = tuple(ranks)
         self.rank = rank
         self.calls = 0
@@ -50,6 +54,7 @@ class Life:
         self._lock = Lock()
         self._closed = False
         self._members: list[Member] = []
+        self._clocks: dict[int, GpuClock] = {}
         # torch's stores serve one request at a time, and a rank may be waiting in another.
         self._own_store: Any = store.clone() if hasattr(store, "clone") else store
         self.outbox = Outbox(self._own_store, self.prefix)
@@ -90,15 +95,22 @@ class Life:
             member.abort()
             raise self.unusable()
 
-    def watched(self, lane: Any, work: StreamWork, clock: GpuClock) -> None:
+    def _clock_of(self, index: int) -> GpuClock:
+        """One for all lanes of a device: each takes a stream."""
+        with self._lock:
+            if index not in self._clocks:
+                self._clocks[index] = GpuClock(self._device, index)
+            return self._clocks[index]
+
+    def watched(self, lane: Any, work: StreamWork) -> None:
         """A call of this group was made on this lane; those of one lane end in their order."""
         if work.captured:
             return  # the graph runs it, as often as it likes
-        self.watch.add(lane, work, clock)
-        self.watchdog.start()
+        self.watch.add(lane, work, self._clock_of(work.index))
+        self.watchdog.start(work.index)
         failure = self._failure
         if failure is not None:  # since it was launched, and nobody else would end it
-            self.watch.give_up(failure)
+            self.watch.give_up(failure, aborted=True)
 
     @property
     def failure(self) -> BaseException | None:
@@ -123,17 +135,17 @@ class Life:
         return error
 
     def fail(self, error: BaseException, tell: bool = True) -> None:
-        """The first failure: all communicators are aborted, all calls end. From any thread."""
+        """The first failure: all calls end, all communicators are aborted. From any thread."""
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = error
             members = list(self._members)
+        # First, and not only for the waiters' sake, should an abort hang: see `Watch.give_up`.
+        self.watch.give_up(error)
         if tell and not getattr(error, "told", False):
             self._tell(error)
-        for member in members:
-            member.abort()
-        self.watch.give_up(error)
+        abort_all(members, self._library)
 
     def _tell(self, error: BaseException) -> None:
         said = {
@@ -160,11 +172,16 @@ class Life:
         error.told = True  # type: ignore[attr-defined]
         return error
 
-    def drain(self, timeout_s: float) -> bool:
+    def drain(self, timeout_s: float, lane: Any = None) -> bool:
+        """Wait for what is on the streams, or on this lane alone; whether it was over in time."""
         if self._failure is not None:
             return True
         deadline = Deadline.after(timeout_s)
-        return wait_for(lambda: self.watch.pending == 0, deadline, lambda: None, self._clock)
+
+        def empty() -> bool:
+            return self._failure is not None or self.watch.pending_on(lane) == 0
+
+        return wait_for(empty, deadline, lambda: None, self._clock)
 
     def abort(self, reason: str) -> None:
         self.fail(Aborted(f"group {self.name!r} was aborted: {reason}"))
@@ -182,12 +199,13 @@ class Life:
                 f"pending"
             )
         self.watchdog.stop(1.0)
+        if self._failure is None:
+            self.watch.release()
         with self._lock:
             if self._failure is None:
                 self._failure = Aborted(f"group {self.name!r} was destroyed")
             members, self._members = self._members, []
-        for member in members:
-            member.close()
+        close_all(members, self._library)
 
     def say_goodbye(self) -> None:
         """The process ends: NCCL's peers notice by themselves, should they still need this rank."""

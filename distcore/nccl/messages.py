@@ -3,8 +3,8 @@
 NCCL matches messages by their order alone, and what is on one stream waits for what is before it.
 With connections of their own, messages of other tags overtake each other, and two ranks that each
 send first and receive then do not wait for each other. A connection takes a communicator (of two
-ranks: a few MiB of the GPU) and is made in the background by the first message on it, which waits
-for it; the program does not.
+ranks: some tens of MiB of the GPU) and is made in the background by the first message on it, which
+waits for it; the program does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from .communicators import Connector, Member
 from .device import Device
-from .gpu_clock import GpuClock
 from .lane import Lane
 from .life import Life
 from .paths import Path
@@ -42,7 +41,6 @@ class Connection:
         self._waiting: deque[tuple[StreamWork, Planned, Any]] = deque()
         self._connecting = False
         self.lane = Lane(device, index)
-        self.clock = GpuClock(device, index)
 
     def __repr__(self) -> str:
         state = "connected" if self._member else "connecting" if self._connecting else "new"
@@ -72,6 +70,7 @@ class Connection:
         ends = (path.source, path.target)
         try:
             with self._device.entered(self.lane.index):
+                self._device.watches()  # what NCCL asks CUDA for is no part of another's graph
                 member = self._connector.connect(
                     f"{life.prefix}/message/{path.source}/{path.target}/{path.tag}",
                     f"{first.text} of {life.described}",
@@ -87,7 +86,10 @@ class Connection:
                         self._member = member
                         return
                     work, what, ready = self._waiting[0]
-                    launch(self.lane, member, work, what, ready)
+                # NCCL takes the first message when the other rank makes its call too. Whoever posts
+                # another one meanwhile does not wait for that.
+                launch(self.lane, member, work, what, ready)
+                with self._lock:
                     self._waiting.popleft()
         except BaseException as error:
             life.fail(error)

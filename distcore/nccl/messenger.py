@@ -11,7 +11,6 @@ from torch import Tensor
 from . import plan
 from .communicators import Clock, Connector
 from .device import Device
-from .gpu_clock import GpuClock
 from .inbox import Inbox
 from .life import Life
 from .messages import Connection, Launch
@@ -56,7 +55,7 @@ class Messenger:
         self._life.outbox.sent(path)
         connection = self._connection(path, work.index)
         connection.post(work, what, self._launch)
-        self._life.watched(connection.lane, work, connection.clock)
+        self._life.watched(connection.lane, work)
 
     def receive(
         self,
@@ -78,7 +77,7 @@ class Messenger:
                     f"{work.text}: a receive from any source cannot be captured into a CUDA "
                     f"graph, for the source is not known before it sends: name it"
                 )
-            self._life.watched(inbox, work, GpuClock(self._device, work.index))
+            self._life.watched(inbox, work)
 
         # Now, on the caller's thread: it may be posted later, by another.
         ready = self._device.event(timed=False)
@@ -88,7 +87,7 @@ class Messenger:
             connection = self._connection(path, work.index)
             connection.post(work, what, self._launch, ready)
             if peer is not None:
-                self._life.watched(connection.lane, work, connection.clock)
+                self._life.watched(connection.lane, work)
 
         inbox.receive(peer, work, post)
 

@@ -110,6 +110,7 @@ def issue(
     with calling:
         for op in custom:
             op.close()  # NCCL has taken it down for the calls that use it
+            _forget(communicator, op)
 
 
 def _issue_one(core: Any, comm: Any, stream: int, transfer: Transfer, custom: list[Any]) -> None:
@@ -140,6 +141,13 @@ def _op(core: Any, comm: Any, reducing: Reducing, custom: list[Any]) -> Any:
     op = comm.create_pre_mul_sum(bits.numpy(), datatype)
     custom.append(op)
     return op
+
+
+def _forget(comm: Any, op: Any) -> None:
+    """nccl4py's communicator keeps all its ops, closed ones too, as long as it lives."""
+    kept = getattr(comm, "_resources", None)
+    if isinstance(kept, list) and op in kept:
+        kept.remove(op)
 
 
 _BITS_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

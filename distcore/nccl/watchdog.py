@@ -18,6 +18,7 @@ from ..patience import extended
 from .communicators import Member
 from .device import Device
 from .gpu_clock import GpuClock
+from .lane import Lane
 from .work import StreamWork
 
 LOOK_EVERY_S = 0.02
@@ -52,14 +53,28 @@ class Watch:
 
     @property
     def pending(self) -> int:
+        return self.pending_on(None)
+
+    def pending_on(self, lane: Any) -> int:
+        """Calls on this lane; on all of them for None."""
         with self._lock:
-            return sum(len(one) for one in self._pending.values())
+            lanes = self._pending.values() if lane is None else [self._pending.get(lane, ())]
+            return sum(len(one) for one in lanes)
 
     def add(self, lane: Any, work: StreamWork, clock: GpuClock) -> None:
         """A call was made on this lane; it is launched now, or will be."""
         with self._lock:
             self._pending.setdefault(lane, deque()).append(work)
             self._clocks[lane] = clock
+
+    def release(self) -> None:
+        """All calls are over: their streams are free for other groups."""
+        with self._lock:
+            lanes, clocks = list(self._pending), set(self._clocks.values())
+            self._pending.clear()
+        for lane in (*lanes, *clocks):
+            if isinstance(lane, Lane | GpuClock):
+                lane.release()
 
     def look(self, now_s: float) -> None:
         """Finish what is over; fail the group for what is late or wrong."""
@@ -115,14 +130,16 @@ class Watch:
             )
             return
 
-    def give_up(self, error: BaseException) -> None:
-        """All calls that are not over end with this error."""
+    def give_up(self, error: BaseException, aborted: bool = False) -> None:
+        """All calls that are not over end with this error. To be called before the communicators
+        are aborted: an abort brings their streams to the ends of calls that did nothing. `aborted`:
+        it is too late for that, and no call that is left can be trusted."""
         with self._lock:
             works = [work for lane in self._pending.values() for work in lane]
             self._pending.clear()
         for work in works:
             try:
-                over = work.reached()
+                over = not aborted and work.reached()
             except Exception:
                 over = False
             work.finish(None if over else error)
@@ -148,18 +165,21 @@ class Watchdog:
         self._began = Flag()
         self._thread: Thread | None = None
 
-    def start(self) -> None:
-        """Once there is something to look at; again it changes nothing."""
+    def start(self, index: int) -> None:
+        """Once there is something to look at, on this device; again it changes nothing."""
         if self._thread is None and not self._stop.is_set():
-            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = Thread(target=self._run, args=(index,), name=self._name, daemon=True)
             self._thread.start()
             self._began.wait(_BEGIN_S)
 
-    def _run(self) -> None:
-        self.capture_safe = self._device.watches()
-        self._began.set()
-        while not self._stop.wait(LOOK_EVERY_S):
-            self._look(self._now())
+    def _run(self, index: int) -> None:
+        # A thread that asks CUDA anything makes a context on its device: not on the first one,
+        # which belongs to another rank.
+        with self._device.entered(index):
+            self.capture_safe = self._device.watches()
+            self._began.set()
+            while not self._stop.wait(LOOK_EVERY_S):
+                self._look(self._now())
 
     def stop(self, limit_s: float = 0.0) -> None:
         """End it after the look that it is in, and wait for that."""

@@ -99,9 +99,9 @@ class StreamWork(CallWork):
         with self._lock:
             if self._done:
                 return
-            self._done = True
             self._error = error
             self.span = span
+            self._done = True  # last: others look at it without the lock
             callbacks, self._callbacks = self._callbacks, []
         self._launched.set()
         for callback in callbacks:
@@ -169,7 +169,8 @@ class StreamWork(CallWork):
         return list(self._tensors)
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call it when the call is over; at once if it is. By then the stream has finished."""
+        """Call it when the call is over; at once if it is. By then its stream has come to its end,
+        or the call has failed."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)

@@ -39,10 +39,27 @@ class FakeNcclBackend(NcclBackend):
         return None
 
 
-def use() -> None:
-    """In the place of the real one, in this process."""
+def use(*devices: str) -> None:
+    """In the place of the real one, in this process; for tensors of these devices, CPU if none is
+    named (see `on_cuda`)."""
     messages.Lane = ThreadedLane  # type: ignore[misc]
     known: Any = torch.distributed.Backend
     known._plugins.pop("DISTCORE_NCCL", None)
     base._registered.pop("distcore_nccl", None)
-    base.register(FakeNcclBackend())
+    if not devices:
+        base.register(FakeNcclBackend())
+    else:
+        reach = Reach(devices, (), plain)
+        base.register(FakeNcclBackend(devices=devices, reach=reach))
+
+
+class OnCuda(torch.Tensor):
+    """A CPU tensor that says it is on the first GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+
+def on_cuda(tensor: Tensor) -> Tensor:
+    return tensor.as_subclass(OnCuda)

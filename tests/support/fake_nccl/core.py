@@ -1,7 +1,9 @@
 """nccl.core as distcore uses it: the same names and signatures, on CPU tensors over gloo.
 
 Communicators connect in the background, as NCCL's do that are not blocking. What is asked of them
-is done at once, on the caller's thread, but for sends, which nobody waits for.
+is done at once, on the caller's thread, but for sends, which nobody waits for; they say that it is
+in progress all the same, and as NCCL's refuse the next call until they have been asked whether it
+still is.
 """
 
 from __future__ import annotations
@@ -63,6 +65,15 @@ _TYPES = {
 }
 
 
+IN_PROGRESS = 7
+POLLS = 2
+"""How often a communicator that was asked for something says that it is in progress."""
+
+
+class NCCLError(Exception):
+    """Of nccl.bindings: what NCCL itself refuses."""
+
+
 class NcclInvalid(Exception):
     def __init__(self, msg: str) -> None:
         self.msg = msg
@@ -117,7 +128,7 @@ _group = threading.local()
 def group_start() -> None:
     _group.depth = getattr(_group, "depth", 0) + 1
     if _group.depth == 1:
-        _group.calls = []
+        _group.calls, _group.of = [], []
 
 
 def group_end(*, simulate: bool = False) -> None:
@@ -128,13 +139,17 @@ def group_end(*, simulate: bool = False) -> None:
         # None of a group waits for another: all messages are under way before one is waited for.
         for wait in [call() for call in calls]:
             wait()
+        for communicator in _group.of:
+            communicator._polls = POLLS
 
 
-def _do(call: Callable[[], Callable[[], object]]) -> None:
+def _do(communicator: Communicator, call: Callable[[], Callable[[], object]]) -> None:
     if getattr(_group, "depth", 0):
         _group.calls.append(call)
+        _group.of.append(communicator)
     else:
         call()()
+        communicator._polls = POLLS
 
 
 class CustomRedOp:
@@ -152,7 +167,21 @@ class Communicator:
         self._error: int = 0
         self._connecting: threading.Thread | None = None
         self._splits = 0
+        self._resources: list[CustomRedOp] = []
+        self._polls = 0
+        self._filled_in_by: Communicator | None = None
+        self._children: list[Communicator] = []
+        self._null = False
         self.ended = ""
+
+    def _check_valid(self, operation: str) -> None:
+        if self.ended or self._null or self._filled_in_by is not None:
+            raise NcclInvalid(f"Cannot {operation}: Communicator not initialized")
+
+    def _ready(self, operation: str) -> None:
+        self._check_valid(operation)
+        if self._polls or self._connecting is not None:
+            raise NCCLError(f"InvalidArgument (4): {operation} before the call before it was taken")
 
     @classmethod
     def init(
@@ -178,6 +207,7 @@ class Communicator:
     def split(
         self, color: int | None = None, key: int = 0, config: NCCLConfig | None = None
     ) -> Communicator:
+        self._ready("split")
         self._splits += 1
         mine = torch.tensor([-1 if color is None else color, key, self._gloo.rank()])
         every = [torch.empty_like(mine) for _ in range(self._gloo.size())]
@@ -187,9 +217,14 @@ class Communicator:
             peers = sorted(one.tolist() for one in every if int(one[0]) == color)
             made._path = f"{self._path}-{self._splits}-{color}"
             made._connect(len(peers), peers.index(mine.tolist()), made._path)
+        made._null = color is None
+        made._filled_in_by = self
+        self._children.append(made)
+        self._polls = POLLS
         return made
 
     def destroy(self) -> None:
+        self._ready("destroy")
         self.ended = "destroyed"
         self._gloo = None
 
@@ -198,25 +233,39 @@ class Communicator:
         self._gloo = None
 
     def finalize(self) -> None:
-        pass
+        self._ready("finalize")
+        self._polls = POLLS
 
     def get_last_error(self) -> str:
         return ""
 
     def get_async_error(self) -> int:
+        self._check_valid("get async error")
         if self._connecting is not None:
             if self._connecting.is_alive():
-                return 7
+                return IN_PROGRESS
             self._connecting = None
+        if self._polls:
+            self._polls -= 1
+            return IN_PROGRESS
+        for child in self._children:
+            child._filled_in_by = None
+        self._children = []
         return self._error
 
     def create_pre_mul_sum(self, scalar: Any, datatype: Any = None) -> CustomRedOp:
+        self._ready("create_pre_mul_sum")
         assert scalar.size == 1
-        return CustomRedOp(self, torch.from_numpy(scalar.copy()), datatype, None)
+        made = CustomRedOp(self, torch.from_numpy(scalar.copy()), datatype, None)
+        self._resources.append(made)
+        return made
 
     # -- what moves --------------------------------------------------------------------------------
 
     def _check(self, *tensors: torch.Tensor) -> None:
+        self._ready("communicate")
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise NcclInvalid("Dtype mismatch")
         for tensor in tensors:
             assert tensor.dim() == 1
             assert tensor.is_contiguous()
@@ -254,7 +303,7 @@ class Communicator:
         config: Any = None,
     ) -> None:
         self._check(sendbuf, recvbuf)
-        _do(lambda: _now(recvbuf.copy_, self._reduced(sendbuf, op)))
+        _do(self, lambda: _now(recvbuf.copy_, self._reduced(sendbuf, op)))
 
     def reduce(
         self,
@@ -272,7 +321,7 @@ class Communicator:
             total = self._reduced(sendbuf, op)
             return _now(recvbuf.copy_, total) if root == self._gloo.rank() else _nothing
 
-        _do(call)
+        _do(self, call)
 
     def reduce_scatter(
         self,
@@ -290,20 +339,20 @@ class Communicator:
         def call() -> Callable[[], object]:
             return _now(recvbuf.copy_, self._reduced(sendbuf, op)[rank * count :][:count])
 
-        _do(call)
+        _do(self, call)
 
     def allgather(
         self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, config: Any = None
     ) -> None:
         self._check(sendbuf, recvbuf)
         assert recvbuf.numel() == sendbuf.numel() * self._gloo.size()
-        _do(lambda: _now(recvbuf.copy_, torch.cat(self._gathered(sendbuf))))
+        _do(self, lambda: _now(recvbuf.copy_, torch.cat(self._gathered(sendbuf))))
 
     def broadcast(
         self, sendbuf: Any, recvbuf: Any, root: int, *, stream: Any = None, config: Any = None
     ) -> None:
         self._check(recvbuf)
-        _do(lambda: _now(recvbuf.copy_, self._gathered(recvbuf)[root]))
+        _do(self, lambda: _now(recvbuf.copy_, self._gathered(recvbuf)[root]))
 
     def send(self, sendbuf: Any, peer: int, *, stream: Any = None) -> None:
         self._check(sendbuf)
@@ -314,7 +363,7 @@ class Communicator:
             self._sent = [*getattr(self, "_sent", [])[-64:], (work, copy)]
             return _nothing
 
-        _do(call)
+        _do(self, call)
 
     def recv(self, recvbuf: Any, peer: int, *, stream: Any = None) -> None:
         self._check(recvbuf)
@@ -322,7 +371,7 @@ class Communicator:
         def call() -> Callable[[], object]:
             return self._gloo.recv([recvbuf.view(torch.uint8)], peer, 0).wait  # type: ignore[no-any-return]
 
-        _do(call)
+        _do(self, call)
 
 
 def _now(function: Callable[[Any], object], value: Any) -> Callable[[], object]:

@@ -50,6 +50,9 @@ class CpuDevice:
     def stream(self, _index: int) -> Any:
         return object()
 
+    def give_back(self, _stream: Any, _index: int) -> None:
+        pass
+
     def current_stream(self, _index: int) -> Any:
         return None
 

@@ -91,6 +91,13 @@ class RecordingDevice:
     def at_once(self, stream: Any) -> bool:
         return str(stream) not in self.lanes
 
+    def aborted(self) -> None:
+        """The kernels on all streams have ended, as after an abort of NCCL's, and what came after
+        them on the streams has happened."""
+        for event in self.events:
+            if event.moment_ms is None:
+                self.reach(event)
+
     def reach(self, event: Any, after_s: float = 0.0) -> None:
         """The stream comes to this event."""
         event.moment_ms = (self.clock.now_s + after_s) * 1e3
@@ -107,6 +114,9 @@ class RecordingDevice:
     def stream(self, _index: int) -> Any:
         self.streams += 1
         return Stream(self, f"s{self.streams}")
+
+    def give_back(self, _stream: Any, _index: int) -> None:
+        pass
 
     def current_stream(self, _index: int) -> Any:
         return Stream(self, "caller's")
@@ -145,6 +155,7 @@ class SilentCommunicator:
         self.calls: list[str] = []
         self.results = results or []
         self.ended = ""
+        self.on_abort: Any = lambda: None
 
     def get_async_error(self) -> int:
         return self.results.pop(0) if len(self.results) > 1 else (self.results or [0])[0]
@@ -159,6 +170,7 @@ class SilentCommunicator:
         self.ended = "destroyed"
 
     def abort(self) -> None:
+        self.on_abort()
         self.ended = "aborted"
 
     def __getattr__(self, name: str) -> Any:

@@ -31,8 +31,11 @@ def suite(rank: int, size: int) -> None:
 
 def streams(rank: int, size: int) -> None:
     """A call runs after what its stream had to do, and does not hold up the host."""
-    dist.all_reduce(torch.zeros(1, device=DEVICE))
+    # Of the same size: NCCL connects the ranks anew for another algorithm, and the host waits.
+    dist.all_reduce(torch.zeros(1 << 20, device=DEVICE))
     torch.cuda.synchronize()
+    place = next(iter(dist.group.WORLD._engine._places.values()))  # type: ignore[union-attr]
+    assert isinstance(place.lane.stream, torch.cuda.ExternalStream), "it may be another's too"
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
             tensor = torch.zeros(1 << 20, device=DEVICE)
@@ -75,6 +78,52 @@ def graph(rank: int, size: int) -> None:
     torch.cuda.synchronize()
 
 
+KEPT: list[Any] = []
+
+
+def kept(rank: int, size: int) -> None:
+    """A graph that outlives its group holds up neither the group's end nor the program's."""
+    tensor = torch.ones(1024, device=DEVICE)
+    dist.all_reduce(tensor.clone())
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        dist.all_reduce(tensor)
+    captured.replay()
+    torch.cuda.synchronize()
+    KEPT.append(captured)
+
+
+def messages(rank: int, size: int) -> None:
+    """Both ranks send first, twice, and receive then; and all of it in a batch."""
+    if size == 1:
+        return
+    peer = 1 - rank
+    sent = [torch.full((1 << 20,), float(10 * rank + n), device=DEVICE) for n in range(2)]
+    works = [dist.isend(one, peer) for one in sent]
+    arrived = [torch.empty_like(one) for one in sent]
+    works += [dist.irecv(one, peer) for one in arrived]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert [one.unique().tolist() for one in arrived] == [[10.0 * peer], [10.0 * peer + 1]]
+    ops = [dist.P2POp(dist.isend, one, peer) for one in sent]
+    ops += [dist.P2POp(dist.irecv, one, peer) for one in arrived[::-1]]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert [one.unique().tolist() for one in arrived] == [[10.0 * peer + 1], [10.0 * peer]]
+
+
+def factors(rank: int, size: int) -> None:
+    """PREMUL_SUM is NCCL's own, and keeps nothing."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.complex64):
+        tensor = torch.ones(5, dtype=dtype, device=DEVICE)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+        assert tensor.tolist() == [size * 0.5] * 5
+    (member,) = dist.group.WORLD._session.members()  # type: ignore[union-attr]
+    assert member.communicator._resources == []
+
+
 def named(rank: int, size: int) -> None:
     """What is wrong with a call is said before anything is sent."""
     for wrong, words in (
@@ -105,11 +154,12 @@ def split(rank: int, size: int) -> None:
 
 def deadline(rank: int, size: int) -> None:
     """Rank 1 leaves out a call."""
-    dist.all_reduce(torch.zeros(1, device=DEVICE))
+    dist.broadcast(torch.zeros(5, device=DEVICE), src=1)  # so that its ranks are connected
     torch.cuda.synchronize()
     if rank == 0:
         began_s = time.monotonic()
         work = dist.broadcast(torch.zeros(5, device=DEVICE), src=1, async_op=True)
+        assert work is not None
         with pytest.raises(DeadlineExceeded, match=LEFT_OUT):
             work.wait(timedelta(seconds=30))
         assert time.monotonic() - began_s < 20
@@ -120,6 +170,33 @@ def deadline(rank: int, size: int) -> None:
         dist.all_reduce(torch.zeros(1, device=DEVICE))
 
 
+def combined(rank: int, size: int) -> None:
+    """The CPU's tensors go to tcp, the GPU's to NCCL."""
+    for device in ("cpu", DEVICE):
+        tensor = torch.full((4,), float(rank + 1), device=device)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [float(sum(range(1, size + 1)))] * 4
+    nccl: Any = dist.group.WORLD._get_backend(DEVICE)  # type: ignore[union-attr]
+    assert nccl._session.calls == 1
+
+
+BODIES = {
+    one.__name__: one
+    for one in (
+        suite,
+        streams,
+        graph,
+        kept,
+        messages,
+        factors,
+        named,
+        split,
+        combined,
+        deadline,
+    )
+}
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(250, exit=True)
     warnings.filterwarnings("ignore", "ComplexHalf")
@@ -128,16 +205,15 @@ def main() -> None:
     torch.cuda.set_device(DEVICE)
     limit_s = 5 if what == "deadline" else 120
     dist.init_process_group(
-        "nccl",
+        "cpu:tcp,cuda:nccl" if what == "combined" else "nccl",
         init_method=f"file://{sys.argv[3]}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=limit_s),
         device_id=DEVICE,
     )
-    assert dist.get_backend() == "distcore_nccl"
-    body = {one.__name__: one for one in (suite, streams, graph, named, split, deadline)}[what]
-    body(rank, size)
+    assert "distcore_nccl" in dist.get_backend()
+    BODIES[what](rank, size)
     dist.destroy_process_group()
     print(f"{what}: right", torch.cuda.get_device_name(), torch.cuda.nccl.version())
 

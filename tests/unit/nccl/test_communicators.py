@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from distcore.errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from distcore.nccl.communicators import Connector, Member
+from distcore.nccl.communicators import Connector, Member, close_all
 from distcore.nccl.library import Library
 from distcore.patience import Deadline
 from tests.support.fake_nccl import core
@@ -49,10 +50,7 @@ def test_the_id_travels_over_the_store() -> None:
     case.connect(0)
     unique_id = case.store.get("k/id")
     case.connect(2)
-    assert case.started == [
-        (3, 0, unique_id, False, "group 'g'"),
-        (3, 2, unique_id, False, "group 'g'"),
-    ]
+    assert case.started == [(3, 0, unique_id, False, None), (3, 2, unique_id, False, None)]
 
 
 def test_who_did_not_come_is_named() -> None:
@@ -112,7 +110,7 @@ def test_a_call_that_nccl_does_not_take_in_time() -> None:
 def test_the_end_waits_for_the_others_and_then_no_longer() -> None:
     case = Case([0])
     member = case.connect(0)
-    member.close()
+    close_all([member], case.library)
     assert (case.communicator.calls, case.communicator.ended) == (["finalize"], "destroyed")
     member.abort()  # nothing more
     assert case.communicator.ended == "destroyed"
@@ -122,7 +120,7 @@ def test_the_end_waits_for_the_others_and_then_no_longer() -> None:
     case.communicator.results = [7]
     began_s = case.clock.now_s
     member._clock.now_s = began_s  # type: ignore[attr-defined]
-    member.close()
+    close_all([member], case.library)
     assert case.communicator.ended == "aborted"
 
 
@@ -134,3 +132,32 @@ def test_an_ended_communicator_has_no_errors_any_more() -> None:
     member.abort()
     assert member.error() is None
     assert repr(member) == "<Member of group 'g': ended>"
+
+
+def test_what_nccl_refuses_at_once_is_our_error() -> None:
+    case = Case()
+
+    def refuses(*_args: Any) -> Any:
+        raise core.NcclInvalid("NCCL_ERROR (5): ncclInvalidUsage")
+
+    case.init = refuses  # type: ignore[method-assign]
+    case.library.core.Communicator.init = refuses
+    with pytest.raises(GroupFailed, match=r"^NCCL refuses group 'g': NcclInvalid: NCCL_ERROR"):
+        case.connect(0)
+
+
+def test_nothing_is_asked_of_a_communicator_while_another_thread_splits_it() -> None:
+    case = Case([0])
+    member = case.connect(0)
+    held: list[bool] = []
+
+    def split(*_args: Any) -> Any:
+        thread = threading.Thread(target=lambda: held.append(not member.calling.acquire(False)))
+        thread.start()
+        thread.join()
+        return SilentCommunicator()
+
+    case.communicator.split = split  # type: ignore[attr-defined]
+    made = case.connector.split(member, 0, 0, "half", case.deadline(5), lambda: None)
+    assert made is not None
+    assert held == [True]

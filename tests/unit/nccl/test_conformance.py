@@ -41,3 +41,8 @@ def test_the_suite_on_three_ranks(tmp_path: Path) -> None:
 def test_groups_split_and_dtypes_of_nccls_own(tmp_path: Path) -> None:
     for text in run(3, "more", tmp_path):
         assert "split, float8, unsigned, mixed groups: right" in text
+
+
+def test_beside_tcp_for_the_cpus_tensors(tmp_path: Path) -> None:
+    for text in run(2, "combined", tmp_path):
+        assert "tcp and NCCL together: right" in text

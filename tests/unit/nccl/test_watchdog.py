@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -187,14 +188,17 @@ def test_the_thread_looks_until_it_is_stopped() -> None:
         looked.set()
 
     device: Any = RecordingDevice()
+    entered: list[int] = []
+    device.entered = lambda index: entered.append(index) or contextlib.nullcontext()
     dog = Watchdog(look, device, lambda: 5.0, "dog of a test")
-    dog.start()
-    dog.start()
+    dog.start(3)
+    dog.start(3)
     assert looked.wait(10)
     dog.stop(5.0)
     assert set(looks) == {5.0}
     assert dog._thread is not None
     assert not dog._thread.is_alive()
     assert dog.capture_safe
-    dog.start()  # not again
+    dog.start(0)  # not again
+    assert entered == [3]  # else a look would make a context on the first device
     assert not dog._thread.is_alive()
