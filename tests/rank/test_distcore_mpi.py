@@ -47,6 +47,21 @@ def test_right_results(library: str) -> None:
     assert "not complete after the 0.2 s given to wait(); it goes on" in waited["text"]
 
 
+@pytest.mark.parametrize("library", mpi.LIBRARIES)
+def test_calls_and_what_torch_builds_on_them(library: str) -> None:
+    """DDP, FSDP2, DTensor, functional collectives, torch.compile, the profiler; as on tcp."""
+    ended = mpi.run(library, 3, SCRIPT, "calls_and_layers")
+    assert ended.code == 0, ended.text
+    for rank in range(3):
+        said = {one["name"] for one in ended.of(rank)}
+        assert {
+            "scenario_collectives",
+            "scenario_ddp",
+            "scenario_join",
+            "scenario_profiler",
+        } <= said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("library", mpi.PYTHONS)

@@ -183,7 +183,7 @@ def scenario_groups(rank, size):
         assert tensor == 2
         dist.broadcast(tensor, src=1, group=group)
         assert "rank" in repr(group)
-        assert dist.get_backend(group) == "tcp"
+        assert dist.get_backend(group) == dist.get_backend()
         assert dist.get_process_group_ranks(group) == [0, 1]
     group = dist.split_group(split_ranks=[[0], list(range(1, size))])
     assert group.size() == (1 if rank == 0 else size - 1)

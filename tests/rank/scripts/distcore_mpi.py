@@ -15,8 +15,12 @@ import torch.distributed as dist
 import distcore  # noqa: F401 - registers the backend
 from distcore.reduction import Reduction
 from distcore.testing import check_backend
+from tests.rank.scripts import distcore_calls, distcore_layers
 
 LIMIT_S = 3.0
+LIMITS_S = {"huge": 100.0, "calls_and_layers": 60.0}
+OF_TCP = {"scenario_again"}
+"""They make groups on tcp."""
 
 
 def say(name, **more):
@@ -156,6 +160,15 @@ def scenario_absent_large(rank, size):
         expect("absent_large", lambda: dist.all_reduce(data))
     else:
         time.sleep(LIMIT_S + 1)
+
+
+def scenario_calls_and_layers(rank, size):
+    """What is tried on tcp as well: the calls in their forms, and what torch builds on them."""
+    for part in (distcore_calls, distcore_layers):
+        for name in list(vars(part)):
+            if name.startswith("scenario_") and name not in OF_TCP:
+                getattr(part, name)(rank, size)
+                say(name)
 
 
 def scenario_late(rank, size):
@@ -310,7 +323,7 @@ def scenario_huge(rank, size):
 
 
 for name in sys.argv[1:]:
-    dist.init_process_group("mpi", timeout=timedelta(seconds=100 if name == "huge" else LIMIT_S))
+    dist.init_process_group("mpi", timeout=timedelta(seconds=LIMITS_S.get(name, LIMIT_S)))
     globals()[f"scenario_{name}"](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 say("end")
