@@ -69,14 +69,16 @@ class RunCommand(Command):
             ).run()
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
-        from ..launch.mpi_launcher import mpi_command
+        from ..launch.mpi_launcher import mpi_job
         from .session import Options, Session
 
         shown = ["--launcher", "mpi", *request.command_line]
-        with mpi_command(request, size) as command:
+        with mpi_job(request, size) as job:
             return Session(
                 Options(
-                    command=command,
+                    command=job.command,
+                    environment=job.environment,
+                    scratch=job.scratch,
                     shown_command=["distdebug", "run", *shown],
                     **options.common(request.own, shown, size),
                 )

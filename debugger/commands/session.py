@@ -59,6 +59,8 @@ class Options:
     """What `run` and `exec` have in common. Times are in seconds."""
 
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    scratch: str = ""
     launcher: str = ""
     run_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
@@ -127,8 +129,8 @@ class Session:
             host = HostSampler(directory)
             try:
                 control.start()
-                environment = self._environment(directory)
-                launch.start(options.command, environment, network=self._injection.network)
+                environment, network = self._environment(directory), self._injection.network
+                launch.start(options.command, environment, network=network, scratch=options.scratch)
                 follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
@@ -331,7 +333,8 @@ class Session:
     # -- surroundings --------------------------------------------------------------------------
 
     def _environment(self, directory: RunDirectory) -> dict[str, str]:
-        environment = hook.environment(os.environ, directory.path, self._options.launcher)
+        outer = {**os.environ, **self._options.environment}
+        environment = hook.environment(outer, directory.path, self._options.launcher)
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level

@@ -1,7 +1,8 @@
 """Who is alive but late: noticed after `notice_after_s`, suspected after `hang_timeout_s`.
 
 Rules:
-1. The call with the longest wait counts, from the moment its first rank began to wait.
+1. The call with the longest wait counts, from the moment its first rank began to wait; for an
+   initialisation from the moment its last rank did (`joining`, which then names the absent).
 2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
    the rank at the root, which computes, is stopped, or waits for something else.
 3. A rank stopped inside a call holds up the others just as well.
@@ -15,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ..record.layout import Activity
-from ..record.snapshot import Call
+from ..record.snapshot import Call, Wait
 from ..record.wording import at_site, printable, ranks_text, seconds, verb
 from .absence import failed_calls, surely_posted
 from .endings import is_communication_error
 from .evidence import chosen, stand, standing
 from .findings import Finding, group_evidence
-from .joining import last_exception, timed_out
+from .joining import last_exception, last_to_come, timed_out
 from .limits import SECOND_NS, Candidate
 from .needs import Needs
 from .wait_graph import doing
@@ -61,7 +62,8 @@ def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
         return found
     late = latest(world, needs, world.limits.hang_ns)
     if late:
-        wait = late.pending.wait
+        last = _last_to_join(world) if _joins(late.pending) else None
+        wait = last or late.pending.wait
         since = max(wait.since_ns, world.limits.clock_from_ns)
         return [Candidate(_finding(world, late, since + world.limits.hang_ns))]
     return _all_in_store(world)
@@ -74,6 +76,9 @@ def latest(world: World, needs: Needs, longer_than_ns: int) -> Late | None:
         for pending in world.all_pending()
         if world.waited_ns(pending.wait) >= longer_than_ns
     ]
+    last = _last_to_join(world) if any(map(_joins, rows)) else None
+    if last is not None and world.waited_ns(last) < longer_than_ns:
+        rows = [pending for pending in rows if not _joins(pending)]
     seen: set[int] = set()
     for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
         need = needs.of(pending)
@@ -84,6 +89,15 @@ def latest(world: World, needs: Needs, longer_than_ns: int) -> Late | None:
         if culprits:
             return Late(pending, culprits, _waiting_with(world, pending, culprits))
     return None
+
+
+def _joins(pending: Pending) -> bool:
+    return pending.wait.activity is Activity.INIT
+
+
+def _last_to_join(world: World) -> Wait | None:
+    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    return last_to_come(waiting) if waiting else None
 
 
 def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from . import mpi_scratch
 
 if TYPE_CHECKING:
     from .torchrun_flags import RunRequest
@@ -24,9 +26,18 @@ _OF_TORCHRUN = {"module", "no_python", "nproc_per_node"}
 """torchrun's flags that say something of the ranks, whoever starts them."""
 
 
+@dataclass(frozen=True)
+class MpiJob:
+    """What to run, with which variables more, and the directory that is to go with it (or "")."""
+
+    command: list[str]
+    environment: dict[str, str]
+    scratch: str
+
+
 @contextmanager
-def mpi_command(request: RunRequest, ranks: int | None) -> Iterator[list[str]]:
-    """Yield the command; keep the context open while it runs, for it holds the ranks' port.
+def mpi_job(request: RunRequest, ranks: int | None) -> Iterator[MpiJob]:
+    """Keep the context open while it runs: it holds the ranks' port, and what they share.
 
     Raises UsageError: no number of ranks, a flag that only torchrun understands, no MPI.
     """
@@ -42,12 +53,13 @@ def mpi_command(request: RunRequest, ranks: int | None) -> Iterator[list[str]]:
         module = ["-m"] if request.torchrun.module else []
         program = [sys.executable, "-u", *module, *program]
     shim = str(Path(__file__).with_name("mpi_rank.py"))
-    with socket.socket() as holder:
+    with socket.socket() as holder, mpi_scratch.scratch() as directory:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((_LOOPBACK, 0))
         where = [_LOOPBACK, str(holder.getsockname()[1])]
         starts = [sys.executable, "-I", "-S", shim, *where, *program]
-        yield [launcher, "-n", str(ranks), *_flags(launcher, ranks), *starts]
+        command = [launcher, "-n", str(ranks), *_flags(launcher, ranks), *starts]
+        yield MpiJob(command, mpi_scratch.settings(directory), directory)
 
 
 def _find() -> str:

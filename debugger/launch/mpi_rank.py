@@ -9,6 +9,7 @@ Run as a file, by a Python that imports nothing else, so it must import nothing 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -30,11 +31,21 @@ def rank_environment(environment: dict[str, str]) -> dict[str, str]:
     return found
 
 
+def make_scratch(environment: dict[str, str]) -> None:
+    """The run's directory for shared memory is on the supervisor's host; a rank on another makes
+    one of the same name."""
+    directory = environment.get("OMPI_MCA_btl_sm_backing_directory", "")
+    if os.path.basename(directory).startswith("distdebug-mpi-"):
+        with contextlib.suppress(OSError):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+
+
 def main() -> None:
     address, port, *command = sys.argv[1:]
     environment = dict(os.environ)
     environment.update(rank_environment(environment))
     environment.update(MASTER_ADDR=address, MASTER_PORT=port)
+    make_scratch(environment)
     os.execvpe(command[0], command, environment)  # noqa: S606 - the user's own command
 
 

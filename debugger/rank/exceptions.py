@@ -230,12 +230,16 @@ def _came_through_users_code(error: BaseException) -> bool:
 
 
 def _wrap_os_exit(recorder: Recorder) -> None:
-    """os._exit comes past every handler: the line is all that can be kept."""
+    """os._exit comes past every handler: the line and the status are all that can be kept. The
+    status is not always told by others: mpiexec keeps its ranks' to itself."""
     original = os._exit
 
     def leave(status: int) -> NoReturn:
         if call_site.frame_kind(sys._getframe(1).f_code.co_filename) != call_site.OWN:
             _note_exit(recorder, f"os._exit({status})")
+            with contextlib.suppress(Exception):
+                if not recorder.writer.detached:
+                    recorder.writer.phase(Phase.ENDED, status & 0xFF)
         original(status)
 
     leave.__module__, leave.__name__, leave.__qualname__ = "os", "_exit", "_exit"  # for pickle

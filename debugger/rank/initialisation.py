@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from ..record import layout
 from ..record.layout import Activity
-from . import forks, rank_log, torch_private, torch_private_stores
+from . import forks, rank_log, torch_private, torch_private_stores, unwaited
 from .recorder import Recorder, report_own_fault
 from .settling import settle
 
@@ -68,6 +68,11 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
             # A worker of gloo that still drops a call's callback needs the GIL for it, while the
             # end of the group, or of a DDP model that outlives it, waits for the worker with it.
             settle()
+            try:
+                # The end of the process, which tells them too, may wait for the other ranks.
+                unwaited.report(recorder)
+            except Exception as error:
+                report_own_fault("looking for handles that were dropped", error)
             return original(*args, **kwargs)
 
     return destroy_process_group

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..faults.actions import exception_of
+from ..record.layout import Phase
 from . import waiting
 from .occasion import CannotHappen, Occasion, at_users_line
 
@@ -33,6 +34,7 @@ def leave(occasion: Occasion) -> None:
     recorder = occasion.recorder
     recorder.note("exit", f"os._exit({code})", recorder.safe_site(occasion.frame))
     occasion.announce()
+    recorder.writer.phase(Phase.ENDED, code)
     os._exit(code)
 
 

@@ -9,6 +9,8 @@ line is put on record once, and again with the count of its handles when the pro
 
 from __future__ import annotations
 
+import threading
+
 from ..record.signature import OPS, POINT_TO_POINT
 from . import outstanding
 from .exceptions import failed
@@ -19,14 +21,17 @@ Key = tuple[int, int, bool]
 """Op, line, and whether the handles were kept to the end."""
 _counts: dict[Key, int] = {}
 _noted: dict[Key, int] = {}
+_lock = threading.RLock()
+"""The heartbeat's thread looks, and so does the one that destroys a group."""
 
 
 def report(recorder: Recorder) -> None:
     """Put the lines on record that were not known before."""
-    while outstanding.unwaited:
-        _count(recorder, outstanding.unwaited.popleft(), kept=False)
-    for key in _counts.keys() - _noted.keys():
-        _note(recorder, key)
+    with _lock:
+        while outstanding.unwaited:
+            _count(recorder, outstanding.unwaited.popleft(), kept=False)
+        for key in _counts.keys() - _noted.keys():
+            _note(recorder, key)
 
 
 def last_report(recorder: Recorder) -> None:

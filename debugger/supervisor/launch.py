@@ -66,9 +66,11 @@ class Launch:
         cwd: str | os.PathLike[str] | None = None,
         timeout_s: float = 30.0,
         network: str = "",
+        scratch: str = "",
     ) -> None:
         """Starts the command with this process's standard streams, or those `aside`; in the network
-        namespace to which the path `network` leads, where it is given.
+        namespace to which the path `network` leads, where it is given. The directory `scratch` is
+        removed when all that was started has ended, even if this process was killed.
 
         Raises UsageError where the command cannot be started, and DistdebugError where the
         warden does not answer.
@@ -81,6 +83,7 @@ class Launch:
             "env": {_latin(name): _latin(value) for name, value in environment.items()},
             "cwd": _latin(directory),
             "network": network,
+            "scratch": _latin(scratch),
         }
         try:
             _write_all(self._control, json.dumps(request).encode() + b"\n")

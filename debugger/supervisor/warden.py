@@ -4,10 +4,11 @@ It runs as a process of its own: `python -I -S warden.py CONTROL REPORTS` with t
 is started before anything else, in its own session (Ctrl-C reaches the supervisor alone), and is
 the subreaper of all that the command starts. Standard library only, no relative import.
 
-Control, one JSON line: {"path", "argv", "env", "cwd", "network"}, byte strings as latin-1. The end
-of that pipe means that the supervisor has closed it or was killed: everything below is SIGKILLed,
-again and again until nothing is left. Reports, JSON lines: {"started": pid}, {"failed": text}, and
-{"pid", "status", "time_ns"} for each child or orphan that was reaped.
+Control, one JSON line: {"path", "argv", "env", "cwd", "network", "scratch"}, byte strings as
+latin-1. The end of that pipe means that the supervisor has closed it or was killed: everything
+below is SIGKILLed, again and again until nothing is left, and the directory `scratch` is removed.
+Reports, JSON lines: {"started": pid}, {"failed": text}, and {"pid", "status", "time_ns"} for each
+child or orphan that was reaped.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class Warden:
         self._control = control
         self._reports = reports
         self._unread = b""
+        self._scratch = b""
 
     def run(self) -> None:
         become_subreaper()
@@ -133,6 +135,10 @@ class Warden:
             pass  # the supervisor is gone, so is the pipe of the reports
         finally:
             kill_all_below(os.getpid())
+            if self._scratch:
+                import shutil  # only here: it would cost every start some milliseconds
+
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _listen(self) -> bool:
         received = os.read(self._control, 1 << 16)
@@ -142,6 +148,7 @@ class Warden:
         return bool(received)
 
     def _start(self, request: dict[str, Any]) -> None:
+        self._scratch = request["scratch"].encode("latin-1")
         try:
             if request["network"]:
                 enter_network(request["network"])

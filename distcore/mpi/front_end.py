@@ -26,7 +26,7 @@ def open_torch() -> None:
         return
     torch_private.in_front("is_mpi_available", is_mpi_available)
     for name, make in (
-        ("init_process_group", _init_process_group),
+        ("init_process_group", initialisation),
         ("_new_group_with_tag", _new_group_with_tag),
         ("_new_process_group_helper", _create_group),
     ):
@@ -58,7 +58,9 @@ def _check_available() -> None:
         raise RuntimeError(reason)
 
 
-def _init_process_group(theirs: Any) -> Any:
+def initialisation(theirs: Any) -> Any:
+    """torch's init_process_group, with the backend mpi."""
+
     def init(
         backend: Any = None,
         init_method: str | None = None,

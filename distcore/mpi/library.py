@@ -7,6 +7,7 @@ there is an MPI) asks for it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.util
 import os
@@ -109,7 +110,13 @@ def _end() -> None:
         if time.monotonic() >= until:
             return
         time.sleep(_PAUSE_S)
+    alone = _loaded.COMM_WORLD.Get_size() == 1
+    segments = _mapped("sm_segment.") if alone else []
     _loaded.Finalize()
+    # Of a process that no launcher started, Open MPI leaves its 16 MiB of shared memory behind.
+    for path in segments:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 _process = os.getpid()
@@ -128,7 +135,7 @@ def query_cuda() -> bool:
     # In the process already, whatever its name is: mpi4py has loaded it.
     import ctypes
 
-    for name in _mapped_libraries():
+    for name in _mapped("libmpi"):
         try:
             ask = ctypes.CDLL(name).MPIX_Query_cuda_support
         except (OSError, AttributeError):
@@ -138,11 +145,11 @@ def query_cuda() -> bool:
     return False
 
 
-def _mapped_libraries() -> list[str]:
-    """The files of libmpi that this process has mapped."""
+def _mapped(prefix: str) -> list[str]:
+    """The files of that name that this process has mapped."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.rsplit(" ", 1)[-1].strip() for line in maps}
     except OSError:
         return []
-    return sorted(path for path in paths if os.path.basename(path).startswith("libmpi"))
+    return sorted(path for path in paths if os.path.basename(path).startswith(prefix))

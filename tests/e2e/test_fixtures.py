@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import mpi, runs
+from tests.support import runs
 from tests.support.zygote import Zygote
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -56,14 +55,8 @@ UNLIKE_ON_TCP = {
     "unsafe_transposed_broadcast": "distcore minds the strides",
 }
 """Programs whose verdict is another one on tcp, and why."""
-SHORT_ON_MPI = {"reduce_op_sum_max"}
-UNLIKE_ON_MPI = {
-    **UNLIKE_ON_TCP,
-    "init_destroy_init": "it takes torchrun's own store",
-}
-"""The same on mpi, whose ranks mpiexec starts."""
 UNLIKE_AT_DETAIL = {"reshaped_view": "another shape of as many elements is an error there"}
-"""The same at DETAIL."""
+"""Programs whose verdict is another one at DETAIL."""
 
 
 def load(name: str) -> dict[str, Any]:
@@ -116,19 +109,6 @@ def test_verdict_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
     expected = load(name)
     check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
-
-
-@pytest.mark.parametrize("name", forked(SHORT_ON_MPI, UNLIKE_ON_MPI))
-def test_verdict_on_mpi(name: str, tmp_path: Path) -> None:
-    """The same under mpiexec with our backend mpi, where the program says gloo."""
-    mpi.python("openmpi")
-    expected = load(name)
-    script = FIXTURES / "scripts" / expected["script"]
-    arguments = [*expected["args"], "--launcher", "mpi", "-n", str(expected["nproc"]), str(script)]
-    path = os.pathsep.join((str(ON_TCP), str(FIXTURES.parent)))
-    extra = {"PYTHONPATH": path, "ON_TCP_EVERYWHERE": "mpi"}
-    done = runs.run("run", [*arguments, *expected["script_args"]], tmp_path, extra=extra)
-    check_verdict(expected, done)
 
 
 @pytest.mark.parametrize("name", forked(SHORT_AT_DETAIL, UNLIKE_AT_DETAIL))
@@ -215,4 +195,4 @@ def test_every_script_is_expected() -> None:
 
 
 def test_the_chosen_ones_exist() -> None:
-    assert set(EXPECTED) >= BY_COMMAND | TELLING | SHORT_ON_TCP | SHORT_AT_DETAIL | SHORT_ON_MPI
+    assert set(EXPECTED) >= BY_COMMAND | TELLING | SHORT_ON_TCP | SHORT_AT_DETAIL

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,20 @@ def test_a_rank_and_size_that_are_mpis() -> None:
         {"WORLD_SIZE": "1", "RANK": "0"},
     )
     assert said == "well\n"
+
+
+def test_a_process_without_a_launcher_leaves_no_shared_memory() -> None:
+    """And another's stays."""
+    with tempfile.NamedTemporaryFile(prefix="sm_segment.", dir="/dev/shm") as others:
+        said = _alone(
+            "dist.init_process_group('mpi'); dist.barrier()\n"
+            "from distcore.mpi import library\n"
+            "print(*library._mapped('sm_segment.'))",
+            {},
+        )
+        assert said.startswith("/dev/shm/sm_segment."), said
+        assert [path for path in said.split() if os.path.exists(path)] == []
+        assert os.path.exists(others.name)
 
 
 @pytest.mark.parametrize(

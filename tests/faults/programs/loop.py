@@ -50,8 +50,8 @@ def main():
     args = parser.parse_args()
     if args.twice and os.environ["RANK"] == "1":
         os.environ["RANK"] = "0"
-    if args.backend == "tcp":
-        import distcore  # noqa: F401 - registers it
+    if args.backend in ("tcp", "mpi"):
+        import distcore  # noqa: F401 - registers them
     dist.init_process_group(args.backend)
     train(args)
     if args.in_flight:

@@ -13,8 +13,8 @@ def main():
     parser.add_argument("backend")
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
-    if args.backend == "tcp":
-        import distcore  # noqa: F401 - registers it
+    if args.backend in ("tcp", "mpi"):
+        import distcore  # noqa: F401 - registers them
     dist.init_process_group(args.backend)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)))

@@ -44,6 +44,19 @@ def test_a_rank_that_runs_but_does_not_join() -> None:
     assert found.ranks[2].location.line == 40
 
 
+def test_the_limit_counts_from_the_last_that_joined() -> None:
+    """Also where the absent rank runs: before that, it is no more than late."""
+    run = joining(3, 0)
+    run.passes(40)
+    run.starts(1).waits_in(Activity.INIT)
+    run.starts(2)
+    run.passes(50)
+    assert run.errors() == []
+    run.passes(11)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+
+
 def test_a_rank_that_finished_before_joining() -> None:
     run = joining(3, 0, 1)
     run.starts(2).exits(0)

@@ -1,0 +1,117 @@
+"""The programs below fixtures/scripts under mpiexec, with our backend mpi where they say gloo: the
+same verdicts, but for those that MPI or its launcher cannot run, each with its reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import mpi, runs
+
+from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, chosen, load
+
+EXTRA = {
+    "PYTHONPATH": os.pathsep.join((str(ON_TCP), str(FIXTURES.parent))),
+    "ON_TCP_EVERYWHERE": "mpi",
+}
+SHORT = {
+    "deadlock_two_groups",
+    "died_segv",
+    "exit_os_exit_zero",
+    "other_code_path_same_calls",
+    "reduce_op_sum_max",
+}
+"""One of each exit code, of two ranks."""
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """What a program comes to on mpi, and why not to what it does on gloo."""
+
+    why: str
+    outcome: str
+    exit_code: int
+    said: str = ""
+
+
+_MINDS_STRIDES = Unlike("distcore minds the strides", "ok", 0)
+_STARTS_ITS_OWN = Unlike(
+    "it starts its ranks itself: to MPI each is a world of one",
+    "invalid_argument",
+    1,
+    "MPI says this is rank 0 of 1, but ",
+)
+UNLIKE = {
+    "unsafe_reduce_scatter_input": _MINDS_STRIDES,
+    "unsafe_strided_broadcast": _MINDS_STRIDES,
+    "unsafe_transposed_broadcast": _MINDS_STRIDES,
+    "worlds_of_their_own": Unlike(
+        "MPI has one world, of all ranks",
+        "invalid_argument",
+        1,
+        " of 4, but init_process_group was given ",
+    ),
+    **dict.fromkeys(
+        (
+            "captured_by_launcher",
+            "exception_process",
+            "exception_spawn_worker",
+            "join_other_port",
+            "join_port_taken",
+            "join_stale_file_store",
+            "join_world_too_large",
+            "op_second_launch",
+            "spawn_train",
+        ),
+        _STARTS_ITS_OWN,
+    ),
+}
+NOT_RUN = {
+    "init_destroy_init": "it connects to torchrun's own store, and under mpiexec there is none",
+    "join_duplicate_rank": "starts its ranks itself; what is seen first, that two are rank 2 or "
+    "that MPI counts otherwise, is chance",
+}
+"""Where nothing can be asked of the run."""
+
+
+def alike() -> list[Any]:
+    return [chosen(name, SHORT) for name in EXPECTED if name not in UNLIKE.keys() | NOT_RUN.keys()]
+
+
+@pytest.mark.parametrize("name", alike())
+def test_verdict_on_mpi(name: str, tmp_path: Path) -> None:
+    expected = load(name)
+    assert expected["command"] == "run"
+    check_verdict(expected, run_on_mpi(expected, tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path) -> None:
+    expected, unlike = load(name), UNLIKE[name]
+    done = run_on_mpi(expected, tmp_path)
+    assert (done.report["outcome"], done.exit_code) == (unlike.outcome, unlike.exit_code), (
+        done.explain()
+    )
+    messages = [one["message"] for one in done.errors[:1]] or [""]
+    assert unlike.said in messages[0], done.explain()
+
+
+def run_on_mpi(expected: dict[str, Any], tmp_path: Path) -> runs.Run:
+    mpi.python("openmpi")
+    script = str(FIXTURES / "scripts" / expected["script"])
+    if expected["command"] == "run":
+        how = ["--launcher", "mpi", "-n", str(expected["nproc"]), script]
+    else:
+        how = ["--", sys.executable, script]
+    words = [*expected["args"], *how, *expected["script_args"]]
+    return runs.run(expected["command"], words, tmp_path, extra=EXTRA)
+
+
+def test_the_chosen_ones_exist() -> None:
+    assert set(EXPECTED) >= SHORT | UNLIKE.keys() | NOT_RUN.keys()
