@@ -12,6 +12,8 @@ _FIRST_LOOK_S = 0.1
 _LAST_LOOK_S = 0.5
 _PLACE_S = 0.5
 """After so much waiting, or a quarter of the time limit, a rank tells where it waits."""
+_STOPPED_S = 1.0
+"""A rank that has not looked for so long was stopped itself: first it hears what the others say."""
 _WORD_S = 2.0
 _PAUSE_S = 0.001
 _now = time.monotonic
@@ -111,20 +113,27 @@ class Watch:
         absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
         limit_s = getattr(self._deadline, "limit_s", 0.0)
         text = f"{self.who} is not complete after {limit_s:g} s"
+        culprit = None
         if absent:
             named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-            did = "came to it, and stopped" if self._all_came else "did not come to it"
+            if not self._all_came:
+                culprit, did = absent[0], "did not come to it"
+            else:
+                # One may have stopped in it; others may be through with it, and have gone on.
+                culprit = absent[0] if len(absent) == 1 else None
+                did = "came to it, and told nothing since"
             text += f": {named} {did}"
-        return DeadlineExceeded(text, absent[0] if absent else None)
+        return DeadlineExceeded(text, culprit)
 
 
 class Patience:
     """When to look, in one wait: often at first, then seldom."""
 
-    __slots__ = ("_look_after_s", "_next_look", "_place_at", "_watch")
+    __slots__ = ("_look_after_s", "_looked", "_next_look", "_place_at", "_watch")
 
     def __init__(self, watch: Watch, began: float, place_at: float) -> None:
         self._watch = watch
+        self._looked = began
         self._look_after_s = _FIRST_LOOK_S
         self._next_look = began + _FIRST_LOOK_S
         self._place_at = place_at
@@ -133,6 +142,9 @@ class Patience:
         """Raises what ends the call, if anything does."""
         now = _now()
         watch = self._watch
+        if now > self._looked + _STOPPED_S:
+            watch.look()
+        self._looked = now
         watch.check(now)
         if now >= self._place_at:
             self._place_at = float("inf")
