@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 backend = sys.argv[1]
-if backend == "tcp":
+if backend in ("tcp", "mpi"):
     import distcore  # noqa: F401
 dist.init_process_group(backend)
 rank = dist.get_rank()
