@@ -160,16 +160,19 @@ def tag(caller: Caller, given: Any) -> int:
     return int(given)
 
 
+def divides(caller: Caller, name: str, given: Tensor) -> None:
+    """The first dimension can be split evenly among the ranks."""
+    size = len(caller.ranks)
+    if (given.shape[0] if given.dim() else 1) % size:
+        caller.wrong(
+            name, f"a first dimension that is a multiple of {size}, the ranks", shown(given)
+        )
+
+
 def splits(caller: Caller, argument: str, given: Sequence[int], of: Tensor, name: str) -> list[int]:
-    """Elements for each rank. `given`: rows of the first dimension for each; empty: equal parts."""
+    """Elements for each rank. `given`: rows of the first dimension for each."""
     size = len(caller.ranks)
     rows = of.shape[0] if of.dim() else 1
-    if not given:
-        if rows % size:
-            caller.wrong(
-                name, f"a first dimension that is a multiple of {size}, the ranks", shown(of)
-            )
-        return [of.numel() // size] * size
     given = list(given)
     if len(given) != size:
         caller.wrong(argument, f"{size} numbers, one for each rank", f"{len(given)}: {given}")

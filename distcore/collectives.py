@@ -7,6 +7,7 @@ goes wrong on the way. The coalesced forms are in `coalesced.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -355,14 +356,25 @@ class Collectives(Issuing):
         data = input
         caller = self._caller("all_to_all_single")
         target, source, staging = self._pair(caller, output, data)
-        receives = checks.splits(caller, "output_split_sizes", output_split_sizes, output, "output")
-        sends = checks.splits(caller, "input_split_sizes", input_split_sizes, data, "input")
-        self._own_part(caller, receives[self._rank], sends[self._rank])
+        targets = self._split(caller, "output", output_split_sizes, output, target)
+        sources = self._split(caller, "input", input_split_sizes, data, source)
+        if targets.each != sources.each or targets.each < 0:
+            self._own_part(caller, targets.counts[self._rank], sources.counts[self._rank])
         text = call_text.uncounted("all_to_all_single", data.dtype)
-        body = self._engine.all_to_all(Parts(target, receives), Parts(source, sends))
+        body = self._engine.all_to_all(targets, sources)
         return self._issue("alltoall_base_", text, opts, around(staging, body), [output])
 
     alltoall_base = all_to_all_single
+
+    def _split(
+        self, caller: Caller, name: str, given: Sequence[int], of: Tensor, taken: Tensor
+    ) -> Parts:
+        """`taken`, which is or stands for `of`, as the program wants it split."""
+        argument = f"{name}_split_sizes"
+        if not given:
+            checks.divides(caller, name, of)
+            return Parts.even(taken, self._size)
+        return Parts(taken, checks.splits(caller, argument, given, of, name))
 
     def _own_part(self, caller: Caller, receives: int, sends: int) -> None:
         if receives != sends:

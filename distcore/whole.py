@@ -9,26 +9,40 @@ from torch import Tensor
 
 
 class Parts(Sequence[Tensor]):
-    """What one contiguous tensor is cut into: flat, in its order, without gaps. `counts` are the
-    parts' elements. It is cut when somebody looks at a part."""
+    """What one contiguous tensor is cut into: flat, in its order, without gaps. It is cut when
+    somebody looks at a part."""
 
-    __slots__ = ("_cut", "counts", "whole")
+    __slots__ = ("_counts", "_cut", "_size", "each", "whole")
 
     def __init__(self, whole: Tensor, counts: Sequence[int]) -> None:
+        """`counts`: the elements of each part."""
         self.whole = whole
-        self.counts = counts
+        self.each = -1
+        self._size = len(counts)
+        self._counts: Sequence[int] | None = counts
         self._cut: Sequence[Tensor] | None = None
 
     @classmethod
     def even(cls, whole: Tensor, size: int) -> Parts:
-        """As many parts of one size."""
-        return cls(whole, [whole.numel() // size] * size)
+        """As many parts of one size, which is `each`; where the sizes were given, that is -1."""
+        made = cls(whole, ())
+        made.each = whole.numel() // size
+        made._size = size
+        made._counts = None
+        return made
 
     def __repr__(self) -> str:
         return f"<Parts {list(self.counts)} of a tensor of shape {tuple(self.whole.shape)}>"
 
+    @property
+    def counts(self) -> Sequence[int]:
+        """The elements of each part."""
+        if self._counts is None:
+            self._counts = [self.each] * self._size
+        return self._counts
+
     def __len__(self) -> int:
-        return len(self.counts)
+        return self._size
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._parts())
@@ -38,7 +52,11 @@ class Parts(Sequence[Tensor]):
 
     def _parts(self) -> Sequence[Tensor]:
         if self._cut is None:
-            self._cut = self.whole.view(-1).split(self.counts)  # type: ignore[no-untyped-call]
+            if self.each < 0:
+                flat = self.whole.view(-1)
+                self._cut = flat.split(self.counts)  # type: ignore[no-untyped-call]
+            else:
+                self._cut = self.whole.view(self._size, self.each).unbind(0)
         return self._cut
 
 

@@ -294,25 +294,27 @@ class MpiEngine(QueuedEngine):
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Body:
         if isinstance(outputs, Parts) and isinstance(inputs, Parts):
-            settle_all((inputs.whole, outputs.whole))
+            settle(inputs.whole)
+            settle(outputs.whole)
             return lambda net: self._all_to_all_of_wholes(net, outputs, inputs)
         settle_all(inputs, outputs)
         return lambda net: self._exchange(net, list(enumerate(inputs)), list(enumerate(outputs)))
 
     def _all_to_all_of_wholes(self, net: Line, outputs: Parts, inputs: Parts) -> None:
         source, target = inputs.whole, outputs.whole
-        each = inputs.counts[0]
-        if inputs.counts.count(each) + outputs.counts.count(each) < 2 * self._size:
-            each = -1
-        most, least, size_bytes = net.meet(each, -each, max(source.nbytes, target.nbytes))
+        each = inputs.each if inputs.each == outputs.each else -1
+        sent_bytes, taken_bytes = source.nbytes, target.nbytes
+        most, least, size_bytes = net.meet(each, -each, max(sent_bytes, taken_bytes))
         if size_bytes > MOST_BYTES:
             self._exchange(net, list(enumerate(inputs)), list(enumerate(outputs)))
             return
         if touch(source, target):
             source = source.clone()
+            settle(source)
         comm, byte = self._comm, self._mpi.BYTE
         blocking, issue = comm.Alltoall, comm.Ialltoall
-        send, receive = [self._bytes(source), byte], [self._bytes(target), byte]
+        send = [self._address(source.data_ptr(), sent_bytes), byte]
+        receive = [self._address(target.data_ptr(), taken_bytes), byte]
         if most != -least or most < 0:
             blocking, issue = comm.Alltoallv, comm.Ialltoallv
             send[1:1] = counts_and_starts(inputs)

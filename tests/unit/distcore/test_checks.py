@@ -57,7 +57,7 @@ ONE = torch.zeros(1)
         (lambda: checks.tag(CALLER, 2**40), ValueError, "a number of 32 bits"),
         (lambda: checks.tag(CALLER, None), TypeError, "an int, given NoneType"),
         (
-            lambda: checks.splits(CALLER, "s", [], torch.zeros(4), "x"),
+            lambda: checks.divides(CALLER, "x", torch.zeros(4)),
             ValueError,
             "x: expected a first dimension that is a multiple of 3, the ranks, given float32[4]",
         ),
@@ -86,9 +86,9 @@ def test_wrong_arguments(check: Any, error: type[Exception], words: str) -> None
 
 
 def test_splits_are_elements() -> None:
+    checks.divides(CALLER, "x", torch.zeros(3, 2))
+    checks.divides(CALLER, "x", torch.zeros(0, 2))
     assert checks.splits(CALLER, "s", [0, 2, 1], torch.zeros(3, 2), "x") == [0, 4, 2]
-    assert checks.splits(CALLER, "s", [], torch.zeros(3, 2), "x") == [2, 2, 2]
-    assert checks.splits(CALLER, "s", [], torch.zeros(0, 2), "x") == [0, 0, 0]
     assert checks.splits(CALLER, "s", [0, 0, 0], torch.zeros(0, 2), "x") == [0, 0, 0]
 
 
