@@ -187,12 +187,13 @@ class Line:
             raise
 
     def _wait_for(self, test: Callable[[], bool], size_bytes: int) -> None:
-        patience = self._watch.patience()
         until = _now() + min(SPIN_S + size_bytes * SPIN_S_PER_BYTE, MOST_SPIN_S)
         while _now() < until:
-            if test():
-                return
             os.sched_yield()
+            for _ in range(_TESTS):
+                if test():
+                    return
+        patience = self._watch.patience()
         pause_s = _FIRST_PAUSE_S
         while not test():
             patience.look()
