@@ -1,8 +1,8 @@
 """Who is alive but late: noticed after `notice_after_s`, suspected after `hang_timeout_s`.
 
 Rules:
-1. The call with the longest wait counts, from the moment its first rank began to wait; for an
-   initialisation from the moment its last rank did (`joining`, which then names the absent).
+1. The call with the longest wait counts, from the moment its first rank began to wait; for the
+   suspicion of an initialisation from the moment its last rank did (as `joining` names the absent).
 2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
    the rank at the root, which computes, is stopped, or waits for something else.
 3. A rank stopped inside a call holds up the others just as well.
@@ -60,25 +60,24 @@ def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
     found = _own_timeout(world, needs)
     if found or world.paused:
         return found
-    late = latest(world, needs, world.limits.hang_ns)
+    last = _last_to_join(world)
+    all_there = last is not None and world.waited_ns(last) >= world.limits.hang_ns
+    late = latest(world, needs, world.limits.hang_ns, joins=all_there)
     if late:
-        last = _last_to_join(world) if _joins(late.pending) else None
-        wait = last or late.pending.wait
+        wait = last if last is not None and _joins(late.pending) else late.pending.wait
         since = max(wait.since_ns, world.limits.clock_from_ns)
         return [Candidate(_finding(world, late, since + world.limits.hang_ns))]
     return _all_in_store(world)
 
 
-def latest(world: World, needs: Needs, longer_than_ns: int) -> Late | None:
-    """The longest wait above the limit that hangs on a rank which could act."""
+def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = True) -> Late | None:
+    """The longest wait above the limit that hangs on a rank which could act; `joins`: also one in
+    an initialisation."""
     rows = [
         pending
         for pending in world.all_pending()
-        if world.waited_ns(pending.wait) >= longer_than_ns
+        if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
     ]
-    last = _last_to_join(world) if any(map(_joins, rows)) else None
-    if last is not None and world.waited_ns(last) < longer_than_ns:
-        rows = [pending for pending in rows if not _joins(pending)]
     seen: set[int] = set()
     for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
         need = needs.of(pending)
