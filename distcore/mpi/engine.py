@@ -141,10 +141,7 @@ class MpiEngine(QueuedEngine):
             return staging.around(self.reduce_scatter(target, copies, reduction))
         op, datatype = operation(self._mpi, reduction)
         whole = whole_of(inputs)
-        if whole is None:
-            total_bytes = sum(one.nbytes for one in inputs)
-        else:
-            total_bytes = whole.nbytes
+        total_bytes = sum(one.nbytes for one in inputs) if whole is None else whole.nbytes
         comm = self._comm
         ready = reduction.factor is None and not reduction.divides
         ready = ready and 0 < total_bytes < _MEET_BYTES
@@ -161,17 +158,18 @@ class MpiEngine(QueuedEngine):
                 source = torch.cat([one.view(-1) for one in inputs]) if whole is None else whole
                 source = reduction.prepare(source)
                 mine = output if whole is None or not touch(output, whole) else output.clone()
-                each = reduction.computed_as.itemsize
                 send = [self._bytes(source), datatype]
                 receive = [self._bytes(mine), datatype]
-                counts = [one.nbytes // each for one in inputs] if whole is None else [0]
+                even = whole is not None or len({one.nbytes for one in inputs}) == 1
                 used = source, mine
                 if total_bytes >= _MEET_BYTES:
                     net.meet()
                     net.block(total_bytes, used, comm.Reduce_scatter_block, send, receive, op)
-                elif len(set(counts)) == 1:
+                elif even:
                     net.run(total_bytes, used, comm.Ireduce_scatter_block, send, receive, op)
                 else:
+                    each_bytes = reduction.computed_as.itemsize
+                    counts = [one.nbytes // each_bytes for one in inputs]
                     net.run(total_bytes, used, comm.Ireduce_scatter, send, receive, counts, op)
                 if mine is not output:
                     output.copy_(mine)

@@ -62,14 +62,20 @@ def streams(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def graph(rank: int, size: int) -> None:
-    """A call is captured into a CUDA graph, and runs whenever the graph does."""
+def capture() -> tuple[torch.Tensor, torch.cuda.CUDAGraph]:
+    """A tensor of ones, and the graph of a call on it; the group is connected by one before."""
     tensor = torch.ones(1024, device=DEVICE)
     dist.all_reduce(tensor.clone())
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         dist.all_reduce(tensor)
+    return tensor, captured
+
+
+def graph(rank: int, size: int) -> None:
+    """A call is captured into a CUDA graph, and runs whenever the graph does."""
+    tensor, captured = capture()
     for times in (1, 2, 3):
         captured.replay()
         torch.cuda.synchronize()
@@ -83,12 +89,7 @@ KEPT: list[Any] = []
 
 def kept(rank: int, size: int) -> None:
     """A graph that outlives its group holds up neither the group's end nor the program's."""
-    tensor = torch.ones(1024, device=DEVICE)
-    dist.all_reduce(tensor.clone())
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        dist.all_reduce(tensor)
+    _, captured = capture()
     captured.replay()
     torch.cuda.synchronize()
     KEPT.append(captured)
