@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import faults
-    from .rank.steps import step
-    from .rank.user_log import log
+    from .rank.log.steps import step
+    from .rank.log.user_log import log
 
 __all__ = [
     "__version__",
@@ -44,7 +44,7 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
     after init_process_group.
     """
     from .rank import torch_first  # noqa: F401 - it says why
-    from .rank.library import install as begin
+    from .rank.api import install as begin
 
     begin(level, run_dir)
 
@@ -53,7 +53,7 @@ def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """`torch.distributed.monitored_barrier`, which `install` opens to every backend."""
-    from .rank.library import barrier
+    from .rank.api import barrier
 
     barrier(group, timeout, wait_all_ranks)
 
@@ -67,8 +67,8 @@ def breakpoint(  # noqa: A001 - as torch's
     other ranks go on until they need it, and wait then for as long as it stands. PYTHONBREAKPOINT
     is honoured as by Python's own `breakpoint()`.
     """
-    from .rank.breakpoints import stop
-    from .rank.library import stops_on
+    from .rank.api import stops_on
+    from .rank.breakpoints.stops import stop
 
     if stops_on(rank, condition):
         stop(sys._getframe(1))
@@ -82,7 +82,7 @@ def inject(spec: str) -> None:
     fault, and where it comes too late.
     """
     from .rank import torch_first  # noqa: F401 - it says why
-    from .rank.injecting import inject as ask
+    from .rank.inject.api import inject as ask
 
     ask(spec)
 
@@ -91,12 +91,12 @@ def __getattr__(name: str) -> Any:
     """What costs nothing until it is asked for: `debugger.log`, for the program's own events,
     `debugger.step(n)`, which says that step n of its training begins, and `debugger.faults`."""
     if name == "log":
-        from .rank import user_log
+        from .rank.log import user_log
 
         globals()["log"] = user_log.log
         return user_log.log
     if name == "step":
-        from .rank import steps
+        from .rank.log import steps
 
         globals()["step"] = steps.step
         return steps.step

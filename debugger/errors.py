@@ -20,7 +20,7 @@ RAISED_IN_RANKS = frozenset(
         "StoreWaitError",
     }
 )
-"""See `debugger.rank.finding_errors`."""
+"""See `debugger.rank.record.errors`."""
 
 
 class DistdebugError(Exception):
@@ -43,6 +43,6 @@ class UsageError(DistdebugError):
 def __getattr__(name: str) -> Any:
     if name not in RAISED_IN_RANKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .rank import finding_errors
+    from .rank.record import errors
 
-    return getattr(finding_errors, name)
+    return getattr(errors, name)

@@ -13,10 +13,7 @@ from typing import Any as _Any
 import torch.distributed as _torch
 
 from . import algorithms as _algorithms
-from .backends.base import register as _register
-from .backends.mpi import MpiBackend as _MpiBackend
-from .backends.nccl import NcclBackend as _NcclBackend
-from .backends.tcp import TcpBackend as _TcpBackend
+from .backend import register as _register
 from .errors import (
     Aborted,
     CallMismatch,
@@ -26,7 +23,11 @@ from .errors import (
     PeerLost,
     RendezvousError,
 )
-from .front_end import (
+from .mpi.backend import MpiBackend as _MpiBackend
+from .mpi.torch_api import open_torch as _open_torch
+from .nccl.backend import NcclBackend as _NcclBackend
+from .tcp.backend import TcpBackend as _TcpBackend
+from .torch_api import (
     init_process_group,
     is_nccl_available,
     monitored_barrier,
@@ -34,7 +35,6 @@ from .front_end import (
     split_group,
     unavailable,
 )
-from .mpi.front_end import open_torch as _open_torch
 
 __all__ = [
     "Aborted",
@@ -57,10 +57,6 @@ _register(_TcpBackend())
 _register(_MpiBackend())
 _register(_NcclBackend())
 _open_torch()
-
-# Two modules of ours have names that torch documents otherwise. `distcore.rendezvous` is torch's
-# function again (the module is imported by its full name); `distcore.algorithms` has both.
-del rendezvous  # type: ignore[name-defined]  # noqa: F821 - bound by the imports above
 
 
 def _of_torch(package: _Any, name: str) -> _Any:

@@ -44,7 +44,11 @@ PLANTED = [
     ("debugger/commands/a.py", "from tui import app", "without a terminal app"),
     ("debugger/commands/a.py", "import distcore", "distcore imports torch"),
     ("debugger/benchmarks/a.py", "import distcore, torch", None),
-    ("debugger/benchmarks/a.py", "from distcore.transports import mesh", "distcore's public names"),
+    (
+        "debugger/benchmarks/a.py",
+        "from distcore.transports.mesh import mesh",
+        "distcore's public names",
+    ),
     ("debugger/commands/a.py", "from ..launch import torchrun_flags", None),
     ("debugger/launch/a.py", "from ..diagnosis import verdict", "shares only record/"),
     ("debugger/launch/torchrun_parser.py", "import torch", "only inside a function"),
@@ -67,7 +71,7 @@ PLANTED = [
     ("tui/a.py", "import debugger", "debugger.record and debugger.diagn"),
     ("tui/a.py", "import torch", "costs 2 s"),
     ("tui/a.py", "import distcore", "distcore imports torch"),
-    ("tui/a.py", "\n" * 400, "find the seam"),
+    ("tui/a.py", "\n" * 500, "find the seam"),
 ]
 
 

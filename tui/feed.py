@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debugger.diagnosis.last_signs import as_it_was, standing_still
+from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
+from debugger.diagnosis.facts.waits import Waits, waits
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.waits import Waits, waits
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
 from debugger.record.snapshot import Rank, Snapshot

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from debugger.diagnosis.diagnose import diagnose, verdict_first
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.verdict import diagnose, verdict_first
 from debugger.record.snapshot import Snapshot
 
 from .picture import Found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.waits import Waits
+from debugger.diagnosis.facts.waits import Waits
 from debugger.record.snapshot import Call, GroupKey, Rank
 
 

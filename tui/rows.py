@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from debugger.diagnosis.waits import Waits
-from debugger.diagnosis.world import DEFAULT_GROUP, exit_status
+from debugger.diagnosis.facts.waits import Waits
+from debugger.diagnosis.facts.world import DEFAULT_GROUP, exit_status
 from debugger.record.layout import Activity, GroupState, Phase
 from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans

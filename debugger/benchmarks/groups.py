@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..rank.heartbeat import Heartbeat
 from ..rank.install import install
+from ..rank.process.heartbeat import Heartbeat
 from .measuring import STOCK, Way
 
 RECORD = "record"

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..benchmarks import arguments as bench_arguments
+from ..benchmarks import comm, ddp_command, resources_command
+from ..benchmarks import program as bench_program
+from ..benchmarks.comm_figures import size_text
 from ..errors import DistdebugError
-from . import bench_arguments, bench_comm, bench_ddp, bench_program, bench_resources
 from .base import Command
-from .comm_figures import size_text
 
 SCHEMA = "distdebug.bench/1"
 FAKE_CALL_BAR_US = 5.0
@@ -225,20 +227,20 @@ KINDS = {
     ),
     "comm": Kind(
         "measure how fast backends communicate",
-        bench_comm.EPILOG,
-        bench_comm.configure,
-        bench_comm.run,
+        comm.EPILOG,
+        comm.configure,
+        comm.run,
     ),
     "ddp": Kind(
         "measure a DDP training step by backend",
-        bench_ddp.EPILOG,
-        bench_ddp.configure,
-        bench_ddp.run,
+        ddp_command.EPILOG,
+        ddp_command.configure,
+        ddp_command.run,
     ),
     "resources": Kind(
         "measure the memory, waiting and groups of backends",
-        bench_resources.EPILOG,
-        bench_resources.configure,
-        bench_resources.run,
+        resources_command.EPILOG,
+        resources_command.configure,
+        resources_command.run,
     ),
 }

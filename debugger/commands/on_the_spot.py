@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..diagnosis.diagnose import diagnose, verdict, verdict_first
+from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
+from ..diagnosis.facts.world import exit_status
 from ..diagnosis.findings import Finding
-from ..diagnosis.last_signs import as_it_was, standing_still
 from ..diagnosis.limits import Limits
-from ..diagnosis.stragglers import stragglers
-from ..diagnosis.verdict import diagnose, verdict, verdict_first
-from ..diagnosis.world import exit_status
+from ..diagnosis.rules.straggler import stragglers
 from ..record.exits import ExitLog
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object

@@ -17,7 +17,7 @@ from typing import Any
 from .. import __version__, hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
-from ..diagnosis.stragglers import stragglers
+from ..diagnosis.rules.straggler import stragglers
 from ..record.exits import ExitLog, ExitStatus
 from ..record.log_file import DEFAULT_MAX_MB, MAX_MB
 from ..record.records import Records, newest_ranks

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..diagnosis.evidence import standing
+from ..diagnosis.facts.evidence import standing
+from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
-from ..diagnosis.world import World
 from ..errors import DistdebugError, UsageError
 from ..record.breakpoints import stops
 from ..record.run_directory import BASE, RunDirectory, is_live

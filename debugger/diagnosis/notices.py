@@ -13,13 +13,13 @@ from ..record.wording import (
     site_text,
     verb,
 )
-from .evidence import chosen, stand, standing
+from .facts.evidence import chosen, stand, standing
+from .facts.needs import Needs
+from .facts.world import World
 from .findings import Finding
-from .joining import last_to_come
-from .lateness import cause_of, latest
 from .limits import SECOND_NS
-from .needs import Needs
-from .world import World
+from .rules.join_timeout import last_to_come
+from .rules.late_rank import cause_of, latest
 
 
 def late_notices(world: World, needs: Needs) -> tuple[str, ...]:

@@ -20,35 +20,23 @@ import torch
 from ..record.layout import Activity
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
-from . import (
-    agreement,
-    breakpoints,
-    call_site,
-    ddp,
-    exceptions,
-    forks,
-    groups,
-    initialisation,
-    inspection,
-    levels,
-    main_thread,
-    monitored,
-    python_warnings,
-    rank_log,
-    replicas,
-    timeouts,
-    torch_private,
-    torch_private_stores,
-    unwaited,
-    unwinding,
-)
-from .heartbeat import Heartbeat
-from .recorder import Recorder, report_own_fault
+from . import torch_private, torch_private_stores
+from .agreement import collectives, monitored_barrier
+from .breakpoints import stops as breakpoints
+from .checks import pipeline
+from .ddp import statistics
+from .group import forks, timeouts, wrap
+from .log import debug_level, python_warnings, rank_log
+from .process import cleanup_calls, exits, init_process_group, main_thread, unwaited_work
+from .process.heartbeat import Heartbeat
+from .process.verdict import VERDICT, VerdictWatch
+from .record import call_site
+from .record.recorder import Recorder, report_own_fault
+from .replicas import check
 from .settling import settle
-from .verdict import VERDICT, VerdictWatch
 
 if TYPE_CHECKING:
-    from .injection import Injector
+    from .inject.injector import Injector
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 FAULTS = "DISTDEBUG_FAULTS"
@@ -97,14 +85,14 @@ def take_faults() -> None:
     global _injector
     if _recorder is None or _directory is None:
         return
-    from . import injection
+    from .inject import injector
 
     if _injector is not None:
-        injection.extend(_injector, _directory)
+        injector.extend(_injector, _directory)
         return
-    _injector = injection.begin(_recorder, _directory)
+    _injector = injector.begin(_recorder, _directory)
     if _injector is not None:
-        groups.choose_class(_injector.group_class)
+        wrap.choose_class(_injector.group_class)
 
 
 def _install(directory: Path) -> Recorder:
@@ -115,24 +103,24 @@ def _install(directory: Path) -> Recorder:
     watch.install()
     rank_log.observe(recorder, directory)
     python_warnings.observe()
-    initialisation.observe(recorder, directory)
+    init_process_group.observe(recorder, directory)
     _directory = directory
     _injector = _planned(recorder, directory)
     if _injector is None:
-        groups.observe(recorder)
+        wrap.observe(recorder)
     else:
-        groups.observe(recorder, _injector.group_class)
-    exceptions.observe(recorder)
-    unwinding.observe(recorder)
-    agreement.observe()
-    inspection.observe(recorder)
-    replicas.observe(recorder, directory)
-    monitored.observe()
-    levels.observe()
+        wrap.observe(recorder, _injector.group_class)
+    exits.observe(recorder)
+    cleanup_calls.observe(recorder)
+    collectives.observe()
+    pipeline.observe(recorder)
+    check.observe(recorder, directory)
+    monitored_barrier.observe()
+    debug_level.observe()
     torch_private.keep_uncompiled(call_site.DIRECTORIES)
-    ddp.observe(recorder)
+    statistics.observe(recorder)
     main_thread.observe()
-    stops = breakpoints.observe(recorder, directory, inspection.look_once)
+    stops = breakpoints.observe(recorder, directory, pipeline.look_once)
     limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
     torch_private_stores.on_store_waits(_store_watch(recorder))
@@ -160,7 +148,7 @@ def _planned(recorder: Recorder, directory: Path) -> Injector | None:
     """What makes things go wrong on purpose; None, with nothing of it loaded, in all other runs."""
     if not os.environ.get(FAULTS):
         return None
-    from .injection import begin
+    from .inject.injector import begin
 
     return begin(recorder, directory)
 
@@ -170,7 +158,7 @@ def _come_to_rest() -> None:
     if _heartbeat is not None:
         _heartbeat.stop()
     if _recorder is not None:
-        unwaited.last_report(_recorder)
+        unwaited_work.last_report(_recorder)
     settle()
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.evidence import standing
+from ..diagnosis.facts.evidence import standing
+from ..diagnosis.facts.world import World, exit_status
 from ..diagnosis.findings import TITLES, Finding, GroupEvidence, RankEvidence
 from ..diagnosis.limits import Limits
-from ..diagnosis.world import World, exit_status
 from ..record.sanitize import clean
 from ..record.snapshot import CallSite, Rank, Snapshot
 from . import ddp_times

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..diagnosis.evidence import RUNS
+from ..diagnosis.diagnose import refine_cause
+from ..diagnosis.facts.evidence import RUNS
 from ..diagnosis.findings import Finding, RankEvidence
-from ..diagnosis.verdict import refine_cause
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import CallSite, Rank
 from . import stack_tree

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..diagnosis.diagnose import diagnose, verdict
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
-from ..diagnosis.verdict import diagnose, verdict
 from ..record.records import Records
 from ..record.snapshot import Snapshot
 from .processes import ProcessTable

@@ -51,7 +51,7 @@ def _load(request: dict[str, Any]) -> None:
         except ImportError:
             if name.startswith("torch"):
                 raise
-    for name in ("rank.install", "rank.log_chain", "testing.rank_session"):
+    for name in ("rank.install", "rank.log.encoding", "testing.rank_session"):
         importlib.import_module(f"{package}.{name}")
     for name in request["preload"]:
         importlib.import_module(name)

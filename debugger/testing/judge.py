@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..diagnosis.diagnose import diagnose, verdict
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
-from ..diagnosis.verdict import diagnose, verdict
 from ..record.exits import ExitLog
 from ..record.layout import Activity
 from ..record.records import Records, newest_ranks

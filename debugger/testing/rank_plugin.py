@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from ..rank import breakpoints, exceptions
-from ..rank.finding_errors import FindingRaised
+from ..rank.breakpoints import stops
 from ..rank.install import install
-from ..rank.verdict import stand_down
+from ..rank.process import exits
+from ..rank.process.verdict import stand_down
+from ..rank.record.errors import FindingRaised
 from .channel import Channel
 from .world import DistRank, World
 
@@ -126,7 +127,7 @@ class RankPlugin:
         ):
             return
         error = call.excinfo.value
-        active = breakpoints.active()
+        active = stops.active()
         try:
             if active is not None and not isinstance(error, FindingRaised):
                 active.post_mortem(error, lambda: self._record(error))
@@ -138,7 +139,7 @@ class RankPlugin:
     def _record(self, error: BaseException) -> None:
         """Put on record that this rank ends with the error: the others need not wait for it."""
         if self._recorder is not None:
-            exceptions.record(self._recorder, error)
+            exits.record(self._recorder, error)
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, location: Any) -> None:
         category = warning_message.category
@@ -167,5 +168,5 @@ def about(error: BaseException) -> dict[str, Any]:
     error of the communication, which another rank's failure may have brought."""
     if isinstance(error, FindingRaised):
         return {"finding": error.kind, "told": not error.own}
-    lost = isinstance(error, Exception) and exceptions.nature(error)["communication"]
+    lost = isinstance(error, Exception) and exits.nature(error)["communication"]
     return {"communication": lost}

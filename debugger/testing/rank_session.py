@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..rank import call_site
 from ..rank.install import RUN_DIRECTORY, install
+from ..rank.record import call_site
 from . import coverage_in_ranks
 from .channel import Channel
 from .pytest_private import rank_config

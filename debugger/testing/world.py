@@ -75,8 +75,8 @@ class World:
         self._begun = False
         import torch.distributed as dist
 
+        from ..rank.process.verdict import verdict_was_raised
         from ..rank.settling import settle
-        from ..rank.verdict import verdict_was_raised
 
         if dist.is_initialized() and not verdict_was_raised():
             dist.destroy_process_group()

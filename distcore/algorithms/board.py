@@ -14,10 +14,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ..buffers import copy_bytes
-from ..reduction import SERIAL_ELEMENTS, Reduction
+from ..base.buffers import copy_bytes
+from ..base.reduction import SERIAL_ELEMENTS, Reduction
 from ..transports.base import Receive, Send, Transport
-from ..transports.board import BLOCK_BYTES, PAGE_BYTES, Board
+from ..transports.shared_board import BLOCK_BYTES, PAGE_BYTES, Board
 from . import direct
 from .pieces import NO_RECEIVES, NO_SENDS, edges
 

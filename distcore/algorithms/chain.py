@@ -7,7 +7,7 @@ algorithms of Open MPI's tuned component ("pipeline", a chain with fan-out 1).
 
 from __future__ import annotations
 
-from ..reduction import Reduction
+from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
 from .pieces import NO_RECEIVES, NO_SENDS, give_back, take_scratch
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..buffers import bytes_of, copy_bytes
-from ..reduction import Reduction
+from ..base.buffers import bytes_of, copy_bytes
+from ..base.reduction import Reduction
 from ..transports.base import Transport
 from . import bruck
 from .choice import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..buffers import copy_bytes
-from ..reduction import Reduction
+from ..base.buffers import copy_bytes
+from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
 from .pieces import (
     NO_RECEIVES,

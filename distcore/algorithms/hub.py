@@ -8,7 +8,7 @@ rank. Source: the linear algorithms of Open MPI's basic component (reduce, then 
 
 from __future__ import annotations
 
-from ..reduction import Reduction
+from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
 from .pieces import NO_RECEIVES, NO_SENDS, give_back, merge_in_order, take_scratch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..buffers import copy_bytes
+from ..base.buffers import copy_bytes
 from ..transports.base import Receive, Send, Transport
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ..reduction import Reduction
+from ..base.reduction import Reduction
 from ..transports.base import Receive, Send
 
 SCRATCH_BYTES = 4 * 1024 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..reduction import Reduction
+from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
 from .pieces import NO_RECEIVES, NO_SENDS, SCRATCH_BYTES, blocks, give_back, take_scratch
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..queued_engine import QueuedEngine
-from ..reduction import Reduction
-from ..session import Body, Session
-from ..staging import Reach, Staging
-from ..whole import Parts, whole_of
+from ..base.reduction import Reduction
+from ..engine.parts import Parts, whole_of
+from ..engine.queued import QueuedEngine
+from ..engine.session import Body, Session
+from ..engine.staging import Reach, Staging
 from .line import Line
 from .memory import (
     MOST_BYTES,

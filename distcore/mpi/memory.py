@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..whole import Parts
+from ..engine.parts import Parts
 
 MOST_BYTES = 2**31 - 4096
 """In one call of MPI's; a multiple of every element's size."""

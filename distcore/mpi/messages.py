@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
+from ..base.deadline import extended
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
-from ..patience import extended
 from . import library
 from .line import MOST_SPIN_S, SPIN_S, SPIN_S_PER_BYTE, from_mpi
 from .notices import Notices

@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import errors
-from ..addresses import this_host
-from ..dialling import Endpoint
+from ..bootstrap.addresses import this_host
+from ..bootstrap.dial import Endpoint
+from ..bootstrap.join import Joining, Round
+from ..bootstrap.store_values import Member, shown_host_name
 from ..errors import Aborted, GroupFailed, PeerLost
-from ..joining import Joining, Round
-from ..store_values import Member, shown_host_name
 from ..torch_private import dist
 
 _KINDS = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..reduction import Reduction
+from ..base.reduction import Reduction
 
 _SIGNED = {torch.int8: "INT8_T", torch.int16: "INT16_T", torch.int32: "INT32_T",
            torch.int64: "INT64_T", torch.uint8: "UINT8_T"}  # fmt: skip

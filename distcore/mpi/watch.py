@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from ..base.deadline import extended
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, PeerLost
-from ..patience import extended
 from .notices import Notices
 
 _FIRST_LOOK_S = 0.1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..addresses import address_towards, interface_address, is_loopback, this_host
+from ..bootstrap.addresses import address_towards, interface_address, is_loopback, this_host
 from ..errors import RendezvousError
 from ..torch_private import dist
 from . import library

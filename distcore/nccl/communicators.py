@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from threading import RLock, Thread
 from typing import Any
 
+from ..base.deadline import Deadline, extended
 from ..errors import DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from ..patience import Deadline, extended
 from .library import IN_PROGRESS, REMOTE_ERROR, SUCCESS, TIMED_OUT, Library
 
 _FIRST_PAUSE_S = 0.00002

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reduction import Reduction, op_name, premul_factor, reduction_for
+from ..base.reduction import Reduction, op_name, premul_factor, reduction_for
 
 NATIVE = (
     torch.int8,

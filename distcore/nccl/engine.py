@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base.deadline import Deadline
+from ..base.reduction import Reduction
+from ..engine.staging import GPU_ONLY, Reach
+from ..engine.work import CallWork, FinishedWork
 from ..errors import DeadlineExceeded, GroupFailed
-from ..patience import Deadline
-from ..reduction import Reduction
-from ..staging import GPU_ONLY, Reach
-from ..work import CallWork, FinishedWork
 from . import plan
 from .communicators import Clock, Connector, Member
 from .device import Device

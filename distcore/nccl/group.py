@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..composite import CompositeGroup
-from ..patience import Deadline
-from ..process_group import CoreGroup
+from ..base.deadline import Deadline
+from ..groups.composite import CompositeGroup
+from ..groups.process_group import CoreGroup
 from .elements import reducing_for
 from .engine import NcclEngine
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from .. import leaving
+from ..base.deadline import Deadline
+from ..engine import process_exit
 from ..errors import Aborted, GroupFailed
-from ..patience import Deadline
 from .communicators import Clock, Member, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
@@ -60,7 +60,7 @@ class Life:
         self.outbox = Outbox(self._own_store, self.prefix)
         self.watch = Watch(self.members, self.fail, self._said_by_peers, self.described)
         self.watchdog = Watchdog(self._look, device, clock.now, f"distcore nccl group {name!r}")
-        leaving.watch(self)
+        process_exit.watch(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self._failure else "ready"
@@ -187,7 +187,7 @@ class Life:
         self.fail(Aborted(f"group {self.name!r} was aborted: {reason}"))
 
     def close(self) -> None:
-        leaving.forget(self)
+        process_exit.forget(self)
         with self._lock:
             if self._closed:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..staging import Staging
+from ..engine.staging import Staging
 from .plan import Plan, merged
 
 

@@ -13,8 +13,8 @@ from threading import Event as Flag
 from threading import Lock, Thread, current_thread
 from typing import Any
 
+from ..base.deadline import extended
 from ..errors import DeadlineExceeded, GroupFailed
-from ..patience import extended
 from .communicators import Member
 from .device import Device
 from .gpu_clock import GpuClock

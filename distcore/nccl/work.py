@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base.deadline import Deadline
+from ..engine.work import NO_TIMEOUT, CallWork, again
 from ..errors import DeadlineExceeded
-from ..patience import Deadline
-from ..work import NO_TIMEOUT, CallWork, again
 from .device import Device
 
 _FIRST_PAUSE_S = 0.00002

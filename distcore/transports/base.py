@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .board import Board
+from .shared_board import Board
 
 SEGMENT_BYTES = 256 * 1024
 """A message longer than this arrives in pieces of this size (the last may be shorter). It is a

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .base import SEGMENT_BYTES
-from .board import BOARD_BYTES, Board, unmap
+from .shared_board import BOARD_BYTES, Board, unmap
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4

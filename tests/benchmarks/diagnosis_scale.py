@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from debugger.diagnosis.verdict import Diagnosis, diagnose
+from debugger.diagnosis.diagnose import Diagnosis, diagnose
 from debugger.record.layout import Activity, CallState, GroupState
 from debugger.record.signature import (
     Signature,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import runs
 
-SCRIPT = Path(__file__).parents[1] / "rank" / "scripts" / "linked.py"
+SCRIPT = Path(__file__).parents[1] / "ranks" / "scripts" / "linked.py"
 PAIR = [0, 1]
 TIMEOUT_S = 6
 """Of the group under test: long enough for a rank that has to wait for a processor."""

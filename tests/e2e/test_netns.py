@@ -14,7 +14,7 @@ from debugger.supervisor.warden import descendants
 from tests.support import runs
 
 PROGRAMS = Path(__file__).parents[1]
-LINKED = PROGRAMS / "rank" / "scripts" / "linked.py"
+LINKED = PROGRAMS / "ranks" / "scripts" / "linked.py"
 FAULT = "link(0<->1, reset) @ frame 10"
 LIMIT_S = 60.0
 

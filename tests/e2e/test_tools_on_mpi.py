@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from debugger.record.breakpoints import stops
-from tests.rank.test_breakpoints import RESULT, attach
+from tests.ranks.debugger.test_breakpoints import RESULT, attach
 from tests.support import mpi, runs
 
 from .test_fixtures import check_verdict, load

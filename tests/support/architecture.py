@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("distcore", "debugger", "tui")
-LONGEST_FILE_LINES = 400
+LONGEST_FILE_LINES = 500
 
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
 FLOORS = {
@@ -21,11 +21,11 @@ FLOORS = {
     "supervisor": 3,
     "reports": 3,
     "rank": 3,
-    "commands": 4,
     "benchmarks": 4,
-    "testing": 4,
-    "cli": 5,
-    "__main__": 6,
+    "commands": 5,
+    "testing": 5,
+    "cli": 6,
+    "__main__": 7,
 }
 
 # Narrower than the floors: the only rooms that these may use.

@@ -15,7 +15,7 @@ from tests.support import runs
 from tests.support.torch_loaded import TorchLoaded, request
 
 LIMIT_S = 60.0
-WORKER = Path(__file__).parents[1] / "rank" / "scripts" / "distcore_worker.py"
+WORKER = Path(__file__).parents[1] / "ranks" / "scripts" / "distcore_worker.py"
 
 
 class Crew:

@@ -18,7 +18,7 @@ import pytest
 from . import runs
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "tests" / "rank" / "scripts"
+SCRIPTS = ROOT / "tests" / "ranks" / "scripts"
 MPICH = ROOT / ".venv-mpich" / "bin" / "python"
 PYTHONS = {"openmpi": Path(sys.executable), "mpich": MPICH}
 LIBRARIES = ["openmpi", pytest.param("mpich", marks=pytest.mark.long)]

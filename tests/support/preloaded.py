@@ -11,7 +11,7 @@ from tests.support import hook_by_hand
 for _module in (
     "torch.distributed",
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
-    "distcore.connecting",
+    "distcore.tcp.connect",
     "debugger.commands.session",
     "debugger.commands.exec",
     "debugger.cli",

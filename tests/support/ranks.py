@@ -21,7 +21,7 @@ from tests.support.supervised import PROGRAM
 from tests.support.torch_loaded import Forked, TorchLoaded, request
 
 LIMIT_S = 100.0
-_LAUNCHER = Path(__file__).parents[1] / "rank" / "scripts" / "launch.py"
+_LAUNCHER = Path(__file__).parents[1] / "ranks" / "scripts" / "launch.py"
 _ENDED = Process(alive=False)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from distcore.transports.base import SEGMENT_BYTES, Receive, Send, Transport
-from distcore.transports.board import BOARD_BYTES, Board
+from distcore.transports.shared_board import BOARD_BYTES, Board
 
 T = TypeVar("T")
 PATIENCE_S = 30.0

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 
-from debugger.diagnosis.world import exit_status
+from debugger.diagnosis.facts.world import exit_status
 from debugger.record.snapshot import GroupKey
 from debugger.record.wording import group_name, ranks_text, signal_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debugger.diagnosis.waits import RankWait
+from debugger.diagnosis.facts.waits import RankWait
 from debugger.record.wording import ranks_text, site_text
 
 from ..picture import Picture, Stage, State, Stood

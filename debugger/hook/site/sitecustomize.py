@@ -207,7 +207,7 @@ def _hear_last_words():
     def hook(kind, error, trace):
         if _ALIAS + ".rank.install" not in sys.modules:
             try:
-                load("rank.last_words").record(error)
+                load("rank.process.crash_before_torch").record(error)
             except Exception as fault:
                 _complain(fault)
         original(kind, error, trace)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcore.backends import base
-from distcore.backends.nccl import NcclBackend
+from distcore import backend
+from distcore.engine.staging import Reach
 from distcore.nccl import messages
+from distcore.nccl.backend import NcclBackend
 from distcore.nccl.library import Library
-from distcore.staging import Reach
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.device import CpuDevice, ThreadedLane
 
@@ -45,12 +45,12 @@ def use(*devices: str) -> None:
     messages.Lane = ThreadedLane  # type: ignore[misc]
     known: Any = torch.distributed.Backend
     known._plugins.pop("DISTCORE_NCCL", None)
-    base._registered.pop("distcore_nccl", None)
+    backend._registered.pop("distcore_nccl", None)
     if not devices:
-        base.register(FakeNcclBackend())
+        backend.register(FakeNcclBackend())
     else:
         reach = Reach(devices, (), plain)
-        base.register(FakeNcclBackend(devices=devices, reach=reach))
+        backend.register(FakeNcclBackend(devices=devices, reach=reach))
 
 
 class OnCuda(torch.Tensor):

@@ -19,7 +19,7 @@ if os.environ.get("ON_TCP_EVERYWHERE"):
                 kwargs["backend"] = BACKEND
             if BACKEND == "mpi" and create.__name__ == "init_process_group":
                 # As if the program had asked for it: distcore's own is in front of this one.
-                create = import_module("distcore.mpi.front_end").initialisation(create)
+                create = import_module("distcore.mpi.torch_api").initialisation(create)
             return create(*args, **kwargs)
 
         # The program must look as it does without this: to the debugger it is a part of torch.

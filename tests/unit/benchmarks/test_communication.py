@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.benchmarks import comm_calls, comm_layout, gpu, turns
-from debugger.commands import bench_arguments, bench_program, comm_figures, comm_plot
+from debugger.benchmarks import arguments as bench_arguments
+from debugger.benchmarks import (
+    comm_calls,
+    comm_figures,
+    comm_layout,
+    comm_plot,
+    gpu,
+    program,
+    turns,
+)
 from debugger.errors import DistdebugError
 from tests.support import runs
 from tests.unit.benchmarks.bench_command import bench_command, refusal
@@ -224,9 +232,9 @@ def test_a_turn() -> None:
 
 
 def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_program.sys, "executable", "/bin/false")
+    monkeypatch.setattr(program.sys, "executable", "/bin/false")
     with pytest.raises(DistdebugError, match="communication ended with 1: it said nothing"):
-        next(bench_program.start("communication", {}))
+        next(program.start("communication", {}))
 
 
 NO_MPI4PY = "there is no mpi4py here: pip install 'distdebug[mpi]'"

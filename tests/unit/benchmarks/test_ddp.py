@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from debugger.commands import ddp_figures
+from debugger.benchmarks import ddp_figures
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 

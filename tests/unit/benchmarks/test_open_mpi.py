@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.benchmarks import open_mpi
-from debugger.commands import bench_arguments
+from debugger.benchmarks import arguments, open_mpi
 from tests.unit.benchmarks.bench_command import bench_command
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +38,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["backends"], figures["baseline"]) == (["gloo", "mpi", "openmpi"], "gloo")
-    assert {row["op"] for row in figures["rows"]} == set(bench_arguments.OPS)
+    assert {row["op"] for row in figures["rows"]} == set(arguments.OPS)
     for name in ("mpi", "openmpi"):
         assert all(row["backends"][name]["time_us"] > 0 for row in figures["rows"])
 

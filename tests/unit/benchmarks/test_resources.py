@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands import bench_resources
+from debugger.benchmarks import resources_command
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def test_table() -> None:
         "groups_s": {"made": 4.0, "used": 4.5},
     }
     told = {"ranks": 8, "largest_bytes": 64 << 20, "wait_s": 10.0, "groups": 64}
-    lines = list(bench_resources.table([row, {**row, "backend": "gloo"}], told))
+    lines = list(resources_command.table([row, {**row, "backend": "gloo"}], told))
     assert lines[0].startswith("8 ranks, calls up to 64 MiB, 10 s of waiting, 64 sub-groups;")
     assert [line.split()[-4:] for line in lines[3:5]] == [
         ["63.0", "63.0", "<", "64"],
@@ -96,7 +96,7 @@ def test_the_command(tmp_path: Path) -> None:
     flags = ("-n", "2", "--largest", "64K", "--wait", "0.2", "--groups", "2")
     done = bench_command(tmp_path, "resources", *flags, "--json", "figures.json")
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2 + len(bench_resources.LINES)
+    assert len(done.stdout.splitlines()) == 2 + len(resources_command.LINES)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["bars"]["memory_bytes.peak"] == 64 << 20
     assert [row["backend"] for row in figures["rows"]] == ["tcp", "gloo"]

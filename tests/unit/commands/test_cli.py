@@ -161,5 +161,5 @@ def test_a_command_imports_only_what_it_needs() -> None:
         "distcore",
         "debugger.commands.run",
         "debugger.commands.session",
-        "debugger.diagnosis.verdict",
+        "debugger.diagnosis.diagnose",
     }

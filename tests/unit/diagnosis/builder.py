@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from debugger.diagnosis.diagnose import Diagnosis, diagnose
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.verdict import Diagnosis, diagnose
 from debugger.record.layout import Activity, CallState, GroupState, Phase
 from debugger.record.signature import (
     MASK,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from debugger.diagnosis.diagnose import Diagnosis, diagnose
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.verdict import Diagnosis, diagnose
 from debugger.record.signature import RULES, Signature, agreement_key
 from debugger.record.snapshot import Call, Snapshot
 

@@ -119,7 +119,7 @@ class TestTwins:
         assert not run.diagnose().findings
 
     def test_a_single_look_proves_nothing(self) -> None:
-        from debugger.diagnosis.verdict import diagnose
+        from debugger.diagnosis.diagnose import diagnose
 
         assert not diagnose(crossed().snapshot(), None, Limits()).findings
 

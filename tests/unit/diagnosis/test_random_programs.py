@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from debugger.diagnosis.verdict import diagnose, verdict
+from debugger.diagnosis.diagnose import diagnose, verdict
 from debugger.record.signature import Signature
 
 from .builder import all_gather, all_reduce, barrier, broadcast

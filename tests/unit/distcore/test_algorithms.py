@@ -23,8 +23,8 @@ from distcore.algorithms import (
     ring,
     tree,
 )
-from distcore.buffers import bytes_of
-from distcore.reduction import reduction_for
+from distcore.base.buffers import bytes_of
+from distcore.base.reduction import reduction_for
 from tests.support.threads_transport import ThreadTransport, run_ranks
 
 R = dist.ReduceOp

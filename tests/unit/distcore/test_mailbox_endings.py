@@ -10,8 +10,8 @@ import pytest
 
 from distcore import errors
 from distcore.transports import frames
-from distcore.transports.last_words import last_words
-from distcore.transports.mailbox import Mailbox
+from distcore.transports.mesh.last_words import last_words
+from distcore.transports.messages.mailbox import Mailbox
 
 LONG = 3_000_000
 

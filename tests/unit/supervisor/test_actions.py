@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.prompt import Console
+from debugger.rank.breakpoints.prompt import Console
 from debugger.record import break_requests, breakpoints
 from debugger.record.breakpoints import FOLDER, Line, Stop, announce, connect, listen, withdraw
 from debugger.record.layout import Phase

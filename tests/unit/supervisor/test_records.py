@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from debugger import hook
-from debugger.diagnosis.verdict import diagnose
+from debugger.diagnosis.diagnose import diagnose
 from debugger.record.exits import ExitLog
 from debugger.record.records import Records, worlds_of
 from debugger.record.run_directory import RunDirectory

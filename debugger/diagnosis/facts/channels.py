@@ -1,0 +1,87 @@
+"""The sends and receives of all ranks, by channel: (group, source, destination, tag).
+
+The nth send of a channel meets its nth receive. A receive from any source takes messages of every
+channel into its rank with its tag, so counts of those channels say less.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ...record.signature import ANY_SOURCE
+from ...record.snapshot import Call, Channel, GroupKey
+from .world import World
+
+ChannelKey = tuple[GroupKey, int, int, int]
+"""group, source, destination, tag; ranks are global."""
+
+
+class Channels:
+    """What each side of every channel has posted."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sends: dict[ChannelKey, Channel] = {}
+        self.receives: dict[ChannelKey, Channel] = {}
+        self.any_source: dict[tuple[GroupKey, int, int], int] = {}
+        for number, rank in world.ranks.items():
+            for channel in rank.channels:
+                if channel.op == "send":
+                    self.sends[channel.group, number, channel.peer, channel.tag] = channel
+                elif channel.peer == ANY_SOURCE:
+                    key = (channel.group, number, channel.tag)
+                    self.any_source[key] = self.any_source.get(key, 0) + channel.issued
+                else:
+                    self.receives[channel.group, channel.peer, number, channel.tag] = channel
+
+    @cached_property
+    def sent_to(self) -> dict[tuple[GroupKey, int, int], int]:
+        """Messages sent by anybody, per (group, destination, tag)."""
+        totals: dict[tuple[GroupKey, int, int], int] = {}
+        for (group, _, destination, tag), channel in self.sends.items():
+            key = (group, destination, tag)
+            totals[key] = totals.get(key, 0) + channel.issued
+        return totals
+
+    @cached_property
+    def received_by(self) -> dict[tuple[GroupKey, int, int], int]:
+        """Receives posted, from a named or from any source, per (group, receiver, tag)."""
+        totals = dict(self.any_source)
+        for (group, _, receiver, tag), channel in self.receives.items():
+            key = (group, receiver, tag)
+            totals[key] = totals.get(key, 0) + channel.issued
+        return totals
+
+    def strict(self, key: ChannelKey) -> bool:
+        """No receive from any source can have taken messages of this channel."""
+        group, _, destination, tag = key
+        return (group, destination, tag) not in self.any_source
+
+    def sent(self, key: ChannelKey) -> int:
+        channel = self.sends.get(key)
+        return channel.issued if channel else 0
+
+    def received(self, key: ChannelKey) -> int:
+        channel = self.receives.get(key)
+        return channel.issued if channel else 0
+
+    def key_of(self, rank: int, call: Call) -> ChannelKey:
+        """The channel of a send or of a receive from a named source."""
+        peer = call.signature.peer
+        assert peer is not None
+        source, destination = (rank, peer) if call.signature.op == "send" else (peer, rank)
+        return (call.group, source, destination, call.signature.tag)
+
+    def other_tags(self, rank: int, call: Call) -> list[int]:
+        """Tags with which the partner has posted something between the two ranks, in the same
+        direction, that this rank has not matched: probably what this call is meant to meet."""
+        group, source, destination, tag = self.key_of(rank, call)
+        sending = call.signature.op == "send"
+        table = self.receives if sending else self.sends
+        found = []
+        for key, channel in table.items():
+            if key[:3] != (group, source, destination) or key[3] == tag or not self.strict(key):
+                continue
+            if channel.issued > (self.sent(key) if sending else self.received(key)):
+                found.append(key[3])
+        return sorted(found)

@@ -1,0 +1,157 @@
+"""Where a rank stands, in words: the `ranks` part of every finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...record.layout import Activity, CallState, Phase
+from ...record.snapshot import Call, CallSite, GroupKey
+from ...record.wording import call_text, printable, ranks_text, signal_name
+from ..findings import RankEvidence
+from .world import STOPPED, World, exit_status
+
+RUNS = "runs user code"
+"""The state of a rank that waits for nobody, as far as is known."""
+MOST_RANKS = 128
+"""Evidence is given for at most so many ranks of a finding, culprits first."""
+
+
+def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
+    """The ranks to give evidence for."""
+    seen = dict.fromkeys(culprits)
+    for rank in others:
+        if len(seen) >= MOST_RANKS:
+            break
+        seen.setdefault(rank)
+    return list(seen)[:MOST_RANKS]
+
+
+def stand(
+    world: World, ranks: Iterable[int], awaited: Call | None = None
+) -> dict[int, RankEvidence]:
+    """Where each of the ranks stands now. Of several threads, the one in `awaited` counts."""
+    return {rank: standing(world, rank, awaited) for rank in ranks}
+
+
+def standing(world: World, rank: int, awaited: Call | None = None) -> RankEvidence:
+    """What the rank does now, and on which line. Of several threads, the one in `awaited` counts,
+    else the first that is in a call."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return RankEvidence("never seen")
+    if world.ended(rank):
+        last = last_call(world, rank)
+        site = last_site(world, rank)
+        return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
+    if any(note.kind == "exception" for note in record.notes):
+        last = last_call(world, rank)
+        failed = last is not None and last.state is CallState.FAILED
+        call = call_text(last) if failed else None
+        return RankEvidence("failed in" if failed else "raised", call, last_site(world, rank))
+    rows = world.pending(rank)
+    if rank in world.at_breakpoint:
+        paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
+        return RankEvidence("at a breakpoint", None, paused.wait.site or record.location)
+    if awaited is not None and len(rows) > 1:
+        rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
+    for pending in rows:
+        if pending.call is not None:
+            site = pending.call.site or pending.wait.site
+            word = "stopped in" if record.process.state in STOPPED else "waits in"
+            if world.at_breakpoint and word == "waits in":
+                word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
+            return RankEvidence(word, call_text(pending.call), site)
+    for pending in rows:
+        if world.at_breakpoint:
+            who = ranks_text(world.at_breakpoint)
+            return RankEvidence(f"waiting for breakpoint on {who}", None, pending.wait.site)
+        return RankEvidence(
+            wait_text(pending.wait.activity, pending.wait.detail),
+            None,
+            pending.wait.site or record.location,
+        )
+    if record.process.state in STOPPED:
+        return RankEvidence("stopped by a signal", None, _whereabouts(world, rank))
+    return RankEvidence(RUNS, None, _whereabouts(world, rank))
+
+
+def _same(call: Call | None, awaited: Call) -> bool:
+    return call is not None and (call.group, call.seq, call.signature.peer is None) == (
+        awaited.group,
+        awaited.seq,
+        awaited.signature.peer is None,
+    )
+
+
+def wait_text(activity: Activity, detail: object) -> str:
+    """`waits for the store key 'ready'`."""
+    if activity is Activity.STORE:
+        key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
+        return (
+            f"waits for the store key {printable(str(key), 80)!r}" if key else "waits for a store"
+        )
+    return {
+        Activity.INIT: "in init_process_group",
+        Activity.NEW_GROUP: "in new_group",
+        Activity.DESTROY: "in destroy_process_group",
+    }.get(activity, "in a call")
+
+
+def ending_text(world: World, rank: int) -> str:
+    """`killed by SIGKILL`, `exited with status 3`, `finished`."""
+    record = world.ranks[rank]
+    if record.process.signal is not None:
+        reason = " (out of memory)" if record.process.oom_killed else ""
+        return f"killed by {signal_name(record.process.signal)}{reason}"
+    status = exit_status(record)
+    if status is None:
+        return "gone without a trace"
+    if status == 0:
+        return "finished"
+    interrupted = any(note.kind == "interrupted" for note in record.notes)
+    return f"exited with status {status}{' (KeyboardInterrupt)' if interrupted else ''}"
+
+
+def last_call(world: World, rank: int) -> Call | None:
+    """The last call of a rank that is on record."""
+    record = world.ranks[rank]
+    if record.history is None or record.calls == 0:
+        return None
+    return record.history.call(record.calls - 1)
+
+
+def last_site(world: World, rank: int) -> CallSite | None:
+    """The line of the uncaught exception or of sys.exit, else of the last heartbeat, else of the
+    last call. A SystemExit that the program caught is no end: calls came after it."""
+    record = world.ranks[rank]
+    for note in reversed(record.notes):
+        if note.kind in ("exception", "interrupted") and note.site:
+            return note.site
+    exits = [note for note in record.notes if note.kind == "exit" and note.site]
+    if exits and (record.phase >= Phase.EXITING or world.ended(rank)):
+        last = last_call(world, rank)
+        if last is None or last.issued_ns <= exits[-1].time_ns:
+            return exits[-1].site
+    return _whereabouts(world, rank)
+
+
+def _whereabouts(world: World, rank: int) -> CallSite | None:
+    """The line of the last heartbeat, or of the last call where that is younger."""
+    record = world.ranks[rank]
+    call = last_call(world, rank)
+    if call is not None and call.site and call.issued_ns > record.heartbeat_ns:
+        return call.site  # the last heartbeat is older: the rank has gone on since
+    return record.location or (call.site if call else None)
+
+
+def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict[int, RankEvidence]:
+    """What each rank gave as collective number `seq` of the group."""
+    found: dict[int, RankEvidence] = {}
+    for rank in ranks:
+        history = world.ranks[rank].history if rank in world.ranks else None
+        call = history.at(key, seq) if history else None
+        if call is None:
+            found[rank] = standing(world, rank)
+        else:
+            found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site)
+    return found

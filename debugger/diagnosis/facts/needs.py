@@ -1,0 +1,202 @@
+"""What a wait needs in order to end.
+
+    wait                             ends when                                      certain?
+    all_reduce, barrier, ...         all absent members come                        yes
+    broadcast, scatter: not root     the root comes                                 yes
+                                     the root is there, others are absent           after a while
+    broadcast, scatter: root         absent members come                            after a while
+    reduce, gather: root             all absent members come                        yes
+    reduce, gather: not root         absent members come                            after a while
+    recv from b                      b sends                                        yes
+    recv from any                    any member sends                               yes
+    send to b                        b receives (or a buffer takes it)              after a while
+    new_group                        all members create it                          yes
+    init_process_group               all ranks of the world come                    yes
+    store, destroy, breakpoint       cannot be judged: as good as computing         -
+
+"After a while": nobody knows whether such a call has to wait, so that it does is concluded from
+its waiting: `settle_s`, and the time that its bytes may take at 100 MB/s. Which of the absent
+members holds it up is not known either, so any of them may end it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ...record.layout import Activity, GroupState
+from ...record.signature import ANY_SOURCE, Signature
+from ...record.snapshot import Call, Creation
+from ..limits import SECOND_NS
+from .channels import Channels
+from .world import DEFAULT_GROUP, Pending, World
+
+SLOW_BYTES_PER_S = 100e6
+WIDE = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The wait ends when all (or, with `any_of`, one) of these ranks have acted. Never empty."""
+
+    ranks: frozenset[int]
+    any_of: bool = False
+    certain: bool = True
+
+
+class Needs:
+    """Answers for one snapshot. Equal needs of different ranks are one object."""
+
+    def __init__(self, world: World, channels: Channels) -> None:
+        self.world = world
+        self.channels = channels
+        self._shared: dict[Need, Need] = {}
+        self._memo: dict[int, Need | None] = {}
+        self._alike: dict[tuple[int, int], Need | None] = {}
+        self._behind: dict[tuple[object, int], frozenset[int]] = {}
+        self._late: dict[int, frozenset[int]] = {}
+
+    def of(self, pending: Pending) -> Need | None:
+        """What the wait needs; None when it may end by itself or cannot be judged."""
+        memo = id(pending)  # the world keeps its Pending objects
+        if memo not in self._memo:
+            need = self._find(pending)
+            if need and not need.certain and not self._lasted(pending):
+                need = None
+            self._memo[memo] = self._shared.setdefault(need, need) if need else None
+        return self._memo[memo]
+
+    def _find(self, pending: Pending) -> Need | None:
+        call = pending.call
+        if call is not None:
+            if call.signature.peer is not None:
+                return self._message(pending, call)
+            return self._collective(pending, call)
+        activity = pending.wait.activity
+        if activity is Activity.NEW_GROUP:
+            return _need(self.not_created(pending))
+        if activity is Activity.INIT:
+            return _need(self.not_initialised(pending.rank))
+        return None
+
+    def _collective(self, pending: Pending, call: Call) -> Need | None:
+        view = self.world.view(pending.rank, call.group)
+        if view is None:
+            return None
+        certain = "all" if call.agrees else pending.rule.certain
+        root = call.signature.root
+        if certain == "all" or (certain == "to_root" and pending.rank == root):
+            key = (id(view), call.seq)
+            if key not in self._alike:
+                self._alike[key] = _need(self.world.absent(view, call.seq))
+            return self._alike[key]
+        absent = self.world.absent(view, call.seq) - {pending.rank}
+        if certain == "root" and root in absent:
+            return _need(frozenset({root}))
+        return _need(absent, any_of=True, certain=False)
+
+    def _message(self, pending: Pending, call: Call) -> Need | None:
+        rank, peer, tag = pending.rank, call.signature.peer, call.signature.tag
+        assert peer is not None
+        channels = self.channels
+        if call.signature.op == "send":
+            key = channels.key_of(rank, call)
+            if channels.received(key) > call.seq:
+                return None
+            if not channels.strict(key):
+                to = (call.group, peer, tag)
+                if channels.received_by.get(to, 0) >= channels.sent_to.get(to, 0):
+                    return None
+            return _need(frozenset({peer}), certain=False)
+        if peer == ANY_SOURCE:
+            to = (call.group, rank, tag)
+            if channels.sent_to.get(to, 0) >= channels.received_by.get(to, 0):
+                return None
+            view = self.world.view(rank, call.group)
+            members = frozenset(view.ranks) - {rank} if view else frozenset()
+            return _need(members, any_of=True)
+        key = channels.key_of(rank, call)
+        if channels.sent(key) > call.seq:
+            return None
+        return _need(frozenset({peer}))
+
+    def not_created(self, pending: Pending) -> frozenset[int]:
+        """Ranks that the creation this rank waits in needs, and that have not entered it.
+
+        torch's own creation needs the members alone, and with TORCH_DIST_INIT_BARRIER=1 all ranks
+        of the world. The n-th creation of a name is the same on every rank.
+        """
+        detail = pending.wait.detail
+        name = str(detail.get("name"))
+        creation = self.creation(pending)
+        wanted: object = detail.get("ranks") or (creation.ranks if creation else ())
+        if detail.get("barrier") and creation is not None:
+            wanted = tuple(self.world.expected)
+        if not isinstance(wanted, (list, tuple)):
+            return frozenset()
+        key = creation.group if creation else (name, None)
+        memo = (key, len(wanted))
+        if memo not in self._behind:
+            self._behind[memo] = frozenset(
+                rank for rank in wanted if not self._came(int(rank), name, creation)
+            )
+        return self._behind[memo] - {pending.rank}
+
+    def _came(self, rank: int, name: str, creation: Creation | None) -> bool:
+        record = self.world.ranks.get(rank)
+        if record is None:
+            return False
+        if creation is not None:
+            return any(row.group == creation.group for row in reversed(record.creations))
+        return any(key[0] == name for key in record.groups) or any(
+            row.wait.activity is Activity.NEW_GROUP and row.wait.detail.get("name") == name
+            for row in self.world.pending(rank)
+        )
+
+    def creation(self, pending: Pending) -> Creation | None:
+        """The creation on record that the rank waits in; None for one that only members make."""
+        name = pending.wait.detail.get("name")
+        rows = self.world.ranks[pending.rank].creations
+        return next((row for row in reversed(rows) if name in (None, row.group[0])), None)
+
+    def not_initialised(self, rank: int) -> frozenset[int]:
+        """Ranks that have begun fewer default groups than this one."""
+        world = self.world
+        mine = self._begun(rank)
+        if mine not in self._late:
+            self._late[mine] = frozenset(
+                other
+                for other in world.expected
+                if other not in world.ranks or self._begun(other) < mine
+            )
+        return self._late[mine]
+
+    def _begun(self, rank: int) -> int:
+        groups = self.world.ranks[rank].groups
+        formed = {
+            key[1] + 1: group.state
+            for key, group in groups.items()
+            if group.desc == DEFAULT_GROUP and group.state is not GroupState.CREATING
+        }
+        begun = max(formed, default=0)
+        if formed.get(begun) is GroupState.READY:
+            return begun  # torch allows no second one beside it: an initialisation is at its end
+        return begun + (self.world.activity(rank, Activity.INIT) is not None)
+
+    def _lasted(self, pending: Pending) -> bool:
+        call = pending.call
+        size_bytes = bytes_of(call.signature) if call else 0
+        enough_ns = self.world.limits.settle_ns + size_bytes / SLOW_BYTES_PER_S * SECOND_NS
+        return self.world.now_ns - pending.wait.since_ns >= enough_ns
+
+
+def bytes_of(signature: Signature) -> int:
+    """The size of the larger side of a call, in bytes (4 for dtypes of unknown width)."""
+    return max(
+        sum(prod(shape) * WIDE.get(dtype, 4) for dtype, shape in side)
+        for side in (signature.tensors, signature.others)
+    )
+
+
+def _need(ranks: frozenset[int], *, any_of: bool = False, certain: bool = True) -> Need | None:
+    return Need(ranks, any_of, certain) if ranks else None

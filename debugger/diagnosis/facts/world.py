@@ -1,0 +1,250 @@
+"""One snapshot, asked the questions that several rules ask: who is in a group, who waits, who left.
+
+A rank is *blind* when its layer switched itself off: its record stands still while it runs on, so
+nothing may be concluded from what the record does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...record.layout import Activity, GroupState, Phase
+from ...record.signature import RULES, Rule
+from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
+from ..limits import SECOND_NS, Limits
+
+DEFAULT_GROUP = "default_pg"
+CREATION_BARRIER = "store_based_barrier_key:"
+STOPPED = frozenset("Tt")
+TEARDOWN_NS = SECOND_NS // 2
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as all of its ranks together see it. `states` has the ranks that created it."""
+
+    key: GroupKey
+    ranks: tuple[int, ...]
+    states: dict[int, Group]
+
+    @property
+    def any(self) -> Group:
+        return next(iter(self.states.values()))
+
+    @property
+    def complete(self) -> bool:
+        """Every member has created it."""
+        return len(self.states) == len(self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A wait together with the call that it is in (None: no call, or no longer on record)."""
+
+    rank: int
+    wait: Wait
+    call: Call | None
+
+    @property
+    def site(self) -> CallSite | None:
+        return (self.call.site if self.call else None) or self.wait.site
+
+    @property
+    def rule(self) -> Rule:
+        return RULES.get(self.call.signature.op, Rule()) if self.call else Rule()
+
+
+class World:
+    """The present snapshot, the one before it, and the limits. Caches what is asked often."""
+
+    def __init__(self, snapshot: Snapshot, previous: Snapshot | None, limits: Limits) -> None:
+        self.snapshot = snapshot
+        self.previous = previous
+        self.limits = limits
+        self.ranks = snapshot.ranks
+        self.now_ns = snapshot.taken_ns
+        self._pending: dict[int, tuple[Pending, ...]] = {}
+        self._absent: dict[tuple[int, int], frozenset[int]] = {}
+
+    # -- who is there --------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """The expected number of ranks; 0: unknown, so that unseen ranks mean nothing."""
+        return self.snapshot.world_size
+
+    @cached_property
+    def expected(self) -> Sequence[int]:
+        """The ranks that should be there."""
+        return range(self.size) if self.size else sorted(self.ranks)
+
+    @cached_property
+    def blind(self) -> frozenset[int]:
+        return frozenset(
+            number
+            for number, rank in self.ranks.items()
+            if rank.notes and any(note.kind == "layer_off" for note in rank.notes)
+        )
+
+    @cached_property
+    def stopped(self) -> frozenset[int]:
+        """Live ranks that a signal has stopped."""
+        return frozenset(
+            number
+            for number, rank in self.ranks.items()
+            if rank.process.alive and rank.process.state in STOPPED
+        )
+
+    def ended(self, rank: int) -> bool:
+        """The process is gone, or has run its last line of Python and hangs in its teardown. One
+        that failed has nothing left to give others there; one that did not may yet complete."""
+        found = self.ranks.get(rank)
+        if found is None:
+            return False
+        return not found.process.alive or (
+            found.phase is Phase.ENDED
+            and found.exit_code is not None
+            and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
+        )
+
+    def finished(self, rank: int) -> bool:
+        """It ended by itself with status 0 and without an uncaught exception."""
+        found = self.ranks.get(rank)
+        if found is None or not self.ended(rank) or found.process.signal is not None:
+            return False
+        return exit_status(found) == 0 and not self.notes(rank, "exception")
+
+    def notes(self, rank: int, kind: str) -> list[Note]:
+        return [note for note in self.ranks[rank].notes if note.kind == kind]
+
+    # -- groups --------------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> list[GroupView]:
+        """Every group; ranks that give one name to different sets of ranks make several."""
+        by_key: dict[GroupKey, list[GroupView]] = {}
+        for number, rank in self.ranks.items():
+            for key, group in rank.groups.items():
+                views = by_key.setdefault(key, [])
+                for view in views:
+                    if view.ranks is group.ranks or view.ranks == group.ranks:
+                        view.states[number] = group
+                        break
+                else:
+                    views.append(GroupView(key, group.ranks, {number: group}))
+        return [view for views in by_key.values() for view in views]
+
+    @cached_property
+    def _views(self) -> dict[GroupKey, list[GroupView]]:
+        found: dict[GroupKey, list[GroupView]] = {}
+        for view in self.groups:
+            found.setdefault(view.key, []).append(view)
+        return found
+
+    def view(self, rank: int, key: GroupKey) -> GroupView | None:
+        """The group with that name which the rank is in."""
+        views = self._views.get(key, ())
+        return next((view for view in views if rank in view.states), None)
+
+    def absent(self, view: GroupView, seq: int) -> frozenset[int]:
+        """Members that have not issued the collective with this number."""
+        memo = (id(view), seq)  # views live as long as this object
+        found = self._absent.get(memo)
+        if found is None:
+            states = view.states
+            found = frozenset(
+                rank for rank in view.ranks if rank not in states or states[rank].issued <= seq
+            )
+            self._absent[memo] = found
+        return found
+
+    def left(self, rank: int, view: GroupView) -> bool:
+        """The rank will not enter any further call of the group."""
+        if rank in self.blind:
+            return False
+        state = view.states.get(rank)
+        return self.finished(rank) or (state is not None and state.state is GroupState.DESTROYED)
+
+    # -- waits ---------------------------------------------------------------------------------
+
+    def pending(self, rank: int) -> tuple[Pending, ...]:
+        """What the threads of a live rank wait for."""
+        found = self._pending.get(rank)
+        if found is None:
+            record = self.ranks.get(rank)
+            rows: list[Pending] = []
+            if record is not None and not self.ended(rank):
+                for wait in record.waits:
+                    if wait.activity is Activity.NONE:
+                        continue
+                    call = None
+                    if wait.call is not None and record.history is not None:
+                        call = record.history.call(wait.call)
+                    rows.append(Pending(rank, _named(wait), call))
+            found = self._pending[rank] = tuple(rows)
+        return found
+
+    def all_pending(self) -> Iterator[Pending]:
+        for rank in self.ranks:
+            yield from self.pending(rank)
+
+    def stable(self, rank: int) -> bool:
+        """Nothing in the rank's layer moved between the two snapshots."""
+        before = self.previous.ranks.get(rank) if self.previous else None
+        now = self.ranks.get(rank)
+        if before is None or now is None or before is now:
+            return False
+        return (
+            before.pid == now.pid
+            and before.layer_serial == now.layer_serial
+            and before.calls == now.calls
+            and [(w.thread, w.serial) for w in before.waits]
+            == [(w.thread, w.serial) for w in now.waits]
+        )
+
+    def waited_ns(self, wait: Wait) -> int:
+        """How long the wait has lasted by the clock of the limits."""
+        return self.now_ns - max(wait.since_ns, self.limits.clock_from_ns)
+
+    @cached_property
+    def at_breakpoint(self) -> tuple[int, ...]:
+        """The ranks that stand at a breakpoint."""
+        return tuple(
+            number
+            for number, rank in sorted(self.ranks.items())
+            if any(wait.activity is Activity.PAUSED for wait in rank.waits)
+            and not self.ended(number)
+        )
+
+    @property
+    def paused(self) -> bool:
+        """Somebody is at a breakpoint: lateness means nothing."""
+        return bool(self.at_breakpoint)
+
+    def activity(self, rank: int, activity: Activity) -> Wait | None:
+        """The rank's wait of that sort, if any (live ranks only)."""
+        if self.ended(rank):
+            return None
+        if activity is Activity.STORE:
+            rows = (pending.wait for pending in self.pending(rank))
+            return next((wait for wait in rows if wait.activity is activity), None)
+        return next((w for w in self.ranks[rank].waits if w.activity is activity), None)
+
+
+def _named(wait: Wait) -> Wait:
+    """The barrier by which torch ends a group creation waits for a store key: a creation."""
+    key = str(wait.detail.get("key", "")) if wait.activity is Activity.STORE else ""
+    if not key.startswith(CREATION_BARRIER):
+        return wait
+    name = key[len(CREATION_BARRIER) :].removesuffix(":last_worker")
+    detail = {"op": "new_group", "name": name, "barrier": True}
+    return replace(wait, activity=Activity.NEW_GROUP, detail=detail)
+
+
+def exit_status(rank: Rank) -> int | None:
+    """The status that the operating system or the rank itself gave; None: nobody could tell."""
+    if rank.process.exit_code is not None:
+        return rank.process.exit_code
+    return rank.exit_code

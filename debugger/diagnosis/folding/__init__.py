@@ -1,0 +1,1 @@
+"""One cause is one finding: consequences are folded into the finding that explains them."""

@@ -1,0 +1,75 @@
+"""An exception whose cleanup ran on: the `finally` called a collective, or destroyed the group.
+
+To the other ranks that looks like a call that does not fit, or like an early end, long before the
+exception comes out of the program. The rank has put the exception on record (note `unwinding`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...record.snapshot import Call, Note
+from ...record.wording import at_site, printable
+from ..facts.world import World
+from ..findings import EXIT_CODES, Finding, RankEvidence
+from ..limits import Candidate
+from ..rules.deaths_and_exceptions import is_communication_error
+
+MISMATCH = 91
+LEFT = frozenset({"early_exit", "unmatched_p2p"})
+STUCK = frozenset({"deadlock", "missing_rank"})
+MOST_CALLS = 3
+"""A cleanup makes few calls: one that came later is none of this exception's."""
+
+
+def explained(world: World, candidate: Candidate) -> Candidate:
+    """The candidate, or the exception that led to it."""
+    finding = candidate.finding
+    notes = [
+        (note.time_ns, rank, note)
+        for rank in finding.culprits
+        if rank in world.ranks
+        for note in world.notes(rank, "unwinding")
+        if not is_communication_error(note) and _led_to(world, finding, rank, note)
+    ]
+    if finding.severity != "error" or not notes:
+        return candidate
+    _, rank, note = min(notes)
+    others = tuple(sorted({*finding.culprits, *finding.victims} - {rank}))
+    cause = Finding(
+        kind="rank_exception",
+        message=f"rank {rank} raised {printable(note.message)}{at_site(note.site)}",
+        culprits=(rank,),
+        victims=others,
+        ranks={**finding.ranks, rank: RankEvidence("raised", None, note.site)},
+        details=(f"before it could end, its cleanup ran: {finding.message}", *finding.details),
+        observable_ns=finding.observable_ns,
+        data=dict(note.data),
+    )
+    return replace(candidate, finding=cause)
+
+
+def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
+    first = note.data.get("call")
+    if not isinstance(first, int):
+        return False
+    if finding.kind in LEFT:
+        return 0 <= world.ranks[rank].calls - first <= MOST_CALLS
+    if note.data.get("destroys"):
+        return False
+    if finding.kind in STUCK:
+        calls = [row.call for row in world.pending(rank)]
+    elif EXIT_CODES[finding.kind] == MISMATCH and finding.group and finding.seq is not None:
+        calls = [call_of(world, finding.group.name, finding.seq, rank)]
+    else:
+        return False
+    return any(call is not None and 0 <= call.number - first <= MOST_CALLS for call in calls)
+
+
+def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
+    """What the rank gave as collective number `seq` of the newest group of that name."""
+    record = world.ranks[rank]
+    keys = [key for key in record.groups if key[0] == group]
+    if not keys or record.history is None:
+        return None
+    return record.history.at(max(keys), seq)

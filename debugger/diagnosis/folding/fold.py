@@ -1,0 +1,112 @@
+"""One cause is one finding: which findings are consequences of which.
+
+Rules, on the findings in order of time:
+1. The first error is a cause. Its scope is its group, its culprits and its victims.
+2. Endings, waits and absences after it, of ranks in its scope, are consequences, and widen it.
+   After a death or an exception that is the whole world: the launcher ends the others. A death
+   of its own (SIGKILL, an exception of the user's) of a rank out of scope is a second cause.
+3. A mismatch after it is a consequence if one of its culprits is a culprit of the first: that rank
+   has left the common path already. Otherwise it is a second cause.
+4. Weak endings (see `endings`) are consequences of any stronger finding up to two seconds later,
+   too: that a peer is dead is often seen by its partners first. Only a polite signal (SIGTERM)
+   must come sooner: the launcher sends it to the others once it has seen a failure.
+5. A suspicion explains nothing that came before it. Warnings are never folded.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+
+from ..findings import EXIT_CODES, Finding
+from ..limits import Candidate
+
+FOLLOWS = frozenset(
+    {
+        "deadlock",
+        "missing_rank",
+        "early_exit",
+        "unmatched_p2p",
+        "join_timeout",
+        "rank_died",
+        "rank_exception",
+        "invalid_argument",
+        "ddp_unused_parameters",
+    }
+)
+ENDS_ALL = frozenset(
+    {
+        "rank_died",
+        "rank_exception",
+        "invalid_argument",
+        "join_timeout",
+        "ddp_unused_parameters",
+    }
+)
+SEEN_FIRST_NS = 2_000_000_000
+POLITE_NS = 250_000_000
+POLITE = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+MISMATCH = 91
+
+
+def fold(candidates: list[Candidate]) -> list[Candidate]:
+    """The causes, first by time first, and all warnings after them in order of time."""
+    errors = sorted((c for c in candidates if c.finding.severity == "error"), key=_order)
+    warnings = sorted((c for c in candidates if c.finding.severity != "error"), key=_order)
+    causes: list[Candidate] = []
+    scopes: list[set[int]] = []
+    for candidate in errors:
+        if candidate.weakness and _seen_first(candidate, errors):
+            continue
+        for cause, scope in zip(causes, scopes, strict=True):
+            if _follows(candidate, cause, scope):
+                scope |= _ranks(candidate.finding)
+                break
+        else:
+            causes.append(candidate)
+            scopes.append(_ranks(candidate.finding))
+    return causes + warnings
+
+
+def _order(candidate: Candidate) -> tuple[int, int, tuple[int, ...]]:
+    """By time; at one time what explains comes before what follows from it."""
+    finding = candidate.finding
+    return (finding.observable_ns, finding.kind in FOLLOWS, finding.culprits)
+
+
+def _seen_first(weak: Candidate, errors: list[Candidate]) -> bool:
+    ranks = _ranks(weak.finding)
+    return any(
+        other.weakness < weak.weakness
+        and other.finding.observable_ns <= weak.finding.observable_ns + _lead_ns(other)
+        and not ranks.isdisjoint(_ranks(other.finding))
+        for other in errors
+    )
+
+
+def _lead_ns(candidate: Candidate) -> int:
+    polite = candidate.finding.data.get("signal") in POLITE
+    return POLITE_NS if polite else SEEN_FIRST_NS
+
+
+def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
+    finding, first = candidate.finding, cause.finding
+    if finding.kind == first.kind == "deadlock":
+        return False  # the wait graph has told independent cycles apart
+    if finding.kind in FOLLOWS:
+        if first.kind in ENDS_ALL or candidate.weakness:
+            return True
+        touched = finding.culprits if finding.kind in ENDS_ALL else _ranks(finding)
+        return not scope.isdisjoint(touched)
+    if EXIT_CODES[finding.kind] == MISMATCH:
+        same = (
+            finding.group is not None
+            and first.group is not None
+            and finding.group.name == first.group.name
+        )
+        return same or not set(first.culprits).isdisjoint(finding.culprits)
+    return False
+
+
+def _ranks(finding: Finding) -> set[int]:
+    group = finding.group.ranks if finding.group else ()
+    return {*finding.culprits, *finding.victims, *finding.missing, *group}

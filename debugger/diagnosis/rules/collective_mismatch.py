@@ -1,0 +1,245 @@
+"""Do the ranks of each group call the same collectives? By hash chain, culprits by majority.
+
+Rules:
+1. Ranks are compared as far as both of them have come. Those with the same count and the same
+   chain are one class, and one of them speaks for all: healthy groups cost no look into a ring.
+2. The class that came furthest is the reference. The first call where any class differs from it
+   is the first mismatch of the group, and the only one reported: after it everything differs.
+3. The culprits are those outside the largest agreeing set; without one, all who called.
+4. Where the chains agree but the shapes do not (same count, other shape), it is a warning.
+5. A verdict which ranks that have not come yet could turn is held back for `settle_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...record.dispute import dispute_text, opponents
+from ...record.majority import Vote, vote
+from ...record.signature import agreement_key, disagreement, exact_key
+from ...record.snapshot import Call, Group
+from ...record.wording import numbered, ranks_text, verb
+from ..facts.call_histories import compare_histories
+from ..facts.evidence import at_call, chosen
+from ..facts.hash_chains import Divergence, first_divergence
+from ..facts.world import GroupView, World
+from ..findings import Finding, group_evidence
+from ..limits import Candidate
+
+CHAIN, EXACT = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Ranks of a group with equal counts and equal chains: they called the same."""
+
+    issued: int
+    chain: int
+    ranks: list[int]
+
+
+def mismatches(world: World) -> list[Candidate]:
+    """One error per group at most, and one warning for shapes at most."""
+    found: list[Candidate] = []
+    for view in world.groups:
+        if len(view.states) < 2:
+            continue
+        candidate = _compare(world, view, CHAIN) or _compare(world, view, EXACT)
+        if candidate:
+            found.append(candidate)
+    return found
+
+
+def _compare(world: World, view: GroupView, which: int) -> Candidate | None:
+    kin = _classes(view, which)
+    if len(kin) < 2:
+        return None
+    divergence = _first_mismatch(world, view, kin, which)
+    return _judge(world, view, kin, divergence, which) if divergence else None
+
+
+def _classes(view: GroupView, which: int) -> list[Kin]:
+    rows: dict[tuple[int, int], Kin] = {}
+    for rank, group in view.states.items():
+        chain = group.exact if which else group.chain
+        kin = rows.get((group.issued, chain))
+        if kin is None:
+            rows[group.issued, chain] = Kin(group.issued, chain, [rank])
+        else:
+            kin.ranks.append(rank)
+    return sorted((kin for kin in rows.values() if kin.issued), key=lambda kin: -kin.issued)
+
+
+def _first_mismatch(world: World, view: GroupView, kin: list[Kin], which: int) -> Divergence | None:
+    reference = _chain_of(world, view, kin[0], which)
+    first: Divergence | None = None
+    for other in kin[1:]:
+        found = first_divergence(reference, _chain_of(world, view, other, which), other.issued)
+        if found and (first is None or found.seq < first.seq):
+            first = found
+    return first
+
+
+def _chain_of(world: World, view: GroupView, kin: Kin, which: int) -> Callable[[int], int | None]:
+    history = world.ranks[kin.ranks[0]].history
+
+    def after(count: int) -> int | None:
+        if count == kin.issued:
+            return kin.chain
+        chains = history.chains_after(view.key, count) if history else None
+        return chains[which] if chains else None
+
+    return after
+
+
+def _judge(
+    world: World, view: GroupView, kin: list[Kin], divergence: Divergence, which: int
+) -> Candidate | None:
+    seq = divergence.seq
+    answers: dict[tuple[object, ...], list[int]] = {}
+    speakers: dict[tuple[object, ...], Call] = {}
+    lost: list[int] = []
+    for row in kin:
+        if row.issued <= seq:
+            continue
+        history = world.ranks[row.ranks[0]].history
+        call = history.at(view.key, seq) if history else None
+        if call is None:
+            lost += row.ranks
+            continue
+        key = exact_key(call.signature) if which else agreement_key(call.signature)
+        answers.setdefault(key, []).extend(row.ranks)
+        speakers.setdefault(key, call)
+    if len(answers) < 2:
+        gone = which == CHAIN and (lost or not divergence.exact)
+        return _overwritten(world, view, kin, divergence) if gone else None
+    absent = world.absent(view, seq)
+    coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, view, rank)]
+    result = vote(answers, len(coming))
+    usual, unusual = (speakers[key] for key in opponents(result))
+    kind = disagreement(usual.signature, unusual.signature)
+    if kind is None:
+        if which == CHAIN and agreement_key(usual.signature) == agreement_key(unusual.signature):
+            return None
+        kind = "shape_mismatch"
+    finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
+    hold = world.limits.settle_ns if result.open else 0
+    return Candidate(finding, ready_ns=finding.observable_ns + hold)
+
+
+def _stuck(world: World, view: GroupView, rank: int) -> bool:
+    """It waits in the layer and nothing in it moved: it will not come and change the vote.
+
+    Not so where it waits in an earlier call of the group, which others have left behind: that may
+    be complete, and the rank has not had the processor since.
+    """
+    pending = world.pending(rank)
+    for one in pending:
+        if one.call is not None and one.call.group == view.key and one.call.signature.peer is None:
+            return False
+    return bool(pending) and world.ranks[rank].free_threads == 0 and world.stable(rank)
+
+
+def _finding(
+    world: World,
+    view: GroupView,
+    divergence: Divergence,
+    result: Vote[tuple[object, ...]],
+    speakers: dict[tuple[object, ...], Call],
+    kind: str,
+    *,
+    warning: bool,
+) -> Finding:
+    seq = divergence.seq
+    calls = {key: call.signature for key, call in speakers.items()}
+    group = view.any
+    before = "" if divergence.exact else "at or before "
+    where = f"collective {before}{numbered(group, seq)} ({len(view.ranks)} ranks)"
+    message = dispute_text(result, calls, where)
+    details: list[str] = []
+    if kind == "op_mismatch":
+        story = compare_histories(world, view, result, seq)
+        details += story.details
+        if story.sentence:
+            message += f"; {story.sentence}"
+    if warning:
+        message += " (same number of elements, other shape)"
+    details.insert(0, _agreed(divergence))
+    ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
+    return Finding(
+        kind=kind,
+        message=message,
+        culprits=result.culprits,
+        victims=result.others,
+        missing=(),
+        severity="warning" if warning else "error",
+        group=group_evidence(group),
+        seq=seq,
+        ranks=ranks,
+        details=tuple(details),
+        observable_ns=_observable(world, view, result, seq),
+        data={"exact_seq": divergence.exact},
+    )
+
+
+def _agreed(divergence: Divergence) -> str:
+    if not divergence.exact:
+        return "older calls are no longer on record: they may have disagreed before"
+    if divergence.seq == 0:
+        return "it is the first collective of the group"
+    if divergence.seq == 1:
+        return "they agree on #0"
+    return f"they agree on #0 to #{divergence.seq - 1}"
+
+
+def _observable(world: World, view: GroupView, result: Vote[tuple[object, ...]], seq: int) -> int:
+    """When the first two ranks of different parties had both called."""
+    firsts = []
+    for _, ranks in result.parties:
+        times = []
+        for rank in ranks[:64]:
+            history = world.ranks[rank].history
+            call = history.at(view.key, seq) if history else None
+            if call is not None and call.issued_ns:
+                times.append(call.issued_ns)
+        if times:
+            firsts.append(min(times))
+    firsts.sort()
+    return firsts[1] if len(firsts) > 1 else world.now_ns
+
+
+def _overwritten(
+    world: World, view: GroupView, kin: list[Kin], divergence: Divergence
+) -> Candidate | None:
+    """The calls that differ were overwritten: the chains alone say who is outside the majority."""
+    top = [row for row in kin if row.issued > divergence.seq]
+    reference = min(row.issued for row in top)
+    answers: dict[int, list[int]] = {}
+    for row in top:
+        chain = _chain_of(world, view, row, CHAIN)(reference)
+        if chain is not None:
+            answers.setdefault(chain, []).extend(row.ranks)
+    if len(answers) < 2:
+        return None
+    result = vote(answers, 0)
+    group: Group = view.any
+    message = (
+        f"ranks disagree at collective at or before {numbered(group, divergence.seq)} "
+        f"({len(view.ranks)} ranks); {ranks_text(result.culprits)} "
+        f"{verb(result.culprits, 'is', 'are')} outside the largest agreeing set, "
+        "and the calls are no longer on record"
+    )
+    finding = Finding(
+        kind="op_mismatch",
+        message=message,
+        culprits=result.culprits,
+        victims=result.others,
+        group=group_evidence(group),
+        seq=divergence.seq,
+        ranks=at_call(world, chosen(result.culprits, result.others), view.key, divergence.seq),
+        details=(_agreed(divergence),),
+        observable_ns=world.now_ns,
+        data={"exact_seq": False},
+    )
+    return Candidate(finding)

@@ -1,0 +1,305 @@
+"""Do ranks wait for each other in a cycle, over groups and point-to-point calls? No timeout.
+
+Rules:
+1. A rank can act if one of its threads with user code is in no recorded wait, or if one of its
+   waits may still end (`needs`). From there on everything that those ranks may set free can act,
+   too. What is left can never act again.
+2. The snapshots of different ranks are not taken at one moment. So only ranks whose layer did not
+   move between two snapshots, and whose threads are all accounted for, can be called stuck: then
+   there was a moment, between the two, at which all of them were so at once. That is a proof.
+3. A wait for a rank that is dead or has finished never ends, but it is no deadlock.
+4. A cycle is a deadlock; the culprits are the shortest one, in order. Two exceptions name the
+   cause better: a send and a receive between the same two ranks whose tags do not meet
+   (p2p_mismatch), and a group creation that only some ranks entered (group_mismatch).
+5. Where threads are not accounted for, a cycle that lasts for `hang_timeout_s` is suspected,
+   unless a thread that could end it was seen computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...record.layout import Activity
+from ...record.wording import at_site, call_text, numbered, ranks_text, verb
+from ..facts.channels import Channels
+from ..facts.cycles import find_cycle, reaching, stuck_ranks
+from ..facts.evidence import chosen, standing, wait_text
+from ..facts.needs import Need, Needs
+from ..facts.world import STOPPED, Pending, World
+from ..findings import Finding, RankEvidence, group_evidence
+from ..limits import Candidate
+
+Waiting = Mapping[int, Sequence[Need]]
+
+
+def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
+    """One finding for each independent cycle: proven ones, else suspected ones."""
+    found = _cycles(world, channels, needs, _provable(world, needs), proven=True)
+    if found or world.paused:
+        return found
+    return _cycles(world, channels, needs, _suspected(world, needs), proven=False)
+
+
+def _provable(world: World, needs: Needs) -> Waiting:
+    waiting = {}
+    for number, rank in world.ranks.items():
+        if rank.free_threads == 0 and rank.waits and _may_be_judged(world, number):
+            rows = _needs(world, needs, number)
+            if rows is not None and world.stable(number):
+                waiting[number] = rows
+    return waiting
+
+
+def _suspected(world: World, needs: Needs) -> Waiting:
+    waiting = {}
+    for number, rank in world.ranks.items():
+        if not rank.waits or not _may_be_judged(world, number):
+            continue
+        busy = rank.free_threads > 0 and (rank.process.cpu_busy or rank.process.state == "R")
+        if busy or any(world.waited_ns(w) < world.limits.hang_ns for w in rank.waits):
+            continue
+        rows = _needs(world, needs, number)
+        if rows is not None:
+            waiting[number] = rows
+    return waiting
+
+
+def _may_be_judged(world: World, rank: int) -> bool:
+    return (
+        rank not in world.blind
+        and not world.ended(rank)
+        and world.ranks[rank].process.state not in STOPPED
+    )
+
+
+def _needs(world: World, needs: Needs, rank: int) -> list[Need] | None:
+    """What the rank's threads need, or None if one of them may go on by itself."""
+    rows = []
+    for pending in world.pending(rank):
+        need = needs.of(pending)
+        if need is None:
+            return None
+        rows.append(need)
+    return rows or None
+
+
+def _cycles(
+    world: World, channels: Channels, needs: Needs, waiting: Waiting, *, proven: bool
+) -> list[Candidate]:
+    if len(waiting) < 2:
+        return []
+    gone = frozenset(rank for rank in world.ranks if world.ended(rank) and rank not in world.blind)
+    stuck = stuck_ranks(waiting, gone)
+    found = []
+    while stuck:
+        cycle = find_cycle(waiting, stuck)
+        if cycle is None:
+            break
+        behind = reaching(waiting, stuck, set(cycle))
+        victims = tuple(sorted(behind - set(cycle)))
+        links = [
+            _link(world, needs, rank, cycle[(place + 1) % len(cycle)])
+            for place, rank in enumerate(cycle)
+        ]
+        found.append(_judge(world, channels, needs, links, cycle, victims, proven=proven))
+        stuck -= behind
+    return found
+
+
+def _link(world: World, needs: Needs, rank: int, target: int) -> Pending:
+    """The wait by which the rank waits for the next one of the cycle."""
+    rows = world.pending(rank)
+    for pending in rows:
+        need = needs.of(pending)
+        if need and target in need.ranks:
+            return pending
+    return rows[0]
+
+
+def _judge(
+    world: World,
+    channels: Channels,
+    needs: Needs,
+    links: list[Pending],
+    cycle: list[int],
+    victims: tuple[int, ...],
+    *,
+    proven: bool,
+) -> Candidate:
+    finding = (
+        _tags(world, channels, links, (*cycle, *victims), proven=proven)
+        or _creation(world, needs, links, cycle, victims, proven=proven)
+        or _deadlock(world, links, cycle, victims, proven=proven)
+    )
+    return Candidate(finding)
+
+
+def _deadlock(
+    world: World, links: list[Pending], cycle: list[int], victims: tuple[int, ...], *, proven: bool
+) -> Finding:
+    targets = [*cycle[1:], cycle[0]]
+    steps = [
+        f"rank {link.rank} {doing(world, link)} waits for rank {target}"
+        for link, target in zip(links, targets, strict=True)
+    ]
+    shown = steps if len(steps) <= 6 else [*steps[:5], f"... ({len(steps)} ranks in the cycle)"]
+    suspected = "" if proven else "suspected: "
+    views = [world.view(link.rank, link.call.group) for link in links if link.call]
+    same = views[0] if views and len({id(view) for view in views}) == 1 else None
+    message = f"{suspected}ranks wait for each other in a cycle: {'; '.join(shown)}"
+    details = [
+        f"rank {link.rank} {doing(world, link)}{at_site(link.site)} waits for rank {target}"
+        for link, target in zip(links, targets, strict=True)
+    ]
+    if victims:
+        details.append(f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for them")
+    return Finding(
+        kind="deadlock",
+        message=message,
+        culprits=tuple(cycle),
+        victims=victims,
+        proven=proven,
+        group=group_evidence(same.any) if same else None,
+        seq=None,
+        ranks=evidence(world, links, cycle, victims),
+        details=tuple(details),
+        observable_ns=_since(world, links, proven=proven),
+    )
+
+
+def _tags(
+    world: World,
+    channels: Channels,
+    links: list[Pending],
+    victims: tuple[int, ...],
+    *,
+    proven: bool,
+) -> Finding | None:
+    """Two ranks, one waits in a send to the other, which waits in a receive with another tag."""
+    for link in links:
+        call = link.call
+        if call is None or call.signature.op not in ("send", "recv") or call.signature.peer is None:
+            continue
+        partner = next((other for other in links if other.rank == call.signature.peer), None)
+        tags = channels.other_tags(link.rank, call) if partner else []
+        if not tags or partner is None:
+            continue
+        return tag_mismatch(world, link, call.signature.peer, tags, victims, proven=proven)
+    return None
+
+
+def tag_mismatch(
+    world: World,
+    link: Pending,
+    partner: int,
+    tags: list[int],
+    victims: tuple[int, ...],
+    *,
+    proven: bool,
+) -> Finding:
+    """The rank waits in a send or receive, while its partner has posted one with other tags."""
+    call = link.call
+    assert call is not None
+    sending = call.signature.op == "send"
+    pair = (link.rank, partner) if sending else (partner, link.rank)
+    does, did = ("sends to", "receives from") if sending else ("receives from", "sends to")
+    message = (
+        f"{'' if proven else 'suspected: '}rank {link.rank} {does} rank {partner} with tag "
+        f"{call.signature.tag}, but rank {partner} {did} rank {link.rank} with "
+        f"tag {', '.join(map(str, tags[:8]))}"
+    )
+    view = world.view(link.rank, call.group)
+    return Finding(
+        kind="p2p_mismatch",
+        message=message,
+        culprits=pair,
+        victims=tuple(rank for rank in victims if rank not in pair),
+        proven=proven,
+        group=group_evidence(view.any) if view else None,
+        seq=call.seq,
+        ranks=evidence(world, [link], list(pair), victims),
+        observable_ns=link.wait.since_ns,
+    )
+
+
+def _creation(
+    world: World,
+    needs: Needs,
+    links: list[Pending],
+    cycle: list[int],
+    victims: tuple[int, ...],
+    *,
+    proven: bool,
+) -> Finding | None:
+    """A rank waits in new_group for ranks that wait elsewhere: they did not come."""
+    link = next((row for row in links if row.wait.activity is Activity.NEW_GROUP), None)
+    if link is None or link.call is not None:
+        return None
+    inside = set(cycle) | set(victims)
+    absent = tuple(sorted(needs.not_created(link) & inside))
+    if not absent:
+        return None
+    waiting = tuple(sorted(inside - set(absent)))
+    ranks = evidence(world, links, list(absent), waiting)
+    since = _since(world, links, proven=proven)
+    return not_created(needs, link, absent, waiting, ranks, since, proven=proven)
+
+
+def not_created(
+    needs: Needs,
+    link: Pending,
+    absent: tuple[int, ...],
+    waiting: tuple[int, ...],
+    ranks: dict[int, RankEvidence],
+    observable_ns: int,
+    *,
+    proven: bool,
+) -> Finding:
+    """A group that some ranks create and wait for, and others will never create."""
+    creation = needs.creation(link)
+    members = creation.ranks if creation else tuple(link.wait.detail.get("ranks", ()))
+    makers = tuple(rank for rank in waiting if rank in members) or (link.rank,)
+    message = (
+        f"{'' if proven else 'suspected: '}{ranks_text(makers)} "
+        f"{verb(makers, 'creates', 'create')} a group of {ranks_text(members)}"
+        f"{at_site(link.wait.site)}, but {ranks_text(absent)} {verb(absent, 'does', 'do')} not: "
+        "all ranks must call new_group, in the same order"
+    )
+    return Finding(
+        kind="group_mismatch",
+        message=message,
+        culprits=absent,
+        victims=waiting,
+        proven=proven,
+        ranks=ranks,
+        observable_ns=observable_ns,
+        data={"index": creation.index if creation else None},
+    )
+
+
+def doing(world: World, link: Pending) -> str:
+    """`in all_reduce(sum, float32[8]) #3 of group "a"`."""
+    if link.call is None:
+        return wait_text(link.wait.activity, link.wait.detail)
+    text = f"in {call_text(link.call)}"
+    view = world.view(link.rank, link.call.group)
+    if link.call.signature.peer is None and view is not None:
+        text += f" {numbered(view.any, link.call.seq)}"
+    return text
+
+
+def evidence(
+    world: World, links: list[Pending], first: list[int], others: tuple[int, ...]
+) -> dict[int, RankEvidence]:
+    """Where each rank stands; for those in `links`, the wait that matters here."""
+    found = {rank: standing(world, rank) for rank in chosen(first, others)}
+    for link in links:
+        if link.rank in found and link.call is not None:
+            site = link.call.site or link.wait.site
+            found[link.rank] = RankEvidence("waits in", call_text(link.call), site)
+    return found
+
+
+def _since(world: World, links: list[Pending], *, proven: bool) -> int:
+    last = max(link.wait.since_ns for link in links)
+    return last if proven else last + world.limits.hang_ns

@@ -1,0 +1,173 @@
+"""Deaths and uncaught exceptions, each as what it is; which of them is the cause, `folding` says.
+
+A rank also fails *because* another failed: gloo says "Connection closed by peer" or aborts, the
+launcher sends SIGTERM. Such endings are `weak`: they count only where nothing else explains them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+
+from ...record.layout import Phase
+from ...record.snapshot import Note, Rank
+from ...record.wording import at_site, printable, ranks_text, spans, verb
+from ..facts.broken_links import broken, link_of
+from ..facts.evidence import chosen, ending_text, stand, standing
+from ..facts.world import World, exit_status
+from ..findings import Finding
+from ..limits import Candidate
+from .join_timeout import last_exception
+
+COMMUNICATION = re.compile(
+    r"connection (closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|timeout|"
+    r"gloo|nccl|recvBytes|sendBytes|socket|DistNetworkError|DistStoreError|DistBackendError|"
+    r"remote process|all connection|abort",
+    re.IGNORECASE,
+)
+WEAK_SIGNALS = frozenset({signals.SIGABRT, signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+LEAVING_NS = 5_000_000_000
+TOGETHER_NS = 250_000_000
+"""Ranks killed by the same signal within this time are one finding: one cause killed them."""
+
+
+def endings(world: World) -> list[Candidate]:
+    """Every rank that died or raised, but for those that this tool itself stopped."""
+    found = []
+    killed: list[Rank] = []
+    for number, rank in sorted(world.ranks.items()):
+        if world.notes(number, "finding_raised"):
+            continue
+        note = last_exception(world, number)
+        if note is not None:
+            found.append(_raised(world, rank, note))
+        elif not world.ended(number):
+            continue
+        elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
+            killed.append(rank)
+        elif _died(rank):
+            found.append(
+                _ended(world, [rank], weakness=1 if rank.process.signal is not None else 0)
+            )
+        elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
+            found.append(_ended(world, [rank], weakness=1))
+    return found + _together(world, killed)
+
+
+def is_communication_error(note: Note) -> bool:
+    """The exception is what a rank gets when another one fails, or is late."""
+    flag = note.data.get("communication")
+    if isinstance(flag, bool):
+        return flag
+    return COMMUNICATION.search(f"{note.data.get('type', '')} {note.message}") is not None
+
+
+def _died(rank: Rank) -> bool:
+    return rank.process.signal is not None or bool(exit_status(rank))
+
+
+def _missed(world: World, number: int) -> bool:
+    """Somebody is left who may need it. A rank whose end nobody saw is no fault by itself."""
+    return any(not world.finished(other) for other in world.ranks if other != number)
+
+
+def _together(world: World, killed: list[Rank]) -> list[Candidate]:
+    found: list[Candidate] = []
+    batch: list[Rank] = []
+    for rank in sorted(killed, key=lambda rank: (rank.process.signal or 0, _ended_ns(world, rank))):
+        if batch and (
+            batch[0].process.signal != rank.process.signal
+            or _ended_ns(world, rank) - _ended_ns(world, batch[0]) > TOGETHER_NS
+        ):
+            found.append(_ended(world, batch, weakness=0))
+            batch = []
+        batch.append(rank)
+    if batch:
+        found.append(_ended(world, batch, weakness=0))
+    return found
+
+
+def _ended_ns(world: World, rank: Rank) -> int:
+    return rank.process.ended_ns or rank.heartbeat_ns or world.now_ns
+
+
+def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
+    culprits = tuple(sorted(rank.rank for rank in dead))
+    first = dead[0]
+    ending = ending_text(world, first.rank)
+    was = verb(culprits, "was", "were") + " " if first.process.signal is not None else ""
+    if ending == "gone without a trace":
+        was = verb(culprits, "is", "are") + " "
+    where = standing(world, culprits[0])
+    doing = f"; its last call was {where.call}" if where.call and len(culprits) == 1 else ""
+    others = tuple(sorted(set(world.ranks) - set(culprits)))
+    observable = min(_ended_ns(world, rank) for rank in dead)
+    cause = "oom" if first.process.oom_killed else None
+    finding = Finding(
+        kind="rank_died",
+        message=f"{ranks_text(culprits)} {was}{ending}{at_site(where.location)}{doing}",
+        culprits=culprits,
+        victims=others,
+        ranks=stand(world, chosen(culprits, others)),
+        observable_ns=observable,
+        cause=cause,
+        data={
+            "signal": first.process.signal,
+            "exit_code": exit_status(first),
+            "oom_killed": first.process.oom_killed,
+        },
+    )
+    ready_ns = observable + (world.limits.settle_ns if weakness else 0)
+    return Candidate(finding, ready_ns, weakness)
+
+
+def _raised(world: World, rank: Rank, note: Note) -> Candidate:
+    invalid = note.data.get("invalid_argument") is True
+    weakness = 2 if not invalid and is_communication_error(note) else 0
+    link = link_of(world, note) if weakness else None
+    culprits = (rank.rank,) if link is None else tuple(sorted(link))
+    others = tuple(sorted(set(world.ranks) - set(culprits)))
+    evidence = stand(world, chosen(culprits, others))
+    message = f"rank {rank.rank} raised {printable(note.message)}{at_site(note.site)}"
+    finding = Finding(
+        kind="invalid_argument" if invalid else "rank_exception",
+        message=message if link is None else f"{broken(note, link)}: {message}",
+        culprits=culprits,
+        victims=others,
+        ranks=evidence,
+        details=_alike(world, rank, note),
+        observable_ns=note.time_ns,
+        data=dict(note.data),
+    )
+    ready_ns = note.time_ns
+    if weakness:
+        ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
+    return Candidate(finding, ready_ns, weakness)
+
+
+def _leaving(world: World) -> bool:
+    """A rank is about to end by itself: how, will be known soon, and may explain the rest."""
+    return any(
+        rank.phase >= Phase.EXITING
+        and not world.ended(number)
+        and not last_exception(world, number)
+        for number, rank in world.ranks.items()
+    )
+
+
+def _alike(world: World, rank: Rank, note: Note) -> tuple[str, ...]:
+    """Other ranks that raised the same: usually the same cause on all of them."""
+    same = [
+        other
+        for other in world.ranks
+        if other != rank.rank
+        and (found := last_exception(world, other)) is not None
+        and found.message == note.message
+    ]
+    if not same:
+        return ()
+    return (
+        (f"{ranks_text(same)} raised the same ({spans(same)})",)
+        if len(same) > 8
+        else (f"{ranks_text(same)} raised the same",)
+    )

@@ -1,0 +1,259 @@
+"""Who has left for good while others wait: proven at once.
+
+Rules:
+1. Only waits that need the absent rank count (`needs`), and calls that failed without it.
+2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
+   group in which others wait, or have failed: early_exit; for a send or receive: unmatched_p2p;
+   for the creation of a group: group_mismatch.
+3. A rank that was killed or raised is not treated here: that *is* the finding.
+4. A call that all have made, and in which one lost its connections since another, already through
+   with it, left: early_exit, too.
+5. A message with another tag between the same two ranks explains more than the partner's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...record.layout import Activity, CallState, GroupState
+from ...record.signature import ANY_SOURCE
+from ...record.snapshot import Call, Wait
+from ...record.wording import call_text, numbered, ranks_text, verb
+from ..facts.channels import Channels
+from ..facts.evidence import chosen, stand
+from ..facts.needs import Need, Needs
+from ..facts.world import GroupView, Pending, World
+from ..findings import Finding, group_evidence
+from ..limits import Candidate
+from .deadlock import not_created, tag_mismatch
+from .deaths_and_exceptions import is_communication_error
+from .join_timeout import last_exception
+
+UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
+
+
+def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
+    """early_exit and unmatched_p2p; one finding for each call, earliest waits first."""
+    if not any(_has_left(world, rank) for rank in world.ranks):
+        return []
+    found: dict[tuple[object, ...], Candidate] = {}
+    key: tuple[object, ...]
+    waits = [(pending, needs.of(pending), False) for pending in world.all_pending()]
+    waits += [(pending, None, True) for pending in failed_calls(world)]
+    for pending, need, failed in waits:
+        call = pending.call
+        if call is None:
+            candidate = _never_created(world, needs, pending, need)
+            key = (pending.wait.activity, need)
+        elif call.signature.peer is not None:
+            candidate = _message(world, channels, pending, need, failed=failed)
+            key = (call.group, pending.rank, call.signature.peer)
+        else:
+            view = world.view(pending.rank, call.group)
+            key = (id(view), call.seq)
+            if view is None or key in found:
+                continue
+            candidate = _collective(world, view, pending, need, failed=failed)
+        if candidate:
+            found.setdefault(key, candidate)
+    return list(found.values())
+
+
+def _has_left(world: World, rank: int) -> bool:
+    groups = world.ranks[rank].groups.values()
+    return world.finished(rank) or any(group.state is GroupState.DESTROYED for group in groups)
+
+
+def failed_calls(world: World) -> Iterator[Pending]:
+    """The call in which a rank that has ended with an error stood, or which it had seen fail."""
+    for number, rank in world.ranks.items():
+        failed = world.notes(number, "exception") or (
+            world.ended(number) and not world.finished(number)
+        )
+        if not failed or rank.history is None or not rank.calls:
+            continue
+        call = rank.history.call(rank.calls - 1)
+        if call is None or call.state not in UNFINISHED:
+            continue
+        since = call.completed_ns or call.issued_ns
+        wait = next((wait for wait in rank.waits if wait.call == call.number), None)
+        if wait is None:
+            wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
+        yield Pending(number, wait, call)
+
+
+def _never_created(
+    world: World, needs: Needs, pending: Pending, need: Need | None
+) -> Candidate | None:
+    """It waits in new_group for ranks that have finished."""
+    if need is None or pending.wait.activity is not Activity.NEW_GROUP:
+        return None
+    gone = tuple(sorted(rank for rank in need.ranks if world.finished(rank)))
+    if not gone:
+        return None
+    waiting = tuple(sorted(row.rank for row in world.all_pending() if needs.of(row) is need))
+    ranks = stand(world, chosen(gone, waiting))
+    since = _left_ns(world, list(gone), pending)
+    return Candidate(not_created(needs, pending, gone, waiting, ranks, since, proven=True))
+
+
+def _collective(
+    world: World, view: GroupView, pending: Pending, need: Need | None, *, failed: bool
+) -> Candidate | None:
+    call = pending.call
+    assert call is not None
+    absent = world.absent(view, call.seq)
+    left = sorted(rank for rank in absent if world.left(rank, view))
+    if failed and not absent and _lost_contact(world, pending.rank):
+        return _closed_too_soon(world, view, pending)
+    if not left:
+        return None
+    if not failed and not _blocks(world, view, need, left):
+        return None
+    victims = _others_in(view, call, left)
+    where = f"{call_text(call)} {numbered(view.any, call.seq)}"
+    if failed:
+        tail = f"{ranks_text(victims)} needed it in {where}"
+    else:
+        tail = f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for it in {where}"
+    finding = Finding(
+        kind="early_exit",
+        message=f"{_how_it_left(world, view, left)}, but {tail}",
+        culprits=tuple(left),
+        victims=victims,
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks=stand(world, chosen(left, victims), call),
+        observable_ns=_left_ns(world, left, pending),
+        cause="data_exhausted" if _batches(world, left[0]) is not None else None,
+        data={"batches": _batches(world, left[0])},
+    )
+    return Candidate(finding)
+
+
+def _lost_contact(world: World, rank: int) -> bool:
+    note = last_exception(world, rank)
+    return note is not None and is_communication_error(note)
+
+
+def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candidate | None:
+    """All made the call, but one was through with it first and closed its connections."""
+    call = pending.call
+    assert call is not None
+    left = sorted(rank for rank in view.states if world.left(rank, view))
+    victims = _others_in(view, call, left)
+    if not left or not victims:
+        return None
+    finding = Finding(
+        kind="early_exit",
+        message=(
+            f"{_how_it_left(world, view, left)}, while {ranks_text(victims)} "
+            f"{verb(victims, 'was', 'were')} still in {call_text(call)} "
+            f"{numbered(view.any, call.seq)}: a barrier before the end keeps the connections open"
+        ),
+        culprits=tuple(left),
+        victims=victims,
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks=stand(world, chosen(left, victims), call),
+        observable_ns=_left_ns(world, left, pending),
+    )
+    return Candidate(finding)
+
+
+def _blocks(world: World, view: GroupView, need: Need | None, left: list[int]) -> bool:
+    if need is None:
+        return False
+    if need.any_of:
+        return all(world.left(rank, view) or world.ended(rank) for rank in need.ranks)
+    return not need.ranks.isdisjoint(left)
+
+
+def _others_in(view: GroupView, call: Call, left: list[int]) -> tuple[int, ...]:
+    present = [
+        rank for rank, group in view.states.items() if group.issued > call.seq and rank not in left
+    ]
+    return tuple(sorted(present))
+
+
+def _how_it_left(world: World, view: GroupView, left: list[int]) -> str:
+    who = ranks_text(left)
+    made = sorted({view.states[rank].issued for rank in left if rank in view.states})
+    calls = f"after {made[0]} call{'s' if made[0] != 1 else ''}" if len(made) == 1 else "early"
+    how = "finished" if all(world.ended(rank) for rank in left) else "destroyed the group"
+    batches = _batches(world, left[0])
+    if batches is not None:
+        counted = f" after {batches} batches" if batches >= 0 else ""
+        return f"{who} ran out of data{counted} and {how} {calls}"
+    return f"{who} {how} {calls} in the group"
+
+
+def _batches(world: World, rank: int) -> int | None:
+    """How many batches the rank's data gave before it ran out; -1 unknown; None: it did not."""
+    notes = world.notes(rank, "data_exhausted")
+    if not notes:
+        return None
+    batches = notes[-1].data.get("batches")
+    return batches if isinstance(batches, int) else -1
+
+
+def _left_ns(world: World, left: list[int], pending: Pending) -> int:
+    times = [world.ranks[rank].process.ended_ns or 0 for rank in left if world.ended(rank)]
+    return max([pending.wait.since_ns, *times])
+
+
+def _message(
+    world: World, channels: Channels, pending: Pending, need: Need | None, *, failed: bool
+) -> Candidate | None:
+    call = pending.call
+    assert call is not None
+    peer = call.signature.peer
+    view = world.view(pending.rank, call.group)
+    if view is None or peer is None:
+        return None
+    if failed:
+        if peer == ANY_SOURCE or _posted(channels, pending.rank, call):
+            return None
+    elif need is None:
+        return None
+    partners = [peer] if peer != ANY_SOURCE else sorted(set(view.ranks) - {pending.rank})
+    if not all(world.left(rank, view) for rank in partners):
+        return None
+    rank = pending.rank
+    tags = channels.other_tags(rank, call) if peer != ANY_SOURCE else []
+    if tags:
+        return Candidate(tag_mismatch(world, pending, peer, tags, (), proven=True))
+    culprits = tuple(partners) if peer != ANY_SOURCE else (rank,)
+    victims = (rank,) if peer != ANY_SOURCE else tuple(partners)
+    partner = f"rank {peer}" if peer != ANY_SOURCE else "any other rank"
+    word = "receive" if call.signature.op == "send" else "send"
+    gone = f"{ranks_text(partners)} {verb(partners, 'has', 'have')} finished without it"
+    finding = Finding(
+        kind="unmatched_p2p",
+        message=(
+            f"rank {rank} waits in {call_text(call)} for a {word} of {partner} "
+            f"(message #{call.seq}), but {gone}"
+        ),
+        culprits=culprits,
+        victims=victims,
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks=stand(world, chosen(culprits, victims), call),
+        observable_ns=_left_ns(world, partners, pending),
+    )
+    return Candidate(finding)
+
+
+def surely_posted(channels: Channels, rank: int, call: Call) -> bool:
+    """Whether the partner of this send or receive has made its own."""
+    if call.signature.peer == ANY_SOURCE or not channels.strict(channels.key_of(rank, call)):
+        return False
+    return _posted(channels, rank, call)
+
+
+def _posted(channels: Channels, rank: int, call: Call) -> bool:
+    key = channels.key_of(rank, call)
+    if not channels.strict(key):
+        return True
+    other = channels.received(key) if call.signature.op == "send" else channels.sent(key)
+    return other > call.seq

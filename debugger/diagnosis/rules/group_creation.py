@@ -1,0 +1,157 @@
+"""Did all ranks create the same groups in the same order?
+
+`new_group` must be called by every rank of the world, members or not, with the same ranks.
+Creations are compared position by position within one life of the default group; the first
+position that differs is the finding. That a rank has created fewer groups so far, or ends so, is
+no finding here: who waits for a creation that never comes is found in the wait graph.
+
+Groups of one rank need nobody else, so ranks that each create their own are only warned about.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...record.majority import vote
+from ...record.snapshot import Creation
+from ...record.wording import printable, ranks_text, spans, verb
+from ..facts.evidence import chosen, standing
+from ..facts.world import World
+from ..findings import Finding, GroupEvidence, RankEvidence
+from ..limits import Candidate
+
+Sequences = dict[int, Sequence[Creation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One version of a creation, and the ranks that made it."""
+
+    creation: Creation
+    ranks: list[int]
+
+
+def creation_mismatches(world: World) -> list[Candidate]:
+    """One finding at most for each life of the default group."""
+    found = []
+    for sequences in _lives(world):
+        candidate = _first_difference(world, sequences)
+        if candidate:
+            found.append(candidate)
+    return found
+
+
+def _lives(world: World) -> list[Sequences]:
+    """The creations of all ranks, one dictionary for each life of the default group."""
+    lives: list[Sequences] = []
+    for number, rank in world.ranks.items():
+        if number in world.blind:
+            continue
+        rows: list[list[Creation]] = []
+        for creation in rank.creations:
+            if not rows or creation.index <= rows[-1][-1].index:
+                rows.append([])
+            rows[-1].append(creation)
+        for life, row in enumerate(rows):
+            if life == len(lives):
+                lives.append({})
+            lives[life][number] = row
+    return lives
+
+
+def _first_difference(world: World, sequences: Sequences) -> Candidate | None:
+    for place in range(max(map(len, sequences.values()))):
+        choices: list[Choice] = []
+        for rank, row in sequences.items():
+            if place >= len(row):
+                continue
+            for choice in choices:
+                if _same(choice.creation, row[place]):
+                    choice.ranks.append(rank)
+                    break
+            else:
+                choices.append(Choice(row[place], [rank]))
+        if len(choices) > 1:
+            return _judge(world, sequences, place, choices)
+    return None
+
+
+def _same(one: Creation, other: Creation) -> bool:
+    return one.group[0] == other.group[0] and (one.ranks is other.ranks or one.ranks == other.ranks)
+
+
+def _judge(world: World, sequences: Sequences, place: int, choices: list[Choice]) -> Candidate:
+    coming = [
+        rank
+        for rank in world.expected
+        if len(sequences.get(rank, ())) <= place and not world.ended(rank)
+    ]
+    result = vote({index: choice.ranks for index, choice in enumerate(choices)}, len(coming))
+    culprits = result.culprits
+    if result.majority is None and len(choices) == 2:
+        culprits = _who_skipped(sequences, place, choices) or culprits
+    alone = all(len(choice.creation.ranks) == 1 for choice in choices)
+    parts = [
+        f"{ranks_text(choice.ranks)} {verb(choice.ranks, 'creates', 'create')} "
+        f"{_creation_text(choice.creation)}"
+        for choice in sorted(choices, key=lambda choice: (len(choice.ranks), choice.ranks))[:4]
+    ]
+    message = f"ranks disagree at group creation #{place}: {'; '.join(parts)}"
+    victims = tuple(
+        sorted(rank for choice in choices for rank in choice.ranks if rank not in culprits)
+    )
+    times = sorted(min(sequences[rank][place].time_ns for rank in c.ranks) for c in choices)
+    creation = choices[0].creation
+    finding = Finding(
+        kind="group_mismatch",
+        message=message,
+        culprits=culprits,
+        victims=victims,
+        severity="warning" if alone else "error",
+        group=GroupEvidence(printable(creation.group[0], 120), "", creation.ranks),
+        seq=None,
+        ranks=_evidence(world, sequences, place, chosen(culprits, victims)),
+        details=_diff(sequences, place, result.parties[0][1][0], result.parties[1][1][0]),
+        observable_ns=times[1],
+        data={"index": place},
+    )
+    hold = world.limits.settle_ns if result.open else 0
+    return Candidate(finding, ready_ns=finding.observable_ns + hold)
+
+
+def _who_skipped(sequences: Sequences, place: int, choices: list[Choice]) -> tuple[int, ...] | None:
+    """With as many ranks on either side: those whose next creation the others make later."""
+    for choice, other in (choices, choices[::-1]):
+        later = sequences[other.ranks[0]][place + 1 :]
+        if any(choice.creation.ranks == creation.ranks for creation in later):
+            return tuple(sorted(choice.ranks))
+    return None
+
+
+def _creation_text(creation: Creation) -> str:
+    return f"group {printable(creation.group[0], 40)!r} of {ranks_text(creation.ranks)}"
+
+
+def _evidence(
+    world: World, sequences: Sequences, place: int, ranks: list[int]
+) -> dict[int, RankEvidence]:
+    found = {}
+    for rank in ranks:
+        creation = sequences[rank][place]
+        text = f"new_group([{spans(creation.ranks)}])"
+        site = creation.site or standing(world, rank).location
+        found[rank] = RankEvidence(f"created group #{place}", text, site)
+    return found
+
+
+def _diff(sequences: Sequences, place: int, usual: int, odd: int) -> tuple[str, ...]:
+    first = max(0, place - 3)
+
+    def lines(rank: int) -> list[str]:
+        return [f"new_group([{spans(c.ranks)}])" for c in sequences[rank][first : place + 6]]
+
+    rows = difflib.unified_diff(lines(usual), lines(odd), lineterm="", n=3)
+    body = [row for row in rows if not row.startswith(("---", "+++", "@@"))]
+    return (f"--- rank {usual}, from #{first}", f"+++ rank {odd}, from #{first}", *body)

@@ -1,0 +1,333 @@
+"""Does the world come together? Ranks that wait in init_process_group, and who keeps them waiting.
+
+Rules:
+1. Two live processes that claim one rank of one job, or two that both took part in it and were
+   there at a time: at once. Where one took part and is gone, and the other waits in vain: once it
+   has waited for the hang timeout.
+2. A rank that finished without ever joining, while others wait: at once.
+3. An init that failed because its port was taken: at once, the rank that wanted it.
+4. Ranks that wait at different addresses, or with different world sizes: those outside the
+   largest agreeing set, once they have waited for the hang timeout, or failed.
+5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
+6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
+7. A rank that waits although all others have joined before, and some have ended: it came too late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+
+from ...record.layout import Activity, Phase
+from ...record.majority import vote
+from ...record.snapshot import Note, Rank, Wait
+from ...record.wording import at_site, printable, ranks_text, seconds, verb
+from ..facts.evidence import chosen, stand, standing
+from ..facts.needs import Needs
+from ..facts.world import DEFAULT_GROUP, World
+from ..findings import Finding
+from ..limits import Candidate
+
+PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+
+
+def joins(world: World, needs: Needs) -> list[Candidate]:
+    """What keeps the default group from forming."""
+    found = _rivals(world)
+    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    failed = {
+        rank: note
+        for rank, record in world.ranks.items()
+        if not record.groups and (note := last_exception(world, rank))
+    }
+    found += _port_taken(world, failed, waiting)
+    found += _stale_store(world, failed, waiting)
+    if not found:
+        found += (
+            _elsewhere(world, waiting, failed)
+            or _never_came(world, needs, waiting)
+            or _own_timeout(world, failed)
+        )
+    return found
+
+
+def last_to_come(waiting: Mapping[int, Wait]) -> Wait:
+    """The wait of the rank that began to join last. The limits count from there: as long as ranks
+    come, a large world is being started, and those that are to come are not late."""
+    return max(waiting.values(), key=lambda wait: wait.since_ns)
+
+
+def timed_out(note: Note) -> bool:
+    """The exception says that a time limit ran out."""
+    return note.data.get("type") == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
+
+
+def last_exception(world: World, rank: int) -> Note | None:
+    """The uncaught exception that ended the rank, if one did."""
+    notes = world.notes(rank, "exception")
+    return notes[-1] if notes else None
+
+
+def _rivals(world: World) -> list[Candidate]:
+    found = []
+    for rival in world.snapshot.rivals:
+        rank = world.ranks.get(rival.rank)
+        if rank is None or (rank.job, rank.restart_count) != (rival.job, rival.restart_count):
+            continue
+        alive = rank.process.alive and rival.process.alive
+        both = alive and max(rank.phase, rival.phase) < Phase.EXITING
+        observable_ns = max(rank.started_ns, rival.started_ns)
+        waits = not (both or _took_part_together(world, rank, rival))
+        if waits:
+            wait = world.activity(rank.rank, Activity.INIT)
+            if wait is None or not rival.groups or world.waited_ns(wait) < world.limits.hang_ns:
+                continue
+            observable_ns += world.limits.hang_ns
+        pids = sorted((rank.pid, rival.pid))
+        others = tuple(sorted(set(world.ranks) - {rank.rank}))
+        message = (
+            f"two processes say that they are rank {rank.rank} of {world.size}: "
+            f"pid {pids[0]} and pid {pids[1]}"
+        )
+        if waits:
+            message += f"; pid {rival.pid} took part, pid {rank.pid} waits in vain"
+        if rank.host != rival.host:
+            hosts = (printable(rank.host, 80), printable(rival.host, 80))
+            message += f" (on {hosts[0]} and {hosts[1]})"
+        finding = Finding(
+            kind="join_timeout",
+            message=message,
+            culprits=(rank.rank,),
+            victims=others,
+            ranks=stand(world, chosen((rank.rank,), others)),
+            observable_ns=observable_ns or world.now_ns,
+            cause="duplicate",
+            data={"pids": pids},
+        )
+        found.append(Candidate(finding))
+    return found
+
+
+def _took_part_together(world: World, one: Rank, other: Rank) -> bool:
+    """Both were in the group, and there at a time. For longer than one that ends and one that
+    follows it may be, unless the group was made for others as well who have made it only once."""
+    ends = [rank.process.ended_ns or world.now_ns for rank in (one, other)]
+    together_ns = min(ends) - max(one.started_ns, other.started_ns)
+    enough_ns = 0 if _has_one_life(world) else world.limits.settle_ns
+    return bool(one.groups and other.groups) and together_ns > enough_ns
+
+
+def _has_one_life(world: World) -> bool:
+    """A process that stands alone for its rank has made one default group: nobody has followed
+    anybody in it."""
+    doubled = {rival.rank for rival in world.snapshot.rivals}
+    return any(
+        [group.desc for group in record.groups.values()].count(DEFAULT_GROUP) == 1
+        for number, record in world.ranks.items()
+        if number not in doubled
+    )
+
+
+def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
+    found = []
+    for rank, note in failed.items():
+        if not PORT_TAKEN.search(note.message):
+            continue
+        holder = note.data.get("port_holder")
+        text = f"; it is held by {printable(str(holder), 160)}" if holder else ""
+        others = tuple(sorted((set(waiting) | set(failed)) - {rank}))
+        finding = Finding(
+            kind="join_timeout",
+            message=(
+                f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}"
+                f"{text}: {printable(note.message, 200)}"
+            ),
+            culprits=(rank,),
+            victims=others,
+            ranks=stand(world, chosen((rank,), others)),
+            observable_ns=note.time_ns,
+            cause="port",
+            data=dict(note.data),
+        )
+        found.append(Candidate(finding))
+    return found
+
+
+def _stale_store(
+    world: World, failed: dict[int, Note], waiting: dict[int, Wait]
+) -> list[Candidate]:
+    users = {rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, "stale_store"))}
+    # Whoever comes first finds the old file; who fails first is another matter.
+    times = [note.time_ns for note in failed.values()]
+    times += [
+        wait.since_ns + world.limits.hang_ns
+        for wait in waiting.values()
+        if world.waited_ns(wait) >= world.limits.hang_ns
+    ]
+    if not (users and times):
+        return []
+    note = users[min(users)]
+    path = note.data.get("path")
+    others = tuple(sorted(set(world.ranks) - set(users)))
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore that "
+            f"an earlier run left behind{f' ({printable(str(path), 200)})' if path else ''}: "
+            "delete the file, or use a fresh one for each run"
+        ),
+        culprits=tuple(sorted(users)),
+        victims=others,
+        ranks=stand(world, chosen(sorted(users), others)),
+        observable_ns=min(times),
+        cause="stale_store",
+        data=dict(note.data),
+    )
+    return [Candidate(finding)]
+
+
+def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) -> list[Candidate]:
+    """They look for each other in different places, or wait for different numbers of ranks."""
+    late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
+    lost = [note for note in failed.values() if TIMED_OUT.search(note.message)]
+    if world.paused or not (late or lost):
+        return []
+    answers: dict[tuple[str, int], list[int]] = {}
+    for rank in sorted({*waiting, *(rank for rank in failed if failed[rank] in lost)}):
+        record = world.ranks[rank]
+        if record.groups:
+            return []  # a second initialisation: what the record says is the first one's
+        answers.setdefault((record.job, record.world_size), []).append(rank)
+    if len(answers) < 2:
+        return []
+    result = vote(answers, 0)
+    parts = [
+        f"{ranks_text(ranks)} {verb(ranks, 'waits', 'wait')} at {printable(job, 120) or '?'} "
+        f"for a world of {size}"
+        for (job, size), ranks in result.parties[:4]
+    ]
+    times = [wait.since_ns + world.limits.hang_ns for wait in late]
+    times += [note.time_ns for note in lost]
+    finding = Finding(
+        kind="join_timeout",
+        message=f"suspected: ranks do not join the same world: {'; '.join(parts)}",
+        culprits=result.culprits,
+        victims=result.others,
+        proven=False,
+        ranks=stand(world, chosen(result.culprits, result.others)),
+        observable_ns=min(times),
+        cause="elsewhere",
+    )
+    return [Candidate(finding)]
+
+
+def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Candidate]:
+    if not waiting:
+        return []
+    first = min(waiting, key=lambda rank: waiting[rank].since_ns)
+    absent = {rank for waiter in waiting for rank in needs.not_initialised(waiter)}
+    left = sorted(rank for rank in absent if world.finished(rank))
+    if left:
+        times = [world.ranks[rank].process.ended_ns or 0 for rank in left]
+        finished = verb(left, "finished", "finished")
+        what = f"{ranks_text(left)} {finished} without joining"
+        observable = max(waiting[first].since_ns, *times)
+        return [_absent(world, set(waiting), left, what, observable, proven=True)]
+    last = last_to_come(waiting)
+    if world.paused or world.waited_ns(last) < world.limits.hang_ns:
+        return []
+    missing = sorted(rank for rank in absent if not world.ended(rank))
+    if not missing:
+        return [] if absent else _too_late(world, waiting)
+    waited = seconds(world.now_ns - last.since_ns)
+    what = (
+        f"suspected: {ranks_text(missing)} {verb(missing, 'has', 'have')} not joined for {waited}"
+    )
+    observable = last.since_ns + world.limits.hang_ns
+    return [_absent(world, set(waiting), missing, what, observable, proven=False)]
+
+
+def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:
+    """Everybody else has been there already, and nobody will come again."""
+    others = tuple(sorted(set(world.ranks) - set(waiting)))
+    gone = [rank for rank in others if world.ended(rank)]
+    if not gone:
+        return []
+    late = sorted(waiting)
+    since_ns = min(wait.since_ns for wait in waiting.values())
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"suspected: {ranks_text(late)} {verb(late, 'waits', 'wait')} in init_process_group "
+            f"for {seconds(world.now_ns - since_ns)}, but {ranks_text(others)} joined earlier and "
+            f"{ranks_text(gone)} {verb(gone, 'has', 'have')} ended"
+        ),
+        culprits=tuple(late),
+        victims=others,
+        proven=False,
+        ranks=stand(world, chosen(late, others)),
+        observable_ns=since_ns + world.limits.hang_ns,
+        cause="late",
+    )
+    return [Candidate(finding)]
+
+
+def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
+    """The program's own timeout for the rendezvous ran out: who had not come?"""
+    late = {rank: note for rank, note in failed.items() if TIMED_OUT.search(note.message)}
+    if not late:
+        return []
+    absent = [
+        rank
+        for rank in world.expected
+        if rank not in world.ranks
+        or not (rank in failed or world.ended(rank) or world.activity(rank, Activity.INIT))
+    ]
+    if not absent:
+        return []
+    what = (
+        f"suspected: {ranks_text(absent)} {verb(absent, 'has', 'have')} not joined within the "
+        "program's own timeout"
+    )
+    observable = min(note.time_ns for note in late.values())
+    return [_absent(world, set(late), absent, what, observable, proven=False)]
+
+
+def _absent(
+    world: World,
+    waiting: Set[int],
+    absent: list[int],
+    what: str,
+    observable_ns: int,
+    *,
+    proven: bool,
+) -> Candidate:
+    unseen = tuple(rank for rank in absent if rank not in world.ranks)
+    victims = tuple(sorted(waiting - set(absent)))
+    verb_text = verb(victims, "waits", "wait")
+    seen = [rank for rank in absent if rank in world.ranks]
+    stands = [f"rank {rank} {standing(world, rank).state}" for rank in seen[:4]]
+    if unseen:
+        stands.append(f"{ranks_text(unseen)} never started")
+    beyond = [rank for rank in victims if rank >= world.size > 0]
+    if beyond:
+        stands.append(
+            f"{ranks_text(beyond)} {verb(beyond, 'is', 'are')} outside of it: "
+            f"ranks count from 0 to {world.size - 1}"
+        )
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"{what} while {ranks_text(victims)} {verb_text} in init_process_group "
+            f"(world size {world.size}): {'; '.join(stands)}"
+        ),
+        culprits=tuple(absent),
+        victims=victims,
+        missing=unseen,
+        proven=proven,
+        ranks=stand(world, chosen(absent, victims)),
+        observable_ns=observable_ns,
+        cause="absent",
+    )
+    return Candidate(finding)

@@ -1,0 +1,300 @@
+"""Who is alive but late: noticed after `notice_after_s`, suspected after `hang_timeout_s`.
+
+Rules:
+1. The call with the longest wait counts, from the moment its first rank began to wait; for the
+   suspicion of an initialisation from the moment its last rank did (as `joining` names the absent).
+2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
+   the rank at the root, which computes, is stopped, or waits for something else.
+3. A rank stopped inside a call holds up the others just as well.
+4. The program's own timeout may end the wait earlier: then the rank is suspected at that moment.
+5. At a breakpoint nobody is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from ...record.layout import Activity
+from ...record.snapshot import Call, Wait
+from ...record.wording import at_site, printable, ranks_text, seconds, verb
+from ..facts.evidence import chosen, stand, standing
+from ..facts.needs import Needs
+from ..facts.world import STOPPED, GroupView, Pending, World
+from ..findings import Finding, group_evidence
+from ..limits import SECOND_NS, Candidate
+from .deadlock import doing
+from .deaths_and_exceptions import is_communication_error
+from .early_exit import failed_calls, surely_posted
+from .join_timeout import last_exception, last_to_come, timed_out
+
+CAUSES = {
+    "stopped": "stopped by a signal",
+    "store": "waits for a store key",
+    "gil_held": "something holds its GIL",
+    "lock": "waits for a lock",
+}
+ENTERED = "entered_by_all"
+"""In the data of a finding whose ranks are all where they should be: no stack says more."""
+LOCK_WORDS = (
+    "acquire",
+    "_wait_for_tstate_lock",
+    "pthread_cond_wait",
+    "sem_wait",
+    "__lll_lock_wait",
+)
+LOCK_FILES = ("threading.py", "queue.py", "multiprocessing/synchronize.py", "filelock")
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The ranks that a wait hangs on, and the ranks that wait in that call."""
+
+    pending: Pending
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
+    """At most one finding: the longest wait's."""
+    found = _own_timeout(world, needs)
+    if found or world.paused:
+        return found
+    last = _last_to_join(world)
+    all_there = last is not None and world.waited_ns(last) >= world.limits.hang_ns
+    late = latest(world, needs, world.limits.hang_ns, joins=all_there)
+    if late:
+        wait = last if last is not None and _joins(late.pending) else late.pending.wait
+        since = max(wait.since_ns, world.limits.clock_from_ns)
+        return [Candidate(_finding(world, late, since + world.limits.hang_ns))]
+    return _all_in_store(world)
+
+
+def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = True) -> Late | None:
+    """The longest wait above the limit that hangs on a rank which could act; `joins`: also one in
+    an initialisation."""
+    rows = [
+        pending
+        for pending in world.all_pending()
+        if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
+    ]
+    seen: set[int] = set()
+    for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
+        need = needs.of(pending)
+        if need is not None and id(need) in seen:
+            continue
+        seen.add(id(need) if need is not None else 0)
+        culprits = _roots(world, needs, pending)
+        if culprits:
+            return Late(pending, culprits, _waiting_with(world, pending, culprits))
+    return None
+
+
+def _joins(pending: Pending) -> bool:
+    return pending.wait.activity is Activity.INIT
+
+
+def _last_to_join(world: World) -> Wait | None:
+    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    return last_to_come(waiting) if waiting else None
+
+
+def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
+    roots: set[int] = set()
+    seen = {start.rank}
+    todo = [start]
+    while todo:
+        pending = todo.pop()
+        need = needs.of(pending)
+        if need is None:
+            roots |= _stopped_inside(world, pending)
+            continue
+        for rank in need.ranks - seen:
+            seen.add(rank)
+            if rank not in world.ranks:
+                if world.size and pending.wait.activity is not Activity.INIT:
+                    roots.add(rank)
+            elif not world.ended(rank) and rank not in world.blind:
+                waits = world.pending(rank)
+                if _acts(world, rank, waits):
+                    roots.add(rank)
+                else:
+                    todo.extend(waits)
+    return tuple(sorted(roots))
+
+
+def _acts(world: World, rank: int, waits: Sequence[Pending]) -> bool:
+    """The rank itself is what the others wait for, not somebody behind it."""
+    if not waits or world.ranks[rank].process.state in STOPPED:
+        return True
+    judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
+    if any(pending.wait.activity not in judged for pending in waits):
+        return True
+    guessed = sum(pending.wait.on_stream for pending in waits)  # these count as free as well
+    return world.ranks[rank].free_threads > guessed
+
+
+def _stopped_inside(world: World, pending: Pending) -> Set[int]:
+    view = world.view(pending.rank, pending.call.group) if pending.call else None
+    if view is None:
+        return set()
+    return world.stopped & set(view.states) if world.stopped else set()
+
+
+def _waiting_with(world: World, pending: Pending, culprits: tuple[int, ...]) -> tuple[int, ...]:
+    call = pending.call
+    view = world.view(pending.rank, call.group) if call else None
+    if call is None or view is None or call.signature.peer is not None:
+        alike = [
+            other.rank
+            for other in world.all_pending()
+            if call is None and other.wait.activity is pending.wait.activity
+        ]
+        return tuple(sorted({pending.rank, *alike} - set(culprits)))
+    inside = (rank for rank, group in view.states.items() if group.issued > call.seq)
+    return tuple(sorted(set(inside) - set(culprits)))
+
+
+def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = False) -> Finding:
+    pending, culprits = late.pending, late.culprits
+    call = pending.call
+    view = world.view(pending.rank, call.group) if call else None
+    waited = seconds(world.now_ns - pending.wait.since_ns)
+    cause = cause_of(world, culprits[0])
+    since = "until the program's own timeout" if timed_out else f"for {waited}"
+    message = (
+        f"suspected: {ranks_text(culprits)} {verb(culprits, 'has', 'have')} not come "
+        f"{since}, while {ranks_text(late.victims)} {verb(late.victims, 'waits', 'wait')} "
+        f"{doing(world, pending)}; {_whereabouts(world, culprits, cause)}"
+    )
+    return Finding(
+        kind="missing_rank",
+        message=message,
+        culprits=culprits,
+        victims=late.victims,
+        missing=tuple(rank for rank in culprits if rank not in world.ranks),
+        proven=False,
+        cause=cause,
+        group=group_evidence(view.any) if view else None,
+        seq=call.seq if call else None,
+        ranks=stand(world, chosen(culprits, late.victims), call),
+        observable_ns=observable_ns,
+    )
+
+
+def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
+    rank = culprits[0]
+    where = standing(world, rank)
+    what = CAUSES.get(cause, where.state)
+    if cause == "store":
+        what = where.state if "store" in where.state else what
+    return f"rank {rank}: {what}{at_site(where.location)}"
+
+
+def cause_of(world: World, rank: int) -> str:
+    """Why the rank has not come, as far as the operating system and its record tell."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return "unknown"
+    if record.process.state in STOPPED:
+        return "stopped"
+    silent_s = (world.now_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
+    if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
+        return "gil_held"
+    if world.activity(rank, Activity.STORE) is not None:
+        return "store"
+    return "user_code" if record.location else "unknown"
+
+
+def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Finding:
+    """The finding with cause `lock` where the first culprit's stack ends in one.
+
+    `stacks` has the main thread's frames for each rank, innermost first, as text. A finding of
+    another kind, or with a cause that the stack cannot better, is returned as it is.
+    """
+    if finding.kind != "missing_rank" or finding.cause not in ("user_code", "unknown"):
+        return finding
+    if finding.data.get(ENTERED):
+        return finding
+    frames = [str(frame) for frame in stacks.get(finding.culprits[0], ())]
+    if not frames:
+        return finding
+    locked = any(word in frames[0] for word in LOCK_WORDS) or any(
+        name in frames[0] for name in LOCK_FILES
+    )
+    cause = "lock" if locked else "user_code"
+    if cause == finding.cause:
+        return finding
+    message = finding.message
+    if locked:
+        message = f"{message} ({CAUSES['lock']})"
+    return replace(finding, cause=cause, message=message)
+
+
+def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
+    given_up = {
+        pending.rank: (pending, note)
+        for pending in failed_calls(world)
+        if (note := last_exception(world, pending.rank)) is not None and timed_out(note)
+    }
+    for pending, note in given_up.values():
+        call = pending.call
+        view = world.view(pending.rank, call.group) if call else None
+        if call is None or view is None or not is_communication_error(note):
+            continue
+        roots: set[int] = set()
+        for rank in _not_there(world, needs, pending.rank, call, view):
+            if rank not in world.ranks or world.ended(rank) or rank in world.blind:
+                continue
+            other = given_up[rank][0].call if rank in given_up else None
+            if other is not None and other.group == call.group:
+                continue  # it waited as well: its own call tells for whom
+            waits = world.pending(rank)
+            if _acts(world, rank, waits):
+                roots.add(rank)
+            else:
+                roots.update(r for row in waits for r in _roots(world, needs, row))
+        if roots:
+            culprits = tuple(sorted(roots))
+            late = Late(pending, culprits, _waiting_with(world, pending, culprits))
+            return [Candidate(_finding(world, late, note.time_ns, timed_out=True))]
+    return []
+
+
+def _not_there(world: World, needs: Needs, rank: int, call: Call, view: GroupView) -> Iterable[int]:
+    """The ranks that have not done their part of a call that failed."""
+    if call.signature.peer is None:
+        return world.absent(view, call.seq)
+    if surely_posted(needs.channels, rank, call):
+        return ()
+    return {call.signature.peer} & set(view.ranks)
+
+
+def _all_in_store(world: World) -> list[Candidate]:
+    """Nobody waits in a call: all that wait, wait for a key of a store."""
+    waits = {
+        rank: wait
+        for rank in world.ranks
+        if (wait := world.activity(rank, Activity.STORE)) is not None
+        and world.waited_ns(wait) >= world.limits.hang_ns
+    }
+    alive = [rank for rank in world.ranks if not world.ended(rank)]
+    if not waits or len(waits) < len(alive):
+        return []
+    culprits = tuple(sorted(waits))
+    last = max(waits.values(), key=lambda wait: wait.since_ns)
+    first = standing(world, culprits[0])
+    finding = Finding(
+        kind="missing_rank",
+        message=(
+            f"suspected: {ranks_text(culprits)} {verb(culprits, 'waits', 'wait')} for store keys "
+            f"that nobody sets; rank {culprits[0]} {printable(first.state)}"
+            f"{at_site(first.location)}"
+        ),
+        culprits=culprits,
+        proven=False,
+        cause="store",
+        ranks=stand(world, chosen(culprits, ())),
+        observable_ns=last.since_ns + world.limits.hang_ns,
+    )
+    return [Candidate(finding)]

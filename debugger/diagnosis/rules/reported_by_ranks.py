@@ -1,0 +1,74 @@
+"""Findings that ranks have made themselves, with all they know, and put on record.
+
+The ranks of one group that agree before each call (debug level DETAIL) have seen everybody's call,
+also those of other hosts, whose records are not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...record.snapshot import GroupKey, Note
+from ..facts.evidence import at_call, chosen, stand
+from ..facts.world import World
+from ..findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
+from ..limits import Candidate
+from .late_rank import cause_of
+
+
+def told(world: World) -> list[Candidate]:
+    """One finding for each that ranks have told, however many did."""
+    notes: dict[tuple[object, ...], tuple[int, Note]] = {}
+    for number, rank in sorted(world.ranks.items()):
+        for note in rank.notes:
+            if note.kind == "finding" and note.data.get("finding") in EXIT_CODES:
+                data = note.data
+                key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
+                first = notes.get(key)
+                if first is None or note.time_ns < first[1].time_ns:
+                    notes[key] = (number, note)
+    return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
+
+
+def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
+    """Without what is only suspicious of a call that the ranks themselves (`own`: what they have
+    `told`) have found wrong."""
+    wrong = {_call(one) for one in own}
+    return [
+        one
+        for one in candidates
+        if one.finding.severity == "error" or one.finding.group is None or _call(one) not in wrong
+    ]
+
+
+def _call(candidate: Candidate) -> tuple[str, int | None]:
+    group = candidate.finding.group
+    return (group.name if group else "", candidate.finding.seq)
+
+
+def _finding(world: World, teller: int, note: Note) -> Finding:
+    data = note.data
+    name, incarnation = data["group"]
+    culprits, victims = tuple(data["culprits"]), tuple(data["victims"])
+    key: GroupKey = (str(name), int(incarnation))
+    view = world.view(teller, key)
+    members = tuple(sorted({*culprits, *victims}))
+    kind, seq = str(data["finding"]), data["seq"]
+    ranks = chosen(culprits, victims)
+    if seq is not None:
+        evidence = at_call(world, ranks, key, int(seq))
+    else:
+        evidence = stand(world, ranks)
+        if note.site is not None and teller in evidence:
+            evidence[teller] = replace(evidence[teller], location=note.site)
+    return Finding(
+        kind=kind,
+        message=note.message,
+        culprits=culprits,
+        victims=victims,
+        group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
+        seq=seq,
+        ranks=evidence,
+        cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
+        observable_ns=note.time_ns,
+    )

@@ -1,0 +1,163 @@
+"""Calls that wait for nobody, and do not end: a connection carries nothing.
+
+Rules:
+1. All ranks of the call have entered it, or the message's partner has made its own part, and the
+   program's own timeout runs out, or `hang_timeout_s` and the time that the bytes may take.
+2. The culprits are the ends of the connections that the ranks' errors name (`broken_links`), or
+   else all ranks of the group, for nobody knows which.
+3. A rank that came just before the time was up, that is stopped or whose GIL is held, explains
+   more than any connection.
+"""
+
+from __future__ import annotations
+
+from ...record.snapshot import Call, Rank
+from ...record.wording import call_text, numbered, seconds
+from ..facts.broken_links import Link, link_of
+from ..facts.evidence import chosen, stand
+from ..facts.needs import Needs, bytes_of
+from ..facts.world import GroupView, Pending, World
+from ..findings import Finding, group_evidence
+from ..limits import SECOND_NS, Candidate
+from .early_exit import failed_calls, surely_posted
+from .join_timeout import last_exception, timed_out
+from .late_rank import ENTERED, cause_of
+
+SLOWEST_BYTES_PER_S = 1e6
+"""What a call's bytes may take, once for each rank, before a call that all are in counts as stuck:
+a slow network is no fault."""
+LATEST_NS = SECOND_NS
+"""Who came so shortly before the time was up may have been too late."""
+
+
+def stuck(world: World, needs: Needs) -> list[Candidate]:
+    """At most one finding, for where nobody is missing (see `lateness.missing_ranks`)."""
+    if world.paused:
+        return []
+    seen: set[object] = set()  # of a call that all are in, one rank's view is enough
+    for pending in failed_calls(world):
+        note = last_exception(world, pending.rank)
+        if note is not None and timed_out(note) and not _seen(world, seen, pending):
+            view = _entered_by_all(world, needs, pending, before_ns=note.time_ns - LATEST_NS)
+            if view is not None:
+                return [Candidate(_finding(world, view, pending, note.time_ns, own=True))]
+    seen.clear()
+    for pending in sorted(world.all_pending(), key=lambda row: (row.wait.since_ns, row.rank)):
+        limit_ns = world.limits.hang_ns
+        if world.waited_ns(pending.wait) < limit_ns or pending.call is None:
+            continue
+        if _seen(world, seen, pending):
+            continue
+        view = _entered_by_all(world, needs, pending, before_ns=world.now_ns - limit_ns)
+        if view is None:
+            continue
+        size_bytes = bytes_of(pending.call.signature) * len(view.ranks)
+        limit_ns += int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
+        if world.waited_ns(pending.wait) >= limit_ns:
+            since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns
+            return [Candidate(_finding(world, view, pending, since_ns, own=False))]
+    return []
+
+
+def _seen(world: World, seen: set[object], pending: Pending) -> bool:
+    """Whether this call was looked at for another rank; it is now."""
+    call = pending.call
+    if call is None or call.signature.peer is not None:
+        return False
+    key = (id(world.view(pending.rank, call.group)), call.seq)
+    if key in seen:
+        return True
+    seen.add(key)
+    return False
+
+
+def _entered_by_all(
+    world: World, needs: Needs, pending: Pending, before_ns: int
+) -> GroupView | None:
+    """The group of the call, if all that it needs were there before that moment, and are well."""
+    call = pending.call
+    view = world.view(pending.rank, call.group) if call else None
+    if call is None or view is None or len(view.ranks) < 2:
+        return None
+    if call.signature.peer is not None:
+        partner = world.ranks.get(call.signature.peer)
+        if partner is None or call.issued_ns > before_ns:
+            return None
+        if not surely_posted(needs.channels, pending.rank, call):
+            return None
+        return view if _is_well(world, partner) else None
+    if world.absent(view, call.seq):
+        return None
+    for rank in view.ranks:
+        record = world.ranks.get(rank)
+        if record is None or not _is_well(world, record) or _issued_ns(record, call) > before_ns:
+            return None
+    return view
+
+
+def _is_well(world: World, record: Rank) -> bool:
+    """It could have done its part. Who has ended did so because of this, or else that counts."""
+    number = record.rank
+    if number in world.blind or world.finished(number):
+        return False
+    return world.ended(number) or cause_of(world, number) not in ("stopped", "gil_held")
+
+
+def _issued_ns(record: Rank, call: Call) -> int:
+    found = record.history.at(call.group, call.seq) if record.history is not None else None
+    return found.issued_ns if found is not None else 0
+
+
+def _finding(
+    world: World, view: GroupView, pending: Pending, observable_ns: int, *, own: bool
+) -> Finding:
+    call = pending.call
+    assert call is not None
+    peer = call.signature.peer
+    where = f"{call_text(call)} {numbered(view.any, call.seq)}"
+    until = (
+        "until the program's own timeout"
+        if own
+        else f"for {seconds(world.now_ns - pending.wait.since_ns)}"
+    )
+    if peer is not None:
+        links = {(peer, pending.rank)}
+        what = f"{until}, though rank {peer} has made its part of the message"
+    else:
+        links = _named(world)
+        what = f"{until}, though all {len(view.ranks)} ranks have entered it"
+    culprits = tuple(sorted({rank for link in links for rank in link} or set(view.ranks)))
+    if links:
+        pairs = sorted({tuple(sorted(link)) for link in links})
+        ends = ", ".join(f"{one} and {other}" for one, other in pairs)
+        why = f"nothing comes through between ranks {ends}"
+    else:
+        why = "nothing comes through between some of them"
+    victims = tuple(sorted(set(view.ranks) - set(culprits)))
+    return Finding(
+        kind="missing_rank",
+        message=(
+            f"suspected: rank {pending.rank} waits in {where} {what}; {why}: "
+            "look at the network between them"
+        ),
+        culprits=culprits,
+        victims=victims,
+        proven=False,
+        cause="unknown",
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks=stand(world, chosen(culprits, victims), call),
+        observable_ns=observable_ns,
+        data={ENTERED: True},
+    )
+
+
+def _named(world: World) -> set[Link]:
+    """The connections on which nothing came, as the ranks whose time ran out say."""
+    found = set()
+    for rank in world.ranks:
+        note = last_exception(world, rank)
+        link = link_of(world, note) if note is not None and timed_out(note) else None
+        if link is not None:
+            found.add(link)
+    return found

@@ -1,0 +1,205 @@
+"""Which rank keeps the others waiting, from the times at which ranks arrive at their collectives.
+
+Looked at when a run has ended, or is asked about: over the calls that are still on record. A rank
+is a straggler of a group when all of this is so, and a balanced group has none:
+
+1. It was the last to arrive at more than half of the collectives.
+2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`).
+3. Between its calls it takes `FACTOR` times as long as the median of the others, and what it takes
+   more is a `COST` of the time looked at. The `OUTLIERS` longest turns of each rank do not count:
+   one stall on a busy machine makes nobody a straggler.
+
+The beginning, where some import and compile longer than others, is left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank, Snapshot
+from ...record.wording import at_site, group_name, printable
+from ..findings import Finding, RankEvidence, group_evidence
+
+SHARE = 0.6
+FACTOR = 1.25
+COST = 0.1
+OUTLIERS = 3
+FEWEST = 20
+"""Collectives that all ranks of the group have on record."""
+WARM_UP = 10
+LEAST_NS = 100_000_000
+"""What a straggler takes more, in total."""
+MOST_CALLS = 200_000
+"""To be read, of all ranks together: so that the largest run takes about a second."""
+MOST_FACTOR = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One rank at one collective. `own_ns`: since the rank's last call began, or ended."""
+
+    call: Call
+    own_ns: int
+
+
+@dataclass(slots=True)
+class Lateness:
+    """One rank in one group."""
+
+    last: int = 0
+    caused_ns: int = 0
+    turns_ns: list[int] = field(default_factory=list)
+    """What it took between its calls."""
+    margins_ns: list[int] = field(default_factory=list)
+    ops: Counter[str] = field(default_factory=Counter)
+    sites: Counter[CallSite] = field(default_factory=Counter)
+
+    def usual_ns(self) -> int:
+        """What it took between its calls, in total, but for the longest turns."""
+        return sum(sorted(self.turns_ns)[:-OUTLIERS])
+
+
+def stragglers(snapshot: Snapshot) -> list[Finding]:
+    """At most one warning for each rank, about the group where it costs most."""
+    ranks = {number: rank for number, rank in snapshot.ranks.items() if rank.history}
+    if len(ranks) < 2:
+        return []
+    count = MOST_CALLS // len(ranks)
+    arrivals = {number: _arrivals(rank, count) for number, rank in ranks.items()}
+    found: dict[int, tuple[int, Finding]] = {}
+    for group in _groups(ranks):
+        members = [rank for rank in group.ranks if rank in arrivals]
+        judged = _judge(group, members, {rank: arrivals[rank] for rank in members})
+        if judged is not None:
+            rank, cost_ns, finding = judged
+            if rank not in found or found[rank][0] < cost_ns:
+                found[rank] = (cost_ns, finding)
+    return [finding for _, finding in found.values()]
+
+
+def _groups(ranks: Mapping[int, Rank]) -> list[Group]:
+    groups: dict[tuple[GroupKey, tuple[int, ...]], Group] = {}
+    for rank in ranks.values():
+        for group in rank.groups.values():
+            groups.setdefault((group.key, group.ranks), group)
+    return [group for group in groups.values() if len(group.ranks) > 1]
+
+
+def _arrivals(rank: Rank, count: int) -> dict[tuple[GroupKey, int], Arrival]:
+    """The rank's last collectives."""
+    calls: Sequence[Call] = rank.history.recent(count) if rank.history else ()
+    found = {}
+    ended_ns: list[int] = []  # of earlier calls, a heap: a wait may be for one of long ago
+    latest_ns = 0
+    for before, call in pairwise(calls):
+        if before.completed_ns:
+            heapq.heappush(ended_ns, before.completed_ns)
+        while ended_ns and ended_ns[0] <= call.issued_ns:
+            latest_ns = heapq.heappop(ended_ns)
+        if call.signature.peer is None:
+            from_ns = max(latest_ns, before.issued_ns)
+            found[call.group, call.seq] = Arrival(call, max(0, call.issued_ns - from_ns))
+    return found
+
+
+def _judge(
+    group: Group,
+    members: Sequence[int],
+    arrivals: Mapping[int, Mapping[tuple[GroupKey, int], Arrival]],
+) -> tuple[int, int, Finding] | None:
+    """The straggler, what it costs (in ns), and the warning."""
+    if len(members) < 2:
+        return None
+    numbers = [{seq for key, seq in arrivals[rank] if key == group.key} for rank in members]
+    seqs = sorted(seq for seq in set.intersection(*numbers) if seq >= WARM_UP)
+    if len(seqs) < FEWEST:
+        return None
+    lateness = {rank: Lateness() for rank in members}
+    waited_ns = 0
+    for seq in seqs:
+        row = {rank: arrivals[rank][group.key, seq] for rank in members}
+        waited_ns += _count(row, lateness)
+    rank = max(members, key=lambda one: lateness[one].caused_ns)
+    late = lateness[rank]
+    own_ns = late.usual_ns()
+    others_ns = median(lateness[one].usual_ns() for one in members if one != rank)
+    more_ns = int(own_ns - others_ns)
+    firsts = [arrivals[one][group.key, seqs[0]].call.issued_ns for one in members]
+    ends = [arrivals[one][group.key, seqs[-1]].call.issued_ns for one in members]
+    span_ns = max(ends) - min(firsts)
+    if (
+        late.last * 2 <= len(seqs)
+        or late.caused_ns < SHARE * waited_ns
+        or own_ns < FACTOR * others_ns
+        or more_ns < max(COST * span_ns, LEAST_NS)
+    ):
+        return None
+    factor = min(MOST_FACTOR, own_ns / others_ns if others_ns else MOST_FACTOR)
+    share = late.caused_ns / waited_ns
+    return rank, more_ns, _finding(group, members, rank, late, len(seqs), factor, share, span_ns)
+
+
+def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness]) -> int:
+    """Enter one collective; the time that was spent waiting in it."""
+    times = sorted((arrival.call.issued_ns, rank) for rank, arrival in row.items())
+    last_ns, last = times[-1]
+    waited_ns = sum(last_ns - issued_ns for issued_ns, _ in times)
+    late = lateness[last]
+    late.last += 1
+    late.caused_ns += waited_ns
+    late.margins_ns.append(last_ns - times[-2][0])
+    late.ops[row[last].call.signature.op] += 1
+    site = row[last].call.site
+    if site is not None:
+        late.sites[site] += 1
+    for rank, arrival in row.items():
+        lateness[rank].turns_ns.append(arrival.own_ns)
+    return waited_ns
+
+
+def _finding(
+    group: Group,
+    members: Sequence[int],
+    rank: int,
+    late: Lateness,
+    collectives: int,
+    factor: float,
+    share: float,
+    span_ns: int,
+) -> Finding:
+    margin_ms = median(late.margins_ns) / 1e6
+    more = "more than " if factor >= MOST_FACTOR else ""
+    often = f"the last to arrive at {late.last} of {collectives} collectives"
+    site = late.sites.most_common(1)[0][0] if late.sites else None
+    message = (
+        f'rank {rank} is {often} of group "{group_name(group.key[0], group.desc)}", '
+        f"{margin_ms:.1f} ms after the others (median), mostly{at_site(site)}: it causes "
+        f"{share:.0%} of the time that ranks wait there, and takes {more}{factor:.1f} times as "
+        "long as they do between its calls"
+    )
+    op, _ = late.ops.most_common(1)[0]
+    by_op = ", ".join(f"{name}: {count}" for name, count in late.ops.most_common(4))
+    return Finding(
+        kind="straggler",
+        message=message,
+        culprits=(rank,),
+        victims=tuple(one for one in members if one != rank),
+        severity="warning",
+        group=group_evidence(group),
+        ranks={rank: RankEvidence(often, printable(op), site)},
+        details=(f"how often it was last, by op: {printable(by_op)}",),
+        data={
+            "collectives": collectives,
+            "last": late.last,
+            "factor": round(factor, 2),
+            "share": round(share, 3),
+            "late_ms": round(margin_ms, 3),
+            "span_s": round(span_ns / 1e9, 3),
+            "by_op": dict(late.ops),
+        },
+    )

@@ -1,0 +1,1 @@
+"""Ranks compare a call before it is made (level DETAIL), and ask each other where they are."""

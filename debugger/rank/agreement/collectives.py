@@ -1,0 +1,226 @@
+"""At DETAIL: a collective enters the backend once all ranks of its group make the same one.
+
+They compare 64 bits of it on a network of their own (`distcore.tcp.side_channel`), whatever the
+backend is. Where they differ, nothing is sent, each rank gets everybody's call, and all raise one
+and the same error at their own lines. A rank that does not come is awaited as the backend would
+await it, and found by the supervisor in the same way: the call is on record already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from functools import partial
+from typing import Any
+
+from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
+from distcore.tcp.side_channel import SideChannel
+
+from ...record.dispute import settle
+from ...record.signature import Signature, hash64
+from .. import connections
+from ..checks import memory_layout
+from ..log import debug_level
+from ..record import waiting
+from ..record.findings import OwnFinding
+from ..record.recorder import GroupRecord, Known, Recorder, say
+from . import messages
+from .deferred_work import Deferral
+
+NEVER = frozenset({"monitored_barrier"})
+"""Ops that are for ranks that do not come: to wait for these first would be wrong."""
+UNREACHABLE = frozenset({"fake", "threaded"})
+"""Backends whose ranks are no processes of their own."""
+_JOIN_S = 30.0
+"""How long ranks are awaited that did not choose DETAIL, or not yet."""
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def observe() -> None:
+    """From now on the level switches the guards of all groups."""
+    debug_level.on_detail(_switch_all)
+
+
+def _switch_all(on: bool) -> None:
+    for guard in list(_guards):
+        guard.switch(on, at_once=True)
+
+
+def reaches(record: GroupRecord) -> bool:
+    """Whether the group's ranks are processes that a network leads to."""
+    return not UNREACHABLE.intersection(record.backend.split(":"))
+
+
+def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
+    """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
+    if len(record.ranks) < 2 or not reaches(record):
+        return
+    made = Guard(recorder, record, store)
+    record.keeper = made
+    _guards.add(made)
+    if debug_level.is_detail():
+        made.switch(True)
+        channel = made.open(record.timeout_s)
+        if channel is not None and record.backend == messages.COMPARES:
+            # From the first message on, or never: they are compared by number.
+            record.pairs = messages.PairGuard(recorder, record, channel).enter
+
+
+class Guard:
+    """Of one group, on one rank. `enter` takes the place of the backend's method."""
+
+    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any) -> None:
+        self._recorder = recorder
+        self._record = record
+        self._store = store
+        self._backend = memory_layout.backend_of_cpu(record.backend)
+        self._channel: SideChannel | None = None
+        self._opening = threading.Lock()
+        self._ended = False
+        self._alone = False
+        self.coalesces = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "open" if self._channel else "not open yet"
+        return f"<Guard of group {self._record.name!r}: {state}>"
+
+    def switch(self, on: bool, at_once: bool = False) -> None:
+        """Whether the group's calls come here. `at_once`: not from the group's beginning, so that
+        other ranks may never do so."""
+        self._alone = on and at_once
+        self._record.guard = self if on and not self._ended else None
+
+    def open(self, timeout_s: float) -> SideChannel | None:
+        """The network; all ranks of the group call this. None, having said why, without it."""
+        if self._channel is None and not self._ended:
+            with self._opening:
+                self._open(timeout_s)
+        return self._channel
+
+    def _open(self, timeout_s: float) -> None:
+        record = self._record
+        if self._channel is not None or self._ended:
+            return  # another thread was first
+        try:
+            with connections.remembered():
+                self._channel = SideChannel(
+                    self._store, record.name, record.ranks, record.group_rank, timeout_s
+                )
+        except RendezvousError as error:
+            self._go_on(str(error))
+
+    def _go_on(self, why: str) -> None:
+        self._stop()
+        say(
+            f"group {self._record.name!r} goes on without agreement before its calls: {why} "
+            "(the debug level must be DETAIL on all of its ranks)"
+        )
+
+    def enter(
+        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
+    ) -> Any:
+        """`forward()`, once all ranks make this call, of which `known` tells, as the group's
+        collective number `seq`. Raises the finding where they do not."""
+        usual_s = self._record.timeout_s
+        channel = self.open(min(usual_s, _JOIN_S))
+        if channel is None:
+            return forward()
+        limit_s = _limit_s(options, usual_s)
+        if self._alone:
+            limit_s = min(limit_s, _JOIN_S)
+        order = memory_layout.layout(self._backend, forward.func.__name__, forward.args)
+        if is_async and not self.coalesces:
+            deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
+            return deferral.start(channel.turn)
+        turn = channel.turn
+        turn.enter()
+        try:
+            self._agree(channel, known, seq, limit_s, order)
+            return forward()
+        finally:
+            turn.leave()
+
+    def _agree(
+        self, channel: SideChannel, known: Known, seq: int, limit_s: float, order: str
+    ) -> None:
+        """Return when all ranks make this call, or when nobody can tell any more: then the backend
+        will say so in its own way. `order`: of the elements in memory, where that counts."""
+        if self._ended:
+            return
+        try:
+            exact = known.exact ^ hash64(order) if order else known.exact
+            agreed = channel.agree(exact, known.contribution, limit_s)
+            self._alone = False
+            if agreed:
+                return
+            calls = channel.gather(f"{known.text}\n{order}".encode(), limit_s)
+        except DeadlineExceeded as error:
+            if self._alone:
+                self._go_on(f"not all ranks have come to the first call in {limit_s:g} s")
+                return
+            call = Signature.from_json(known.text)
+            who = "ranks" if error.culprit is None else f"rank {error.culprit}"
+            raise DeadlineExceeded(  # the first words are those of torch's own DETAIL
+                f"{who} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms, which debug "
+                f"level DETAIL puts before {call} {self._record.place(seq)}: {error}",
+                error.culprit,
+                error.link,
+            ) from None
+        except GroupFailed as error:
+            better = waiting.instead(error)
+            if better is not error:
+                raise better from None
+            self._stop()
+            return
+        self._raise(calls, seq)
+
+    def _raise(self, calls: list[bytes], seq: int) -> None:
+        texts, _, orders = zip(*(call.decode().rpartition("\n") for call in calls), strict=True)
+        signatures = [Signature.from_json(text) for text in texts]
+        record = self._record
+        dispute = settle(signatures, record.ranks, record.place(seq))
+        if dispute is None:
+            dispute = memory_layout.settle(signatures[0], orders, record.ranks, record.place(seq))
+        if dispute is None:
+            return  # the hashes differ, and nothing that they are made of does
+        finding = OwnFinding(record, seq, dispute.kind, dispute.message, dispute.culprits)
+        with contextlib.suppress(Exception):
+            finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
+        raise finding.raised()
+
+    def _stop(self) -> None:
+        """From now on calls go to the backend at once."""
+        self._ended = True
+        self._record.guard = None
+
+    def retract(self) -> None:
+        """In a forked child: the network is its parent's."""
+        self._stop()
+        self._record.pairs = None
+        self._store = None
+
+    def abort(self) -> None:
+        """End what waits for the other ranks, at once."""
+        self._stop()
+        self._record.pairs = None
+        if self._channel is not None:
+            self._channel.abort("the group was aborted")
+
+    def close(self) -> None:
+        """The group ends on this rank."""
+        self._stop()
+        self._record.pairs = None
+        self._store = None  # it may be the server that the next world must not meet again
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def _limit_s(options: Any, usual_s: float) -> float:
+    """The time limit of a call with these options of torch's."""
+    given = getattr(options, "timeout", None)
+    seconds = given.total_seconds() if given is not None else 0.0
+    return seconds if seconds > 0 else usual_s

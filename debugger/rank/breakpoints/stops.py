@@ -1,0 +1,364 @@
+"""Stops a rank at a breakpoint: its prompt waits on a socket, and the record says that it stands.
+
+By `breakpoint()`, `torch.distributed.breakpoint()`, `debugger.breakpoint()`, `--break` and `--pdb`;
+and on demand, while it runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from ...record import breakpoints as standing
+from ...record.breakpoints import Stop
+from ...record.layout import Activity
+from ...record.run_directory import is_live
+from ...record.wording import printable
+from .. import torch_private
+from ..process import exits
+from ..record import call_site, waiting
+from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault, say
+from . import editors
+from .on_demand import LookOnce, OnDemand
+from .places import Places
+from .prompt import Console, RankPdb
+
+DEBUGGER = "DISTDEBUG_DEBUGGER"
+POST_MORTEM = "DISTDEBUG_PDB"
+_SUPERVISOR_EVERY_S = 1.0
+_CLAIM = "post-mortem"
+
+_active: Breakpoints | None = None
+
+
+def observe(recorder: Recorder, directory: Path, look_once: LookOnce) -> Breakpoints:
+    """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
+    looked at, until it is called with None."""
+    global _active
+    made = _active = Breakpoints(recorder, directory, look_once)
+    if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = _on_breakpoint
+    torch_private.on_breakpoint(_TorchsPdb)
+    made.trace()
+    made.on_demand.observe()
+    if os.environ.get(POST_MORTEM):
+        exits.set_post_mortem(made.post_mortem)
+    atexit.register(made.end)
+    return made
+
+
+def active() -> Breakpoints | None:
+    """What stops this process; None where it is not observed."""
+    return _active
+
+
+def stop(frame: FrameType, *args: Any, **kwargs: Any) -> Any:
+    """Stop here, unless PYTHONBREAKPOINT names another debugger, which gets the arguments, or none
+    (0). Must be the caller's last act."""
+    if os.environ.get("PYTHONBREAKPOINT") or _active is None:
+        return sys.__breakpointhook__(*args, **kwargs)
+    return _active.stop(frame)
+
+
+def _on_breakpoint(*args: Any, **kwargs: Any) -> Any:
+    return stop(sys._getframe(1), *args, **kwargs)
+
+
+class _TorchsPdb:
+    """What `torch.distributed.breakpoint` takes for its pdb."""
+
+    def message(self, _text: str) -> None:
+        """Torch's advice to type `up` does not hold: the prompt is at the right frame."""
+
+    def set_trace(self) -> None:
+        frame = sys._getframe(1)
+        stop(frame.f_back or frame)
+
+
+class Breakpoints:
+    """Of this process. One thread at a time is at the prompt; the others wait for their turn."""
+
+    def __init__(self, recorder: Recorder, directory: Path, look_once: LookOnce) -> None:
+        self._recorder = recorder
+        self._directory = directory
+        self._supervised = is_live(directory)
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+        self._local = threading.local()
+        self._console = Console(self._look)
+        self._looked_s = 0.0
+        self.places = Places.from_environment()
+        self.on_demand = OnDemand(
+            directory, self.stop, self._allow, look_once, self._trace_again, _is_ours
+        )
+        self._blind = False
+
+    def __repr__(self) -> str:
+        return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
+
+    # -- ways to stop --------------------------------------------------------------------------
+
+    def stop(self, frame: FrameType) -> None:
+        """Stop at this frame, now. Must be the caller's last act."""
+        if self._passes():
+            return
+        if os.environ.get(DEBUGGER) == editors.DEBUGPY and self._await_editor(frame):
+            return
+        self._pdb().stop_at(frame)
+
+    def post_mortem(self, error: BaseException, record: Callable[[], None]) -> None:
+        """Show the prompt where this uncaught exception was raised, then `record` it: on the first
+        rank that comes here. The others wait for that, so that theirs come later."""
+        if error.__traceback__ is None or not isinstance(error, Exception) or self._passes():
+            return
+        claim = self._directory / standing.FOLDER / _CLAIM
+        try:
+            claim.parent.mkdir(mode=0o700, exist_ok=True)
+            os.symlink(str(os.getpid()), claim)  # whole from the beginning, unlike a file
+        except FileExistsError:
+            self._await_first(claim, error)
+            return
+        try:
+            self._local.error = error
+            self._pdb().post_mortem(error.__traceback__)
+            record()
+        finally:
+            claim.unlink(missing_ok=True)
+
+    def _await_first(self, claim: Path, error: BaseException) -> None:
+        site = exits.users_site(self._recorder, error)
+        with (
+            contextlib.suppress(OSError),  # the link has gone
+            self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
+        ):
+            while os.path.exists(f"/proc/{os.readlink(claim)}"):
+                self._look()
+                time.sleep(0.05)
+
+    def trace(self) -> None:
+        """Stop at the lines of `--break`, in this thread and in those that begin from now on."""
+        lines = self.places.lines_on(self._rank())
+        if not lines:
+            return
+        for file, line in lines:
+            self._pdb().set_break(file, line)
+        threading.settrace(self._trace_thread)
+        self._pdb().watch(sys._getframe(1))
+
+    def _trace_thread(self, frame: FrameType, event: str, arg: Any) -> Any:
+        own = self._pdb()
+        sys.settrace(own.only_files)
+        return own.only_files(frame, event, arg)
+
+    def end(self) -> None:
+        """The process ends."""
+        if os.getpid() == self._owner:
+            self._console.end(f"{self._prompt()} has ended")
+
+    def look(self) -> None:
+        """Called with every heartbeat: somebody may ask the process to stop."""
+        if not self._blind:
+            try:
+                self.on_demand.look()
+            except Exception as error:
+                self._blind = True
+                report_own_fault("stopping on demand", error)
+
+    def _allow(self) -> None:
+        """Somebody asks for a stop: that the prompt was left before counts no more."""
+        self._console.left = False
+
+    def _trace_again(self, frame: FrameType) -> None:
+        """Back to the lines of `--break` alone."""
+        own = self._pdb()
+        if own.breaks and not self._console.left:
+            own.watch(frame)
+
+    # -- at the prompt -------------------------------------------------------------------------
+
+    def _passes(self) -> bool:
+        """Whether a breakpoint is none now."""
+        if os.getpid() != self._owner:
+            if not getattr(self._local, "told", False):
+                self._local.told = True
+                say(f"a child of {self._prompt()} passes over its breakpoints: it is no rank")
+            return True
+        return self._console.left or getattr(self._local, "shown", False)
+
+    def _pdb(self) -> RankPdb:
+        own: RankPdb | None = getattr(self._local, "pdb", None)
+        if own is None:
+            prompt = f"({self._prompt()}) "
+            own = self._local.pdb = RankPdb(self._console, prompt, self._shown, self._wanted)
+        return own
+
+    def _wanted(self, file: str, line: int) -> bool:
+        return self.places.on_rank(file, line, self._rank())
+
+    def _rank(self) -> int | None:
+        rank = self._recorder.writer.rank
+        if rank >= 0:
+            return rank
+        named = os.environ.get("RANK", "")
+        return int(named) if named.isascii() and named.isdigit() else None
+
+    def _prompt(self) -> str:
+        rank = self._rank()
+        return f"process {os.getpid()}" if rank is None else f"rank {rank}"
+
+    @contextlib.contextmanager
+    def _shown(self, frame: FrameType | None, trace: Any) -> Iterator[bool]:
+        """Whether the prompt is to be shown, at this frame or traceback; while it is, the record
+        and the run directory say so."""
+        if self._passes():
+            yield False
+            return
+        self._local.shown = True
+        try:
+            with self._at_turn():
+                if self._console.left:  # meanwhile, at the prompt of another thread
+                    yield False
+                    return
+                self.on_demand.fulfilled()
+                file, line, function = _place(frame, trace)
+                site = self._recorder.site_at(file, line, function)
+                here = Stop(*self._who(), file, line, function, *self._why())
+                with (
+                    self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site),
+                    self._announced(here),
+                ):
+                    yield not self._console.left
+        finally:
+            self._local.shown = False
+
+    def _who(self) -> tuple[int | None, int]:
+        return self._rank(), os.getpid()
+
+    def _why(self, address: str = "") -> tuple[str, str]:
+        error = getattr(self._local, "error", None)
+        why = standing.BREAKPOINT if error is None else f"{type(error).__name__}: {error}"
+        return printable(why, 200), address
+
+    @contextlib.contextmanager
+    def _at_turn(self) -> Iterator[None]:
+        while not self._turn.acquire(timeout=0.2):
+            self._look()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextlib.contextmanager
+    def _announced(self, here: Stop) -> Iterator[None]:
+        console = self._console
+        try:
+            console.open(standing.listen(self._directory, here))
+            standing.announce(self._directory, here)
+        except OSError as error:
+            report_own_fault("stopping at breakpoints", error)
+            console.left = True
+        else:
+            self._tell(here)
+        ended = ""
+        try:
+            yield
+        except BaseException as error:
+            ended = f"{here.who} is ended: {type(error).__name__}: {error}"
+            raise
+        finally:
+            console.shut()
+            standing.withdraw(self._directory, here)
+            if ended:
+                console.end(ended)
+            elif console.left:
+                console.end(f"{here.who} goes on, and stops at no further breakpoint")
+            elif here.why != standing.BREAKPOINT:
+                console.end(f"{here.who} goes on to its end")
+            elif console.going:
+                console.go(f"{here.who} goes on")
+
+    def _tell(self, here: Stop) -> None:
+        """How to come here, where no supervisor says it."""
+        if not self._supervised:
+            say(here.notice(str(self._directory)))
+
+    def _look(self) -> None:
+        """Called between waits: raises the verdict of the run; without a supervisor that was there
+        before, nobody may come any more."""
+        waiting.check()
+        now_s = time.monotonic()
+        if self._supervised and now_s - self._looked_s >= _SUPERVISOR_EVERY_S:
+            self._looked_s = now_s
+            if not is_live(self._directory):
+                self._console.left = True
+
+    # -- editors -------------------------------------------------------------------------------
+
+    def _await_editor(self, frame: FrameType) -> bool:
+        """Let an editor stop here; False, having said why, where that cannot be."""
+        file, line, function = _place(frame, None)
+        site = self._recorder.site_at(file, line, function)
+
+        @contextlib.contextmanager
+        def announced(address: str) -> Iterator[None]:
+            here = Stop(*self._who(), file, line, function, *self._why(address))
+            with self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site):
+                standing.announce(self._directory, here)
+                self._tell(here)
+                try:
+                    yield
+                finally:
+                    standing.withdraw(self._directory, here)
+
+        self.on_demand.fulfilled()
+        try:
+            editors.stop(announced, self._look)
+        except ImportError:
+            say(editors.MISSING)
+            return False
+        return True
+
+
+def _is_ours(trace: Any) -> bool:
+    """Whether this trace function is that of a prompt."""
+    return isinstance(getattr(trace, "__self__", None), RankPdb)
+
+
+def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, int, str]:
+    """The line at which the prompt is."""
+    if frame is not None:
+        return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    best = trace
+    while trace is not None:
+        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) == call_site.USER:
+            best = trace
+        trace = trace.tb_next
+    if best is None:
+        return "?", 0, "?"
+    code = best.tb_frame.f_code
+    return code.co_filename, best.tb_lineno, code.co_name
+
+
+def before_calls(record: GroupRecord) -> Callable[..., None] | None:
+    """What looks at each call of a group for `--break OP#SEQ`; None where none is asked for."""
+    made = _active
+    calls = made.places.calls_on(record.ranks[record.group_rank]) if made is not None else None
+    if made is None or not calls:
+        return None
+    stops = made.stop
+
+    def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
+        number = seq if known.channel is None else known.channel.issued - 1
+        if (known.op_code, number) in calls:
+            frame = sys._getframe(1)
+            stops(call_site.find(frame) or frame)
+
+    return before

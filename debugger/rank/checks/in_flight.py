@@ -1,0 +1,129 @@
+"""Buffers that the program writes, resizes or frees between a call and its `wait()`.
+
+Torch counts the writes into a tensor, so to look costs nothing. What it counts together is left
+out, for it may well be another part that was written: views, which share their base's count. And
+what a backend itself writes by torch's operations: outputs, and inputs of in-place calls that it
+has to copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ...record.signature import Signature
+from ..record import call_site
+from ..record.describe import METHODS, tensors_in
+from ..record.findings import OwnFinding
+from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault
+
+INFLIGHT = "inflight"
+IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
+COPIES = frozenset({"allreduce_coalesced"})
+SCALED = frozenset({"avg", "premul_sum"})
+"""Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
+
+
+_broken = False
+
+
+class Held:
+    """The inputs of one asynchronous call, as they were when it was made."""
+
+    __slots__ = ("_known", "_record", "_recorder", "_seq", "_site", "_tensors")
+
+    def __init__(
+        self,
+        tensors: list[tuple[Tensor, int, int]],
+        recorder: Recorder,
+        record: GroupRecord,
+        known: Known,
+        seq: int,
+    ) -> None:
+        self._site = recorder.safe_site(sys._getframe(2))
+        self._tensors = tensors
+        self._recorder = recorder
+        self._record = record
+        self._known = known
+        self._seq = seq
+
+    def check(self) -> None:
+        """Raise the finding if one is not as it was."""
+        for tensor, version, size_bytes in self._tensors:
+            if tensor.untyped_storage().nbytes() != size_bytes:
+                self._raise("resized or freed")
+            if tensor._version != version:
+                self._raise("written")
+
+    def _raise(self, what: str) -> None:
+        record = self._record
+        rank = record.ranks[record.group_rank]
+        signature = Signature.from_json(self._known.text)
+        where, seq = record.place_of(signature, self._seq)
+        message = (
+            f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
+            "wait(): what the others get of it is chance"
+        )
+        finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
+        finding.put_on_record(self._recorder, self._site)
+        raise finding.raised()
+
+
+def held(
+    method: str, args: tuple[Any, ...], recorder: Recorder, record: GroupRecord, known: Known
+) -> Held | None:
+    """`hold` of the group's newest call; None where that fails by its own fault."""
+    global _broken
+    if _broken:
+        return None
+    try:
+        return hold(method, args, recorder, record, known, record.slot.issued - 1)
+    except Exception as error:
+        if call_site.raised_by_user(error):
+            raise  # by a signal's handler
+        _broken = True
+        report_own_fault("the check of buffers in flight", error)
+        return None
+
+
+def hold(
+    method: str,
+    args: tuple[Any, ...],
+    recorder: Recorder,
+    record: GroupRecord,
+    known: Known,
+    seq: int,
+) -> Held | None:
+    """What is to be looked at when the call is waited for; None where nothing can be told.
+
+    `args` are those of the group's `method`, which has just begun.
+    """
+    given = METHODS[method].given(args)
+    if given is None or method in COPIES:
+        return None
+    if not all(type(tensor) in (Tensor, Parameter) for tensor in tensors_in(args[:2])):
+        return None  # of a subclass, which may have no memory of its own
+    written = () if given is args[0] else tensors_in(args[0])
+    outputs = {tensor.untyped_storage().data_ptr() for tensor in written}
+    in_place = method in IN_PLACE
+    if in_place and Signature.from_json(known.text).reduce_op in SCALED:
+        return None
+    tensors = [
+        (tensor, tensor._version, tensor.untyped_storage().nbytes())
+        for tensor in tensors_in(given)
+        if _counts_alone(tensor, in_place) and tensor.untyped_storage().data_ptr() not in outputs
+    ]
+    return Held(tensors, recorder, record, known, seq) if tensors else None
+
+
+def _counts_alone(tensor: Tensor, in_place: bool) -> bool:
+    """Whether its count of writes is its own, and only the program writes it so."""
+    if tensor.layout != torch.strided or tensor.is_inference() or tensor._is_view():
+        return False
+    if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+        return False  # a detached part of another tensor: they count together
+    return not in_place or (tensor.is_contiguous() and tensor.is_cpu)

@@ -1,0 +1,1 @@
+"""DistributedDataParallel: how a model was made, its times, and its unused parameters."""

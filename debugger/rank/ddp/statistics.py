@@ -1,0 +1,155 @@
+"""What a rank's log tells of each DistributedDataParallel: how it was made, and how long it takes.
+
+A record of the construction at INFO; at DETAIL one of the average times, at the iterations that
+torch samples: the first ten, then every hundredth. The newest times are on the flight record, too,
+for the report.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import torch_private_ddp as private
+from ..log import debug_level, rank_log
+from ..record.recorder import Recorder, report_own_fault
+from . import unused_parameters
+
+SETTINGS = (
+    "cuda_visible_devices",
+    "gloo_device_transport",
+    "gloo_socket_ifname",
+    "nccl_async_error_handling",
+    "nccl_blocking_wait",
+    "nccl_debug",
+    "nccl_ib_timeout",
+    "nccl_nthreads",
+    "nccl_socket_ifname",
+)
+"""What torch reads from the environment; null in the record where it is not set, or where the
+backend is another one."""
+SWITCHES = frozenset(
+    {
+        "broadcast_buffers",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "has_sync_bn",
+        "is_multi_device_module",
+        "static_graph",
+    }
+)
+LISTS = frozenset({"bucket_sizes", "device_ids", "dtypes"})
+UNKNOWN = "N/A"
+TIMES = {
+    "forward_ms": "avg_forward_compute_time",
+    "backward_compute_ms": "avg_backward_compute_time",
+    "backward_comm_ms": "avg_backward_comm_time",
+    "overlap_ms": "avg_backward_compute_comm_overlap_time",
+}
+_NS_PER_MS = 1_000_000
+
+
+@dataclass
+class _Observed:
+    """A model: its class, the how many-th of this process, and what was told of it."""
+
+    name: str
+    number: int
+    sampled: int = 0
+    noted: int = 0
+    times: dict[str, Any] = field(default_factory=dict)
+
+
+def observe(recorder: Recorder) -> None:
+    """From now on every DistributedDataParallel is told of."""
+    watch = _Watch(recorder)
+    unused_parameters.observe(recorder)
+    private.on_construction(watch.made)
+    private.on_statistics(watch.forward)
+    atexit.register(watch.note_times)
+
+
+class _Watch:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._models: weakref.WeakKeyDictionary[Any, _Observed] = weakref.WeakKeyDictionary()
+        """By the model's logger, which is what torch hands around."""
+        self._count = 0
+        self._off = False
+
+    def made(self, model: Any) -> None:
+        """A model was made."""
+        logger = private.logger_of(model)
+        if self._off or logger is None:
+            return
+        try:
+            name = type(model.module).__name__
+            self._models[logger] = _Observed(name, self._count)
+            unused_parameters.watch(model, name)
+            if debug_level.current() != "OFF":
+                rank_log.write("ddp_model", model=self._count, **record(private.facts(logger)))
+            self._count += 1
+        except Exception as error:
+            self._switch_off(error)
+
+    def forward(self, logger: Any) -> None:
+        """A forward begins; torch has counted the iteration before it, if it samples that one."""
+        if self._off or not debug_level.is_detail():
+            return
+        observed = self._models.get(logger)
+        if observed is None:
+            return
+        try:
+            facts = private.facts(logger)
+            iteration = int(facts.get("iteration", 0))
+            if iteration <= observed.sampled or not facts.keys() >= set(TIMES.values()):
+                return  # not sampled; or of a model on several devices, for which torch times none
+            observed.sampled = iteration
+            observed.times = {
+                "module_name": observed.name,
+                "model": observed.number,
+                "iteration": iteration,
+                **{ours: int(facts[name]) / _NS_PER_MS for ours, name in TIMES.items()},
+            }
+            rank_log.write("ddp_times", **observed.times)
+            if iteration >= 2 * observed.noted:  # seldom enough for a record that only grows
+                self._note(observed)
+        except Exception as error:
+            self._switch_off(error)
+
+    def note_times(self) -> None:
+        """Put the newest times on record. Runs when the process ends."""
+        for observed in list(self._models.values()):
+            if not self._off and observed.sampled > observed.noted:
+                self._note(observed)
+
+    def _note(self, observed: _Observed) -> None:
+        observed.noted = observed.sampled
+        if not self._recorder.writer.heap_half_full:
+            self._recorder.note("ddp_times", "", **observed.times)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._off = True
+        report_own_fault("what is told of DistributedDataParallel", error)
+
+
+def record(facts: dict[str, str | int]) -> dict[str, Any]:
+    """The record of a construction: torch's names, but JSON's lists, booleans and null. The rank
+    in the group is `group_rank`, for each line of a log has a `rank`."""
+    told: dict[str, Any] = dict.fromkeys(SETTINGS)
+    for name, fact in facts.items():
+        if name in SWITCHES:
+            told[name] = bool(fact)
+        elif name in LISTS:
+            told[name] = [_number(part) for part in str(fact).split(", ") if part]
+        else:
+            told[name] = None if fact == UNKNOWN else fact
+    told["group_rank"] = told.pop("rank")
+    told["torch_distributed_debug"] = debug_level.current()
+    return told
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text

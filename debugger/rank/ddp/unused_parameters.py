@@ -1,0 +1,100 @@
+"""Parameters that a backward has left without gradient, by name, where DDP waits for all of them.
+
+DDP itself tells only in the next forward, and only the rank that left some out. By then another
+rank may long wait in an all_reduce that never comes, or the two have met in different calls. So
+each rank puts it on record as soon as the backward ends. That is no finding yet, for another
+backward may bring the rest; it is one when the next forward's error is not caught, or when the
+calls that follow do not fit (see `diagnosis.unused`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+from .. import torch_private_ddp as private
+from ..log import rank_log
+from ..process import verdict
+from ..record.recorder import GroupRecord, Recorder, report_own_fault
+
+MOST_NAMES = 64
+"""Names on record; of further ones only how many."""
+_OTHERS_S = 3.0
+"""How long a rank that fails stays, so that the launcher does not end others before they tell."""
+
+
+class _Watched:
+    """One model: what its parameters are called, and for which of them it waits."""
+
+    __slots__ = ("group", "in_parts", "missing", "name", "names")
+
+    def __init__(self, name: str, group: GroupRecord | None, names: list[str]) -> None:
+        self.name = name
+        self.group = group
+        self.names = names
+        self.missing: list[int] | None = None
+        self.in_parts = False
+        """A later backward has brought what one had left out: the program means it so."""
+
+
+_models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+
+
+def observe(recorder: Recorder) -> None:
+    """From now on the models of `watch` are looked at when a backward has ended."""
+    private.on_backward_end(lambda: _look(recorder))
+
+
+def watch(model: Any, name: str) -> None:
+    """A DistributedDataParallel that was just made, of a module of class `name`."""
+    group = getattr(model.process_group, "_record", None)  # none where the record had no room
+    _models[model] = _Watched(name, group, private.parameter_names(model))
+
+
+def _look(recorder: Recorder) -> None:
+    try:
+        for model, watched in list(_models.items()):
+            missing = None if watched.in_parts else private.without_gradient(model)
+            if missing == watched.missing:
+                continue  # nothing new; it may be another model's backward
+            watched.missing = missing
+            if missing is not None:
+                site = recorder.site(sys._getframe(1))
+                recorder.note("ddp_unused", "", site, **_told(recorder, watched, missing))
+            else:
+                watched.in_parts = True
+                recorder.note("ddp_complete", "")
+    except Exception as error:
+        _models.clear()
+        report_own_fault("the search for unused parameters", error)
+
+
+def tell(recorder: Recorder, error: BaseException, site: int) -> bool:
+    """Put the finding on record if nobody has caught what DDP raised for want of gradients."""
+    model = private.model_that_refused(error)
+    watched = None if model is None else _models.get(model)
+    missing = None if watched is None else private.without_gradient(model)
+    if watched is None or missing is None:
+        return False
+    told = _told(recorder, watched, missing)
+    rank_log.write("ddp_unused_parameters", level="error", **told)
+    recorder.note("ddp_failed", f"{type(error).__name__}: {error}", site, **told)
+    recorder.note("finding_raised", "ddp_unused_parameters")
+    if threading.current_thread() is threading.main_thread():
+        verdict.stand_down()
+        verdict.await_report(recorder.writer.path.parent.parent, _OTHERS_S)
+    return True
+
+
+def _told(recorder: Recorder, watched: _Watched, missing: list[int]) -> dict[str, Any]:
+    """Whose parameters, which, how many; and how many calls this rank had made by then."""
+    names = [watched.names[index] for index in missing if index < len(watched.names)]
+    return {
+        "group": [watched.group.name, watched.group.incarnation] if watched.group else ["", 0],
+        "model": watched.name,
+        "parameters": names[:MOST_NAMES],
+        "count": len(missing),
+        "call": recorder.writer.calls,
+    }

@@ -1,0 +1,248 @@
+"""The group that the program gets: records every call and forwards it, untouched, to the real one.
+
+A subclass of torch's ProcessGroup, so that Python, DDP's C++ reducer, functional collectives and
+compiled code all reach it. It has the real group's backends registered as well, for the code that
+asks a group for its backend.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+from torch.distributed import ProcessGroup
+
+from ...record.layout import AGREES_FLAG, ASYNC_FLAG
+from ...record.signature import POINT_TO_POINT
+from ..agreement import collectives
+from ..checks import in_flight
+from ..record.describe import METHODS, Method
+from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..record.waiting import NO_TIMEOUT, instead
+from . import gpu_completion, outstanding
+from .tracked_work import track
+
+_getframe = sys._getframe
+_exc_info = sys.exc_info
+_now = time.monotonic_ns
+
+FORWARDED = (
+    "_enable_collectives_timing",
+    "_get_sequence_number_for_group",
+    "_has_hooks",
+    "_register_on_completion_hook",
+    "_set_sequence_number_for_group",
+    "_wait_for_pending_works",
+    "get_group_store",
+    "merge_remote_group",
+    "name",
+)
+"""Methods that are no communication of the program's: handed through as they are."""
+
+
+class CheckedGroup(ProcessGroup):
+    """Stands in front of a group that torch made."""
+
+    _inner: Any
+    _recorder: Recorder | None
+    _record: GroupRecord
+    _wrap_split: Callable[..., Any]
+    _refuse: Callable[[str], NoReturn] | None
+    _monitored: Callable[..., None]
+
+    def attach(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        record: GroupRecord,
+        wrap_split: Callable[..., Any],
+        monitored: Callable[..., None],
+    ) -> None:
+        """Begin to observe. Not in `__init__`, which is torch's own (rank, size)."""
+        self._inner = inner
+        self._recorder = recorder
+        self._record = record
+        self._wrap_split = wrap_split
+        self._monitored = monitored
+        self._refuse = None
+
+    def __repr__(self) -> str:
+        record = self._record
+        return (
+            f"<CheckedGroup {record.name!r} ({record.backend}, rank {self.rank()} of "
+            f"{self.size()}, {record.slot.issued} collectives)>"
+        )
+
+    def shutdown(self) -> None:
+        self._ended()
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        keeper = self._record.keeper
+        if keeper is not None:
+            keeper.abort()
+        self._inner.abort()
+        self._ended()
+
+    def _ended(self) -> None:
+        if self._recorder is not None:
+            if _exc_info()[0] is not None:
+                _in_flight(self._recorder.writer.calls, True)
+            self._recorder.group_destroyed(self._record)
+        keeper, self._record.keeper = self._record.keeper, None
+        if keeper is not None:
+            keeper.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For calls from now on that have no time limit of their own."""
+        self._record.timeout_s = timeout.total_seconds()
+        if not self._record.kept:
+            self._inner.set_timeout(timeout)
+
+    def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
+        self._gathers(True)
+        return self._inner._start_coalescing(*args, **kwargs)
+
+    def _end_coalescing(self, *args: Any, **kwargs: Any) -> Any:
+        self._gathers(False)
+        return self._inner._end_coalescing(*args, **kwargs)
+
+    def _gathers(self, on: bool) -> None:
+        outstanding.gather(on)
+        if self._record.keeper is not None:
+            self._record.keeper.coalesces = on
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's; the new group is observed too."""
+        return self._wrap_split(self, self._inner.split_group(*args, **kwargs), args, kwargs)
+
+    def forbid(self, refuse: Callable[[str], NoReturn]) -> None:
+        """From now on every communication calls `refuse`, which raises: this is a forked child."""
+        self._recorder = None
+        self._refuse = refuse
+        if self._record.keeper is not None:
+            self._record.keeper.retract()
+
+    def _unobserved(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._refuse is not None:
+            self._refuse(METHODS[name].op)
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    def _switch_off(self, error: BaseException) -> None:
+        recorder, self._recorder = self._recorder, None
+        what = f"recording of group {self._record.name!r}"
+        if recorder is not None:
+            recorder.gone_blind(what)
+        report_own_fault(what, error)
+
+
+def _no_look(_number: int, _destroys: bool) -> None:
+    """Until `set_in_flight`."""
+
+
+_in_flight: Callable[[int, bool], None] = _no_look
+
+
+def set_in_flight(look: Callable[[int, bool], None]) -> None:
+    """`look(number, destroys)` is called for a call (or the destruction of a group) that is made
+    while an exception is handled."""
+    global _in_flight
+    _in_flight = look
+
+
+def _communication(name: str, method: Method) -> Callable[..., Any]:
+    """The method `name` of CheckedGroup."""
+    op, take_facts, options_at = method.op, method.facts, method.options_at
+    message = op in POINT_TO_POINT
+    checked = not message and op not in collectives.NEVER
+    monitors = op == "monitored_barrier"
+
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        if recorder is None:
+            return self._unobserved(name, args, kwargs)
+        group = self._record
+        try:
+            given = (*args, *kwargs.values()) if kwargs else args
+            facts = take_facts(given)
+            known = group.known[op].get(facts)
+            if known is None:
+                known = recorder.describe(group, op, facts)
+            site = recorder.site(_getframe(1))
+            if options_at is not None and len(args) > options_at:
+                options = args[options_at]
+            else:
+                options = kwargs.get("opts")
+            is_async = getattr(options, "asyncOp", True)
+            writer = recorder.writer
+            flags = ASYNC_FLAG if is_async else 0
+            guard = group.guard if checked else None
+            if guard is not None:
+                flags |= AGREES_FLAG
+            number, thread = writer.begin(group.slot, known, site, flags)
+            if _exc_info()[0] is not None:
+                _in_flight(number, False)
+        except Exception as error:
+            self._switch_off(error)
+            return getattr(self._inner, name)(*args, **kwargs)
+        counted = group.slot if known.channel is None else None
+        after = None
+        try:
+            inspect = group.inspect  # which another thread may change
+            if inspect is not None:
+                after = inspect(name, given, known, group.slot.issued - 1)
+            forward = self._monitored if monitors else getattr(self._inner, name)
+            enter = group.pairs if message else None if guard is None else guard.enter
+            if enter is not None:
+                entry = partial(forward, *args, **kwargs)
+                work = enter(known, group.slot.issued - 1, options, is_async, entry)
+            else:
+                work = forward(*args, **kwargs) if kwargs else forward(*args)
+            if is_async and work is not None:
+                tracked = track(work, recorder, counted, number, known, after)
+                if group.holds or group.guard is not None:
+                    tracked.hold(in_flight.held(name, given, recorder, group, known))
+                writer.hand_over(number, thread)
+                return tracked
+            started_ns = _now()
+            if work is not None:
+                known.wait(work, NO_TIMEOUT)
+            if after is not None:
+                after()
+            if known.streams and work is not None and gpu_completion.goes_on(work):
+                gpu_completion.follow(recorder, counted, number, work)
+                writer.hand_over(number, thread)
+                return work
+        except BaseException as error:
+            writer.break_off(number, thread)
+            better = instead(error)
+            if better is error:
+                raise
+            raise better from None
+        writer.finish(number, thread, counted, started_ns)
+        return work
+
+    call.__name__ = name
+    call.__qualname__ = f"CheckedGroup.{name}"
+    return call
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__qualname__ = f"CheckedGroup.{name}"
+    return call
+
+
+for _name, _method in METHODS.items():
+    if hasattr(ProcessGroup, _name):
+        setattr(CheckedGroup, _name, _communication(_name, _method))
+for _name in FORWARDED:
+    if hasattr(ProcessGroup, _name):
+        setattr(CheckedGroup, _name, _forward(_name))

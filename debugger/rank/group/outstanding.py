@@ -1,0 +1,105 @@
+"""The asynchronous calls that nobody has seen finish yet.
+
+The heartbeat looks at them, so that the record tells of their completion although the program
+never waits, or waits where this layer cannot see it (a future inside DDP's C++ reducer).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..record import call_site
+
+if TYPE_CHECKING:
+    from .tracked_work import TrackedWork
+
+
+class Handle(weakref.ref["TrackedWork"]):
+    """A call's handle, as long as the program has it; the call's number, the backend's work."""
+
+    __slots__ = ("number", "work")
+
+    number: int
+    work: Any
+
+
+works: dict[int, Handle] = {}
+"""By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
+awaited: dict[int, TrackedWork] = {}
+"""The calls whose future was handed out: somebody may be waiting without our knowledge, and may
+have dropped the handle (DDP does), so it is kept here until the call is done."""
+unwaited: deque[int] = deque()
+"""Calls whose handle was dropped before they were complete."""
+
+_gathering = 0
+
+
+def watch(tracked: TrackedWork, number: int, work: Any) -> None:
+    """A call was made; `tracked` is its handle, `work` the backend's."""
+    handle = works[number] = Handle(tracked, dropped)
+    handle.number = number
+    handle.work = work
+
+
+def dropped(handle: Handle) -> None:
+    """The program has dropped the handle of a call that nobody has seen finish.
+
+    Runs at any moment, on any thread: it takes no lock and puts nothing on record.
+    """
+    if _gathering or sys.exc_info()[0] is not None:
+        return  # a coalesced call is waited for as a whole; an exception leaves everything behind
+    try:
+        frame = sys._getframe(1)
+    except ValueError:
+        return  # freed by a thread of C++, where no code of the program runs
+    if call_site.frame_kind(frame.f_code.co_filename) == call_site.OWN:
+        return  # torch's own: DDP's join() knows that it need not wait
+    if works.get(handle.number) is handle and not handle.work.is_completed():
+        unwaited.append(handle.number)
+
+
+def gather(on: bool) -> None:
+    """Calls that are made now are coalesced: their own handles are none."""
+    global _gathering
+    _gathering = max(0, _gathering + (1 if on else -1))
+
+
+def remove(number: int) -> None:
+    """The call is over."""
+    works.pop(number, None)
+    awaited.pop(number, None)
+
+
+def oldest_awaited() -> int | None:
+    """The first call whose future was handed out and is not complete."""
+    return min(list(awaited), default=None)
+
+
+def poll() -> None:
+    """Record the completion of calls that ended by themselves."""
+    for number, handle in list(works.items()):
+        work = handle()
+        if work is None:
+            remove(number)  # the program dropped the handle
+        else:
+            work.poll()
+
+
+def pending() -> list[int]:
+    """The calls whose handles are still there, that are not complete, and of which nobody asked for
+    the future."""
+    return [
+        number
+        for number, handle in list(works.items())
+        if number not in awaited and not handle.work.is_completed()
+    ]
+
+
+def forget() -> None:
+    """In a forked child: these calls are the parent's."""
+    works.clear()
+    awaited.clear()
+    unwaited.clear()

@@ -1,0 +1,207 @@
+"""Group timeouts stand still while a rank of this host is at a breakpoint.
+
+What distcore waits for (its groups, the agreement at DETAIL, monitored barriers) asks here before
+it gives up. gloo asks nobody, and what it has begun to wait for cannot be put off. So where a
+breakpoint may come, gloo gets a timeout that never ends, and the group's own is kept here: with
+every heartbeat the waits are looked at, and the group's connections are shut down when one has
+lasted too long, which is what gloo does itself.
+
+A rank may also be asked to stop while it runs. Then the groups that there are get such a timeout,
+before the rank stops; a call that waits already keeps its own.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import time
+import weakref
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from distcore.base import deadline
+
+from ...record.break_requests import any_asked
+from ...record.breakpoints import any_stop
+from .. import connections, torch_private
+from ..record import call_site, waiting
+from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from . import outstanding
+
+ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
+"""Variables that are set where the command line asked for breakpoints, or for the app, that may."""
+_CALLS = ("breakpoint(", "set_trace(")
+_LONGEST_STEP_NS = 1_000_000_000
+"""Time in which this process could not run (it was stopped by a signal) is not counted."""
+
+_active: Timeouts | None = None
+_mentions: dict[str, bool] = {}
+
+
+def observe(recorder: Recorder, directory: Path) -> Timeouts:
+    """From now on deadlines are put off by breakpoints."""
+    global _active
+    made = _active = Timeouts(recorder, directory)
+    deadline.set_held(made.held_s)
+    torch_private.on_group_timeout(_changed)
+    return made
+
+
+def take_over(record: GroupRecord, inner: Any) -> None:
+    """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
+    if _active is not None and connections.belong_to(record.name):
+        if _active.asked or expected():
+            _active.prolong(record, inner)
+        else:
+            _active.left_alone[record] = weakref.ref(inner)
+
+
+def expected() -> bool:
+    """Whether this program may come to a breakpoint: the command line asks for some, or a module
+    of the user's that is loaded calls for one."""
+    return any(os.environ.get(name) for name in ASKING) or any(
+        _mentions_breakpoint(file)
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None))
+        and call_site.frame_kind(file) == call_site.USER
+    )
+
+
+def _mentions_breakpoint(file: str) -> bool:
+    if file not in _mentions:
+        text = linecache.getlines(file)
+        _mentions[file] = any(call in line for line in text for call in _CALLS)
+    return _mentions[file]
+
+
+def _changed(group: Any, timeout: timedelta) -> bool:
+    """torch's `_set_pg_timeout`; whether that is all there is to do."""
+    record = getattr(group, "_record", None)
+    if not isinstance(record, GroupRecord):
+        return False
+    record.timeout_s = timeout.total_seconds()
+    return record.kept
+
+
+class Timeouts:
+    """Of this process's groups."""
+
+    def __init__(self, recorder: Recorder, directory: Path) -> None:
+        self._recorder = recorder
+        self._directory = directory
+        self._owner = os.getpid()
+        self._off = False
+        self._groups: dict[int, GroupRecord] = {}
+        self._completed: dict[int, int] = {}
+        self._waited_ns: dict[int, int] = {}
+        self._looked_ns = time.monotonic_ns()
+        self._pauses: list[tuple[float, float]] = []
+        self._paused_since: float | None = None
+        self.asked = False
+        """A rank of this host has been asked to stop: it may be again."""
+        self.left_alone: weakref.WeakKeyDictionary[GroupRecord, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The groups whose timeout gloo keeps."""
+
+    def prolong(self, record: GroupRecord, inner: Any) -> None:
+        """Keep this group's timeout from now on, if it is gloo's."""
+        if torch_private.prolong(inner, waiting.ENDLESS):
+            record.kept = True
+            for calls in list(record.known.values()):
+                for known in list(calls.values()):
+                    if known.wait is waiting.whole:
+                        known.wait = waiting.long
+            self._groups[record.slot.index] = record
+
+    def _take_over_all(self) -> None:
+        self.asked = True
+        for record, made in list(self.left_alone.items()):
+            inner = made()
+            if inner is not None:
+                self.prolong(record, inner)
+        self.left_alone.clear()
+
+    # -- who is held ---------------------------------------------------------------------------
+
+    def held_s(self, began: float, now: float) -> float:
+        """For how long of that time somebody stood at a breakpoint."""
+        self._look_for_stops(now)
+        spans = list(self._pauses)
+        if self._paused_since is not None:
+            spans.append((self._paused_since, now))
+        return sum(max(0.0, min(end, now) - max(start, began)) for start, end in spans)
+
+    def _look_for_stops(self, now: float) -> bool:
+        stands = any_stop(self._directory)
+        since = self._paused_since
+        if stands and since is None:
+            self._paused_since = now
+        elif since is not None and not stands:
+            self._paused_since = None
+            self._pauses.append((since, now))
+        return stands
+
+    # -- gloo ----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Called with every heartbeat."""
+        if self._off:
+            return
+        try:
+            self._look()
+        except Exception as error:
+            self._off = True
+            report_own_fault("keeping the timeouts of groups", error)
+
+    def _look(self) -> None:
+        if os.getpid() != self._owner:
+            self._owner = os.getpid()
+            self._groups.clear()  # in a forked child, these were its parent's
+            self.left_alone.clear()
+        if not self.asked and any_asked(self._directory):
+            self._take_over_all()
+        now_ns = time.monotonic_ns()
+        step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
+        self._looked_ns = now_ns
+        if self._look_for_stops(now_ns / 1e9):
+            step_ns = 0
+        if not self._groups:
+            return
+        moved = {
+            index
+            for index, record in self._groups.items()
+            if self._completed.get(index) != record.slot.completed
+        }
+        self._completed = {index: record.slot.completed for index, record in self._groups.items()}
+        before, self._waited_ns = self._waited_ns, {}
+        for number, index in self._open().items():
+            fresh = number not in before or index in moved
+            waited_ns = 0 if fresh else before[number] + step_ns
+            self._waited_ns[number] = waited_ns
+            record = self._groups.get(index)
+            if record is not None and waited_ns >= record.timeout_s * 1e9:
+                self._expire(record)
+
+    def _open(self) -> dict[int, int]:
+        """The calls that somebody waits for, or (collectives) that are under way; their groups."""
+        writer = self._recorder.writer
+        numbers = {number for _, number in writer.waited_for()}
+        found = {}
+        for number in numbers | set(outstanding.works):
+            index, is_message = writer.group_of(number)
+            if index in self._groups and (number in numbers or not is_message):
+                found[number] = index
+        return found
+
+    def _expire(self, record: GroupRecord) -> None:
+        """End the group's calls in gloo's own way, with its own words where we raise them."""
+        del self._groups[record.slot.index]
+        words = f"Timed out waiting {record.timeout_s * 1000:.0f}ms for operation to complete"
+        writer = self._recorder.writer
+        for ident, number in writer.waited_for():
+            if writer.group_of(number)[0] == record.slot.index:
+                waiting.expired[ident] = words
+        connections.shut_down(record.name)

@@ -1,0 +1,209 @@
+"""The handle of an asynchronous call: forwards everything, and records when the wait is over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Work
+
+from ...record.layout import Activity
+from ...record.slots import GroupSlot, ThreadSlot
+from ..checks.in_flight import Held
+from ..record.errors import FindingRaised
+from ..record.recorder import Known, Recorder
+from ..record.waiting import NO_TIMEOUT, WaitFunction, instead, whole
+from . import gpu_completion, outstanding
+from .failed_work import has_failed
+
+_IN_CALL = int(Activity.IN_CALL)
+_getframe = sys._getframe
+_watch = outstanding.watch
+
+
+class TrackedWork(Work):
+    """Stands for the backend's work of one recorded call."""
+
+    __slots__ = (
+        "_after",
+        "_group",
+        "_held",
+        "_known",
+        "_number",
+        "_open",
+        "_recorder",
+        "_waiting",
+        "_work",
+    )
+
+    _work: Any
+    _recorder: Recorder
+    _group: GroupSlot | None
+    _number: int
+    _known: Known
+    _open: bool
+    _after: Callable[[], None] | None
+    _held: Held | None
+    _waiting: bool
+
+    def __repr__(self) -> str:
+        state = "pending" if self._open else "done"
+        return f"<TrackedWork of call {self._number}: {state}>"
+
+    def _close(self, failed: bool = False, thread: ThreadSlot | None = None) -> None:
+        """The call is over; recorded once, whoever notices first. `thread` has waited for it."""
+        writer = self._recorder.writer
+        if self._open:
+            self._open = False
+            outstanding.remove(self._number)
+            if failed:
+                writer.break_off(self._number, thread)
+            else:
+                times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
+                writer.finish(self._number, thread, self._group, *times)
+        elif thread is not None:
+            writer.leave(thread)
+
+    def _was_waited_for(self, thread: ThreadSlot | None = None) -> None:
+        """`thread` has waited for the call, or has a stream that does: then it may not be over."""
+        if not (self._open and self._known.streams and gpu_completion.goes_on(self._work)):
+            self._close(thread=thread)
+            return
+        self._open = False
+        outstanding.remove(self._number)
+        gpu_completion.follow(self._recorder, self._group, self._number, self._work)
+        if thread is not None:
+            self._recorder.writer.leave(thread)
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait for the call; True when it succeeded. Raises what the backend raises."""
+        if self._held is not None:
+            self._check_held()
+        work, recorder = self._work, self._recorder
+        thread: ThreadSlot | None = None
+        wait: WaitFunction = whole
+        if self._open and not work.is_completed():
+            site = recorder.site(_getframe(1))
+            thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
+            wait = self._known.wait
+        # A wait that fails makes the work complete: the heartbeat must not see that first.
+        self._waiting = True
+        try:
+            result = wait(work, timeout)
+            self._look()
+        except BaseException as error:
+            self._close(failed=True, thread=thread)
+            better = instead(error)
+            if better is error:
+                raise
+            raise better from None
+        self._was_waited_for(thread)
+        return bool(result)
+
+    def hold(self, held: Held | None) -> None:
+        """Look at these buffers when the call is waited for."""
+        self._held = held
+
+    def _check_held(self) -> None:
+        held, self._held = self._held, None
+        try:
+            if held is not None:
+                held.check()
+        except FindingRaised as error:
+            self._close(failed=True)
+            raise instead(error) from None
+
+    def _look(self) -> None:
+        """At the result, once, if it is checked; raises the finding."""
+        after, self._after = self._after, None
+        if after is not None:
+            after()
+
+    def is_completed(self) -> bool:
+        done = self.poll()
+        if done:
+            self._held = None  # the program knows, and may write again
+        return done
+
+    def poll(self) -> bool:
+        """Whether the call is complete, which is put on record if so; asked by the layer itself."""
+        done = bool(self._work.is_completed())
+        if done and self._open and not self._waiting:
+            self._close(failed=has_failed(self._work))
+        return done
+
+    def synchronize(self) -> None:
+        self._held = None
+        self._work.synchronize()
+        self._was_waited_for()
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+    def _get_op_type(self) -> Any:
+        return self._work._get_op_type()
+
+    def _get_duration(self) -> float:
+        return float(self._work._get_duration())
+
+    def block_current_stream(self) -> None:
+        self._held = None
+        self._work.block_current_stream()
+        if self._known.streams:
+            self._was_waited_for()
+
+    def get_future_result(self) -> Any:
+        return self._work.get_future_result()
+
+    def _looked_at(self, done: Any) -> Any:
+        value = done.value()
+        self._look()
+        return value
+
+    def get_future(self) -> Any:
+        """The backend's own future; its holder may wait for it where nobody can see."""
+        self._held = None  # whoever has it may hear of the end without a wait
+        future = self._work.get_future()
+        if self._after is not None:
+            future = future.then(self._looked_at)
+        if self._open:
+            outstanding.awaited[self._number] = self
+        return future
+
+
+def track(
+    work: Any,
+    recorder: Recorder,
+    group: GroupSlot | None,
+    number: int,
+    known: Known,
+    after: Callable[[], None] | None = None,
+) -> TrackedWork:
+    """The handle for the backend's `work`. Sets the attributes from outside: a constructor in
+    Python costs as much again as torch's own."""
+    tracked = TrackedWork()
+    tracked._work = work
+    tracked._recorder = recorder
+    tracked._group = group
+    tracked._number = number
+    tracked._known = known
+    tracked._open = True
+    tracked._after = after
+    tracked._held = None
+    tracked._waiting = False
+    _watch(tracked, number, work)
+    return tracked

@@ -1,0 +1,1 @@
+"""Faults on purpose (`--inject`): when one is due in this rank, and how it is done."""

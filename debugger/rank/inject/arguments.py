@@ -1,0 +1,248 @@
+"""`change`: the same call with one argument other than the program gave it.
+
+The program's own tensors keep their shapes: where the call needs others it gets new ones, and what
+it receives goes nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...record.signature import POINT_TO_POINT, RULES
+from ..record.describe import METHODS, tensors_in
+from .call import Call
+from .context import CannotHappen
+from .splits import change_split, split_shape
+
+Shape = tuple[int, ...]
+
+_INTO_ONE = frozenset({"all_gather_into_tensor", "all_gather_into_tensor_coalesced"})
+_FROM_ONE = frozenset({"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"})
+"""Ops with one tensor for all ranks together on one side: so many times as large as the other."""
+_LISTS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
+_OTHER_DTYPES = {
+    torch.float32: torch.float64,
+    torch.float64: torch.float32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.int64: torch.int32,
+    torch.int32: torch.int64,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.bool: torch.uint8,
+}
+"""All of them are known to every backend."""
+
+
+def change(call: Call, what: str, to: Any) -> Call:
+    """The call with another `what`: `to`, or where that is None one that differs in any case."""
+    return _CHANGES[what](call, to)
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def _shape(call: Call, to: Sequence[int] | None) -> Call:
+    _need_tensors(call)
+    if call.op == "all_to_all_single":
+        return split_shape(call, to)
+    size = call.group.size()
+    first, *rest = call.given
+    into, out_of = call.op in _INTO_ONE, call.op in _FROM_ONE
+    two_sided = METHODS[call.name].gives_at == 1
+
+    def small(tensor: torch.Tensor) -> torch.Tensor:
+        return _resized(tensor, tuple(to) if to is not None else _other_shape(tensor.shape))
+
+    def large(tensor: torch.Tensor) -> torch.Tensor:
+        shape = tuple(tensor.shape)
+        if to is not None:
+            one: Shape = tuple(to)
+        elif shape and shape[0] % size == 0:
+            one = _other_shape((shape[0] // size, *shape[1:]))
+        else:
+            one = _other_shape((prod(shape) // size,))
+        return _resized(tensor, (size * one[0], *one[1:]) if one else (size,))
+
+    changed = [_mapped(first, large if into else small)]
+    if two_sided and rest:
+        changed.append(_mapped(rest.pop(0), large if out_of else small))
+    return call.changed(*changed, *rest)
+
+
+def _other_shape(shape: Sequence[int]) -> Shape:
+    """One row less, or one more where that would leave nothing."""
+    if not shape or not prod(shape[1:]):
+        return (prod(shape) + 1,)
+    return (shape[0] - 1 if shape[0] > 1 else shape[0] + 1, *shape[1:])
+
+
+def _resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A new tensor with as many of the elements as there is room for, and zeros behind them."""
+    if tensor.layout is not torch.strided:
+        raise CannotHappen(f"a {tensor.layout} tensor cannot get another shape", here=True)
+    made = torch.zeros(tuple(shape), dtype=tensor.dtype, device=tensor.device)
+    count = min(made.numel(), tensor.numel())
+    made.view(-1)[:count] = tensor.detach().reshape(-1)[:count]
+    return made
+
+
+def _dtype(call: Call, to: str | None) -> Call:
+    _need_tensors(call)
+    first, *rest = call.given
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        other = _OTHER_DTYPES.get(tensor.dtype, torch.float32)
+        if to is not None:
+            named = getattr(torch, to.removeprefix("torch."), None)
+            if not isinstance(named, torch.dtype):
+                raise CannotHappen(f"{to} is no dtype of torch; name one, such as float64")
+            other = named
+        return tensor.detach().to(other, copy=True)
+
+    changed = [_mapped(first, converted)]
+    if METHODS[call.name].gives_at == 1 and rest:
+        changed.append(_mapped(rest.pop(0), converted))
+    return call.changed(*changed, *rest)
+
+
+def _need_tensors(call: Call) -> None:
+    if next(tensors_in(call.given[:2]), None) is None:
+        raise CannotHappen(f"{call.op} has no tensors", here=True)
+
+
+def _mapped(argument: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The argument, a tensor or lists of them, with every tensor replaced."""
+    if isinstance(argument, torch.Tensor):
+        return make(argument)
+    return [_mapped(one, make) for one in argument]
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _reduce_op(call: Call, to: str | None) -> Call:
+    if not RULES[call.op].reduces:
+        raise CannotHappen(f"{call.op} has no reduce op", here=True)
+    options = _copied_options(call)
+    if to is None:
+        maximum: Any = dist.ReduceOp.MAX
+        found: Any = dist.ReduceOp.SUM if options.reduceOp == maximum else maximum
+    else:
+        found = getattr(dist.ReduceOp, to.upper(), None)
+        if found is None or to.upper() == "PREMUL_SUM":
+            raise CannotHappen(f"{to} is no reduce op; name one, such as max")
+    options.reduceOp = found
+    return _with_options(call, options)
+
+
+def _root(call: Call, to: int | None) -> Call:
+    if not RULES[call.op].root:
+        raise CannotHappen(f"{call.op} has no root", here=True)
+    group = call.group
+    options = _copied_options(call)
+    before = int(options.rootRank)
+    root = _group_rank(group, to) if to is not None else (before + 1) % group.size()
+    if root == before:
+        raise CannotHappen(f"rank {group.ranks[root]} is the root already", here=True)
+    options.rootRank = root
+    changed = _with_options(call, options)
+    if call.op not in ("gather", "scatter"):
+        return changed
+    first, second, *rest = changed.args
+    one = next(tensors_in(second if call.op == "gather" else first))
+    # The root alone has a list, with a tensor for each rank.
+    every = [[torch.zeros_like(one) for _ in group.ranks]] if root == group.rank() else []
+    if call.op == "gather":
+        return changed.changed(every, second, *rest)
+    return changed.changed(first, every, *rest)
+
+
+def _copied_options(call: Call) -> Any:
+    """Options of the call's own, which may be changed: another call may have the same object."""
+    options = call.options
+    if not hasattr(options, "timeout"):
+        raise CannotHappen(f"this {call.op} was made without an options object", here=True)
+    made = type(options)()
+    for name in dir(options):
+        if not name.startswith("_"):
+            setattr(made, name, getattr(options, name))
+    return made
+
+
+def _with_options(call: Call, options: Any) -> Call:
+    args = list(call.given)
+    args[METHODS[call.name].options_at or 0] = options
+    return call.changed(*args)
+
+
+# -- messages and groups ---------------------------------------------------------------------------
+
+
+def _tag(call: Call, to: int | None) -> Call:
+    _need_message(call)
+    *args, tag = call.given
+    other = tag + 1 if to is None else to
+    if other == tag:
+        raise CannotHappen(f"{tag} is its tag already", here=True)
+    return call.changed(*args, other)
+
+
+def _peer(call: Call, to: int | None) -> Call:
+    _need_message(call)
+    if call.name == "recv_anysource":
+        raise CannotHappen("a receive from any source has no peer", here=True)
+    group = call.group
+    tensors, peer, tag = call.given
+    others = [rank for rank in range(group.size()) if rank not in (peer, group.rank())]
+    if to is not None:
+        others = [rank for rank in others if rank == _group_rank(group, to)]
+    if not others:
+        raise CannotHappen("the group has no other rank for the message", here=True)
+    other = next((rank for rank in others if rank > peer), others[0])
+    return call.changed(tensors, other, tag)
+
+
+def _need_message(call: Call) -> None:
+    if call.op not in POINT_TO_POINT:
+        raise CannotHappen(f"{call.op} goes to no single peer: it is no send or recv", here=True)
+
+
+def _group_rank(group: Any, rank: int) -> int:
+    if rank not in group.ranks:
+        raise CannotHappen(f"rank {rank} is not in the group of this call", here=True)
+    return int(group.ranks.index(rank))
+
+
+def _group(call: Call, to: str | None) -> Call:
+    group = call.group
+    others = [one for one in group.siblings() if to is None or to in one.names]
+    # Lists have a tensor for each rank, so for these the other group must be of the same size.
+    exact = call.op in _LISTS or call.op in _INTO_ONE or call.op in _FROM_ONE
+    exact = exact or RULES[call.op].splits
+    indices = [int(call.given[1])] if call.op in POINT_TO_POINT else []
+    indices += [int(getattr(call.options, "rootRank", 0))]
+    for other in others:
+        fits = other.size() == group.size() if exact else max(indices) < other.size()
+        itself = call.op in POINT_TO_POINT and indices[0] == other.rank()
+        if fits and not itself:
+            return call.changed(*call.given, group=other)
+    named = "other group" if to is None else f"group {to!r}"
+    raise CannotHappen(f"this rank is in no {named} that could make this {call.op}", here=True)
+
+
+_CHANGES: dict[str, Callable[[Call, Any], Call]] = {
+    "shape": _shape,
+    "dtype": _dtype,
+    "reduce_op": _reduce_op,
+    "root": _root,
+    "split": change_split,
+    "tag": _tag,
+    "peer": _peer,
+    "group": _group,
+}

@@ -1,0 +1,52 @@
+"""The place where a fault happens, as the actions see it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from .group import InjectedGroup
+
+
+class CannotHappen(Exception):
+    """A fault cannot happen; the sentence says why. `here`: at another call it might."""
+
+    def __init__(self, sentence: str, here: bool = False) -> None:
+        super().__init__(sentence)
+        self.here = here
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """`arguments`: the action's. `frame`: the user's own, None where none is on the stack.
+    `announce()` puts the fault on record, and is called just before it happens. `group`: of the
+    call, or the default group; None before there is one."""
+
+    arguments: Mapping[str, Any]
+    frame: FrameType | None
+    recorder: Recorder
+    announce: Callable[[], None]
+    group: InjectedGroup | None
+
+
+def at_users_line(frame: FrameType | None, source: str, names: Mapping[str, Any]) -> None:
+    """Run one statement as if it stood on the line where `frame` stands: tracebacks, stacks and
+    this layer itself then take what happens for the program's own."""
+    space = dict(names)
+    if frame is None:
+        exec(compile(source, "<injected>", "exec"), space)  # noqa: S102 - a constant of our own
+        return
+    tree = ast.parse(source)
+    ast.increment_lineno(tree, (frame.f_lineno or 1) - 1)
+    own = frame.f_code
+    code: CodeType = compile(tree, own.co_filename, "exec").replace(co_name=own.co_name)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=own.co_qualname)
+    exec(code, space)  # noqa: S102 - the same

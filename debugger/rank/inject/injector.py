@@ -1,0 +1,331 @@
+"""Makes the faults of the run's plan happen in this rank, each at its moment.
+
+Loaded only where there is a plan: see `install`. What each fault does is in `injected_process`,
+`injected_resources`, `injected_data` and `injected_calls`; when it is due, in `moments`. A step is
+what `debugger.step(n)` begins, or in a program without it the nth `step()` of its optimisers; what
+is done to a call happens at the first one from there on. What comes by the clock happens at the
+rank's next call or step, or at once where it is the whole process's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ...faults import injected, plan
+from ...faults.injected import InjectedLog
+from ...faults.plan import Plan
+from ...record.json_objects import object_of
+from ...record.planned_faults import ASKED
+from ...record.signature import POINT_TO_POINT
+from .. import torch_private
+from ..log import steps
+from ..record import call_site, describe
+from ..record.errors import FindingRaised
+from ..record.recorder import Recorder, report_own_fault
+from . import data, links, process, resources
+from .arguments import change
+from .call import WAYS, Call, make_postponed
+from .context import CannotHappen, Occasion
+from .group import InjectedGroup, newest_default
+from .schedule import Armed, CallCounts
+
+_ACTS = {**process.ACTS, **resources.ACTS}
+_DATA = frozenset({"nan", "inf", "bitflip"})
+
+
+def begin(recorder: Recorder, directory: Path) -> Injector | None:
+    """What injects the faults of the plan in this directory; None where it has none, or none but
+    faults of links, which `injected_links` gives to distcore."""
+    try:
+        found = plan.load(directory)
+        if found is None:
+            return None
+        links.observe(found, directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        report_own_fault("fault injection", error)
+        return None
+    if all(one.action in links.ACTIONS for one in found.faults):
+        return None
+    injector = InjectedGroup.injector = Injector(recorder, directory, found)
+    steps.observe(injector.at_named_step)
+    torch_private.on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
+    return injector
+
+
+def extend(injector: Injector, directory: Path) -> None:
+    """The plan in this directory has more faults than when `injector` began."""
+    try:
+        found = plan.load(directory)
+        if found is None:
+            return
+        links.observe(found, directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        report_own_fault("fault injection", error)
+        return
+    injector.arm(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What happens at a call, which is the group's collective number `seq` (None: a message)."""
+
+    seq: int | None
+    faults: Sequence[Armed]
+
+
+class Injector:
+    """Of this process. It counts what the program does; the plan's faults of other ranks are none
+    of its business."""
+
+    group_class = InjectedGroup
+
+    def __init__(self, recorder: Recorder, directory: Path, faults: Plan) -> None:
+        self._recorder = recorder
+        self._directory = directory
+        self._start()
+        self.arm(faults)
+
+    def _start(self) -> None:
+        """Begin, or begin anew in a forked child that is a rank of its own."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._armed: list[Armed] | None = None
+        self._log: InjectedLog | None = None
+        self._counts = CallCounts()
+        self._steps = 0
+        self._steps_are_named = False
+        self._began_s: float | None = None
+        self._read_bytes = 0
+        self._off = False
+
+    def arm(self, faults: Plan) -> None:
+        """These are the plan's faults from now on; what was done of them already stays done."""
+        own = tuple(one for one in faults.faults if one.action not in links.ACTIONS)
+        with self._lock:
+            self._plan = replace(faults, faults=own)
+            self._armed = None
+
+    def __repr__(self) -> str:
+        return f"<Injector of rank {self._recorder.writer.rank}: {len(self._armed or ())} faults>"
+
+    # -- whose faults --------------------------------------------------------------------------
+
+    def _faults(self) -> Sequence[Armed]:
+        """Those of this rank, once it is known. A rank that the launcher has started again does not
+        do again what happens once."""
+        with self._lock:
+            if self._armed is None:
+                rank = self._recorder.writer.rank
+                if rank < 0:
+                    return ()
+                entries = injected.read(self._directory)
+                before = {one.fault for one in entries if one.rank == rank and not one.refused}
+                self._armed = [Armed(fault) for fault in self._plan.of(rank)]
+                for armed in self._armed:
+                    armed.over = armed.single and armed.fault.number in before
+                self._log = InjectedLog(self._directory, rank)
+            return self._armed
+
+    def _is_off(self) -> bool:
+        return self._off or os.getpid() != self._pid
+
+    def _fail(self, error: Exception) -> None:
+        self._off = True
+        report_own_fault("fault injection", error)
+
+    # -- what happens in the rank --------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The default group is there."""
+        if os.getpid() != self._pid:
+            self._start()
+        if self._began_s is None:
+            self._began_s = time.monotonic()
+
+    def at_call(self, call: Call) -> Due | None:
+        """What is due at this call of the program's; None: it is made as it is."""
+        if self._is_off():
+            return None
+        try:
+            with self._lock:
+                seq = None
+                if call.op not in POINT_TO_POINT:
+                    seq = call.group.issued
+                    call.group.issued += 1
+                made = self._counts.add(call.op, seq, call.group.names, self._elapsed_s())
+                armed = [one for one in self._faults() if one.at_call(made)]
+        except Exception as error:
+            self._fail(error)
+            return None
+        return Due(seq, armed) if armed or call.group.postponed else None
+
+    def at_named_step(self, number: int) -> None:
+        """The program says that a step begins."""
+        self._steps_are_named = True
+        self._at_step(number, sys._getframe(1))
+
+    def at_optimizer_step(self, _optimizer: Any) -> None:
+        """An optimiser's step begins; one within another's is a part of that."""
+        frame = sys._getframe(1)
+        if self._steps_are_named or self._is_off() or torch_private.cannot_look(frame):
+            return
+        number = self._steps
+        self._steps += 1
+        self._at_step(number, frame)
+
+    def _at_step(self, number: int, frame: FrameType | None) -> None:
+        if self._is_off():
+            return
+        try:
+            due = [one for one in self._faults() if one.at_step(number) or self._is_free(one)]
+        except Exception as error:
+            self._fail(error)
+            return
+        for one in due:
+            if one.of_calls:
+                one.waiting = True
+            else:
+                self._befall(one, call_site.find(frame), f"step {number}")
+
+    @staticmethod
+    def _is_free(one: Armed) -> bool:
+        return one.waiting and not one.of_calls
+
+    def look(self) -> None:
+        """What time brings, and who asks. Called with every heartbeat, on its thread."""
+        if self._is_off():
+            return
+        try:
+            faults = self._faults()
+            if not faults:
+                return  # or the rank is not known yet, and who asks is to be heard later
+            asked = self._asked()
+            due = [one for one in faults if one.at_time(self._elapsed_s())]
+        except Exception as error:
+            self._fail(error)
+            return
+        for one in (*due, *asked):
+            if one.at_once:
+                frame = call_site.of_thread(threading.main_thread().ident or 0)
+                where = "when asked for" if one in asked else f"{self._elapsed_s():.1f} s"
+                self._befall(one, frame, where)
+            else:
+                one.over = False
+                one.waiting = True
+
+    def _elapsed_s(self) -> float:
+        return -1.0 if self._began_s is None else time.monotonic() - self._began_s
+
+    def _asked(self) -> list[Armed]:
+        """The faults that somebody wants to happen now."""
+        path = self._directory / ASKED
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return []
+        if size <= self._read_bytes:
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read_bytes)
+            lines = file.read(1 << 16).splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._read_bytes += sum(map(len, whole))
+        numbers = [object_of(line).get("fault") for line in whole]
+        return [one for one in self._faults() if one.fault.number in numbers]
+
+    # -- making it happen ----------------------------------------------------------------------
+
+    def _befall(self, one: Armed, frame: FrameType | None, where: str, **more: Any) -> None:
+        """Something that is done to the process or a parameter, not to a call."""
+        place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+        announce = partial(self._announce, one, where, place, **more)
+        occasion = Occasion(one.fault.arguments, frame, self._recorder, announce, newest_default())
+        try:
+            if one.fault.action in _DATA:
+                data.damage_parameter(one.fault.action, one.fault.arguments, announce)
+            else:
+                _ACTS[one.fault.action](occasion)
+        except CannotHappen as error:
+            self._refuse(one, error)
+        except FindingRaised:
+            raise
+        except Exception as error:
+            if call_site.raised_by_user(error):
+                raise  # it was to be raised, or comes from a signal's handler
+            self._fail(error)
+
+    def make(self, call: Call, due: Due) -> Any:
+        """Make the call as the faults will have it; in place of the group's own method."""
+        frame = call_site.find(sys._getframe(1)) or call_site.of_thread(
+            threading.main_thread().ident or 0
+        )
+        place = (frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else ("", 0)
+        where = self._where(call, due.seq)
+        more = {"group": call.group.names[-1], "seq": due.seq}
+        way = None
+        for one in due.faults:
+            if not one.of_calls:
+                self._befall(one, frame, where, **more)
+                continue
+            announce = partial(self._announce, one, where, place, **more)
+            try:
+                call, way = self._touched(one, call, way, announce)
+            except CannotHappen as error:
+                self._refuse(one, error)
+            except Exception as error:
+                self._fail(error)
+        group = call.group
+        work = call.make() if way is None else WAYS[way](call)
+        if way != "reorder":
+            make_postponed(group)
+        return work
+
+    @staticmethod
+    def _touched(one: Armed, call: Call, way: str | None, announce: Any) -> tuple[Call, str | None]:
+        """The call with this fault in it, and how it is made then."""
+        fault = one.fault
+        if fault.action == "reorder" and call.group.postponed:
+            return call, way  # it is the next one of such a call
+        if fault.action in WAYS:
+            announce()
+            return call, way or fault.action
+        if fault.action == "change":
+            changed = change(call, fault.arguments["what"], fault.arguments.get("to"))
+            announce()
+            return changed, way
+        rank = call.group.rank()
+        data.damage_call(fault.action, fault.arguments, call.name, call.given, rank, announce)
+        return call, way
+
+    @staticmethod
+    def _where(call: Call, seq: int | None) -> str:
+        """The call in words."""
+        try:
+            facts = describe.METHODS[call.name].facts(call.given)
+            signature = describe.signature(call.op, facts, call.group.ranks)
+        except Exception:  # of a call that the backend will refuse: its own words are enough
+            return call.op
+        return str(signature) if seq is None else f"{signature} {call.group.place(seq)}"
+
+    def _announce(self, one: Armed, where: str, place: tuple[str, int], **more: Any) -> None:
+        one.has_happened()
+        if self._log is not None:
+            file, line = place
+            self._log.add(one.fault.number, where, file=file, line=line, **more)
+
+    def _refuse(self, one: Armed, error: CannotHappen) -> None:
+        """It cannot happen: at this call, and is awaited further; or never, which ends the run."""
+        if error.here and (one.waiting or not one.single):
+            return
+        one.over = True
+        if self._log is not None:
+            self._log.refuse(one.fault.number, str(error))

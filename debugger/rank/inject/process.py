@@ -1,0 +1,104 @@
+"""Faults of the process: it gets a signal, ends, raises, hangs, is late."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ...faults.actions import exception_of
+from ...record.layout import Phase
+from ..record import waiting
+from .context import CannotHappen, Occasion, at_users_line
+
+_LOOK_EVERY_S = 0.05
+_MUTEX_BYTES = 128
+"""More than a pthread mutex has anywhere; all zeros is one that is free."""
+
+
+def kill(occasion: Occasion) -> None:
+    """The signal comes to this process; one that it handles, in its main thread."""
+    number = getattr(signal, f"SIG{occasion.arguments['signal']}")
+    occasion.announce()
+    os.kill(os.getpid(), number)
+
+
+def leave(occasion: Occasion) -> None:
+    """As `os._exit(code)` in the program: no `finally`, no handler, nothing is flushed."""
+    code = int(occasion.arguments["code"])
+    recorder = occasion.recorder
+    recorder.note("exit", f"os._exit({code})", recorder.safe_site(occasion.frame))
+    occasion.announce()
+    recorder.writer.phase(Phase.ENDED, code)
+    os._exit(code)
+
+
+def throw(occasion: Occasion) -> None:
+    """The exception is raised at the program's line."""
+    name, message = exception_of(occasion.arguments["error"])
+    kind = getattr(builtins, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, BaseException):
+        raise CannotHappen(f"{name} is no built-in exception; name one, such as ValueError")
+    try:
+        error = kind(message)
+    except TypeError:
+        raise CannotHappen(
+            f"{name} cannot be made of a text alone; name another exception, such as ValueError"
+        ) from None
+    occasion.announce()
+    at_users_line(occasion.frame, "raise error", {"error": error})
+
+
+def delay(occasion: Occasion) -> None:
+    """The thread sleeps, as if the program's own line took so long."""
+    seconds = float(occasion.arguments["delay_s"])
+    occasion.announce()
+    at_users_line(occasion.frame, "sleep(seconds)", {"sleep": _sleep, "seconds": seconds})
+
+
+def hang(occasion: Occasion) -> None:
+    """The thread does not come back, unless the verdict of the run is raised in it: asleep and at a
+    lock it can be; in C it cannot, with or without the GIL, and has to be killed."""
+    stay = _HANGS[occasion.arguments["how"]]()
+    occasion.announce()
+    at_users_line(occasion.frame, "stay()", {"stay": stay})
+
+
+def _sleep(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _LOOK_EVERY_S))
+        waiting.check()
+
+
+def _sleep_for_ever() -> None:
+    while True:
+        _sleep(3600.0)
+
+
+def _lock_up(library: ctypes.CDLL) -> None:
+    """Take a lock of C's that this thread holds already: no signal brings it out of there."""
+    mutex = ctypes.create_string_buffer(_MUTEX_BYTES)
+    while True:
+        library.pthread_mutex_lock(mutex)
+
+
+_HANGS: dict[str, Callable[[], Callable[[], object]]] = {
+    "sleep": lambda: _sleep_for_ever,
+    "lock": lambda: threading.Semaphore(0).acquire,  # no frame of ours stands above it
+    "gil": lambda: partial(_lock_up, ctypes.PyDLL(None)),
+    "native": lambda: partial(_lock_up, ctypes.CDLL(None)),
+}
+
+ACTS: dict[str, Callable[[Occasion], None]] = {
+    "kill": kill,
+    "exit": leave,
+    "raise": throw,
+    "delay": delay,
+    "hang": hang,
+}

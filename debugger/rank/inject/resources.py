@@ -1,0 +1,225 @@
+"""Faults of what a process lives on: its memory, its files, its store; and a fork that shares them.
+
+A full disk is a limit of this process on the size of its files (RLIMIT_FSIZE): no file that it
+writes grows any more, and the error is "File too large" in place of "No space left on device". The
+disk itself, which others use, is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .context import CannotHappen, Occasion, at_users_line
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_PREFIX = "distdebug-oom-"
+_MEMORY_BYTES = 32 << 20
+"""What the process may use more than now until the kernel's killer comes."""
+_TOO_MUCH_BYTES = 1 << 30
+_CHILD_S = 20.0
+_PORT = re.compile(r":(\d+)(?:[/?]|$)")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def run_out_of_memory(occasion: Occasion) -> None:
+    """An allocation of the program's fails, or the kernel's OOM killer ends the process."""
+    if occasion.arguments["how"] == "killer":
+        _be_killed(occasion)
+    else:
+        _fail_to_allocate(occasion)
+
+
+def _fail_to_allocate(occasion: Occasion) -> None:
+    """The limit holds for this allocation alone: a process that really runs out of memory cannot
+    tell anybody of what, and its threads in C++ would abort."""
+    error = _memory_error()
+    occasion.announce()
+    at_users_line(occasion.frame, "raise error", {"error": error})
+
+
+def _memory_error() -> MemoryError:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes(), hard))
+    try:
+        bytearray(_TOO_MUCH_BYTES)
+    except MemoryError:
+        return MemoryError(f"cannot allocate {_TOO_MUCH_BYTES} bytes (injected fault)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    raise CannotHappen("this system sets a process no limit to its memory (RLIMIT_AS)")
+
+
+def _address_space_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * mmap.PAGESIZE
+
+
+def _be_killed(occasion: Occasion) -> None:
+    """In a memory cgroup of its own, whose limit it then exceeds. Memory stays with the cgroup in
+    which it was taken, so what the process has already does not count."""
+    cgroup, limit = _own_cgroup()
+    try:
+        (cgroup / limit).write_text(str(_MEMORY_BYTES))
+        for swap in ("memory.swap.max", "memory.swappiness"):
+            with contextlib.suppress(OSError):
+                (cgroup / swap).write_text("0")
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
+        raise CannotHappen(_no_cgroup(error)) from None
+    occasion.announce()
+    kept = []
+    while True:
+        kept.append(bytearray(b"\x01") * mmap.PAGESIZE * 256)
+
+
+def _own_cgroup() -> tuple[Path, str]:
+    """A new memory cgroup below this process's own, and the name of its limit."""
+    error: OSError | None = None
+    for parent, limit in _memory_cgroups():
+        _remove_old_cgroups(parent)
+        made = parent / f"{_CGROUP_PREFIX}{os.getpid()}"
+        try:
+            made.mkdir()
+            if (made / limit).exists():
+                return made, limit
+            made.rmdir()
+        except OSError as caught:
+            error = caught
+    raise CannotHappen(_no_cgroup(error))
+
+
+def _memory_cgroups() -> Iterator[tuple[Path, str]]:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        inside = path.strip("/")
+        if not controllers:
+            yield _CGROUPS / inside, "memory.max"
+        elif "memory" in controllers.split(","):
+            # Within a container the path may be the host's, and the mount shows its own root.
+            yield _CGROUPS / "memory" / inside, "memory.limit_in_bytes"
+            yield _CGROUPS / "memory", "memory.limit_in_bytes"
+
+
+def _remove_old_cgroups(parent: Path) -> None:
+    """Nobody is left to remove a cgroup whose only process was killed."""
+    with contextlib.suppress(OSError):
+        for old in parent.glob(f"{_CGROUP_PREFIX}*"):
+            if not Path(f"/proc/{old.name.removeprefix(_CGROUP_PREFIX)}").exists():
+                with contextlib.suppress(OSError):
+                    old.rmdir()
+
+
+def _no_cgroup(error: OSError | None) -> str:
+    why = "there is no memory controller" if error is None else str(error.strerror).lower()
+    return (
+        f"the kernel's killer needs a memory cgroup of its own for the rank ({why}); run as root, "
+        "or inject oom(how=allocation)"
+    )
+
+
+# -- a child ---------------------------------------------------------------------------------------
+
+
+def fork(occasion: Occasion) -> None:
+    """A forked child calls a barrier on its parent's group, and ends; the parent goes on."""
+    group = occasion.group
+    if group is None:
+        raise CannotHappen("there is no process group yet that a forked child could use")
+    occasion.announce()
+    at_users_line(occasion.frame, "fork(group)", {"fork": _use_in_child, "group": group})
+
+
+def _use_in_child(group: object) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(_CHILD_S))  # whatever the fork has left locked
+        status = 1
+        try:
+            group.barrier().wait()  # type: ignore[attr-defined]
+            status = 0
+        finally:
+            os._exit(status)
+    with contextlib.suppress(ChildProcessError):  # the program has its children reaped
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.01)
+
+
+# -- files and the store ---------------------------------------------------------------------------
+
+
+def fill_disk(occasion: Occasion) -> None:
+    """See the file's docstring. It lasts to the end of the process."""
+    if signal.getsignal(signal.SIGXFSZ) is not signal.SIG_IGN:  # as Python itself has it
+        raise CannotHappen("the program handles SIGXFSZ, which a file that cannot grow brings")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    occasion.announce()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+
+
+def drop_store(occasion: Occasion) -> None:
+    """This process's connections to the TCPStore end; where it hosts the store, everybody's."""
+    port = _store_port(occasion)
+    found = list(_connections(port))
+    if not found:
+        raise CannotHappen(
+            f"this rank has no connection to a TCPStore at port {port}; the fault needs one, as "
+            "env:// and tcp:// make it"
+        )
+    occasion.announce()
+    for connection in found:
+        with connection, contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _store_port(occasion: Occasion) -> int:
+    for address in (occasion.recorder.job, f":{os.environ.get('MASTER_PORT', '')}"):
+        named = _PORT.search(address)
+        if named:
+            return int(named[1])
+    raise CannotHappen("this rank has no TCPStore whose connection could break")
+
+
+def _connections(port: int) -> Iterator[socket.socket]:
+    """A duplicate of each of this process's TCP connections with this port at either end."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+            ends = _ports(connection)
+            if port in ends:
+                yield connection
+            else:
+                connection.close()
+
+
+def _ports(connection: socket.socket) -> set[int]:
+    """Of a TCP connection: a listener's stays open, so that it can be told from a dead host."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return set()
+    try:
+        ends = (connection.getpeername(), connection.getsockname())
+    except OSError:
+        return set()
+    return {int(end[1]) for end in ends}
+
+
+ACTS: dict[str, Callable[[Occasion], None]] = {
+    "oom": run_out_of_memory,
+    "fork": fork,
+    "fill-disk": fill_disk,
+    "drop-store": drop_store,
+}

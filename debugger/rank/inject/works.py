@@ -1,0 +1,87 @@
+"""The handles of calls that faults have touched: left out, made twice, or made with other tensors.
+
+C++ code waits for them like for any other: DDP's reducer, functional collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from ..record.waiting import NO_TIMEOUT
+
+
+class OtherWork(Work):
+    """What the program gets in place of the handle of `work`; None: the call was not made.
+
+    `tensors` are those that the program believes the call to have written: its future has them,
+    whatever the call itself was made with. `also`: a handle that is waited for with this one.
+    """
+
+    _work: Any
+    _also: Any
+    _tensors: list[torch.Tensor]
+
+    def __init__(self, work: Any, tensors: Sequence[torch.Tensor], also: Any = None) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = list(tensors)
+        self._also = also
+
+    def __repr__(self) -> str:
+        return f"<OtherWork of {self._work!r}>"
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """As the handle's own; at once, where there is none."""
+        for work in (self._also, self._work):
+            if work is not None:
+                work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work is None or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return self._work is None or bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return None if self._work is None else self._work.exception()
+
+    def synchronize(self) -> None:
+        if self._work is not None:
+            self._work.synchronize()
+
+    def block_current_stream(self) -> None:
+        if self._work is not None:
+            self._work.block_current_stream()
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._tensors)
+
+    def source_rank(self) -> int:
+        return 0 if self._work is None else int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return 0 if self._work is None else int(self._work._source_rank())
+
+    def _get_duration(self) -> float:
+        return 0.0 if self._work is None else float(self._work._get_duration())
+
+    def get_future(self) -> Any:
+        """Of the program's own tensors; failing as the call does."""
+        if self._work is not None:
+            return self._work.get_future().then(self._own_tensors)
+        future: Any = torch.futures.Future()
+        future.set_result(list(self._tensors))
+        return future
+
+    def _own_tensors(self, done: Any) -> list[torch.Tensor]:
+        done.value()
+        return list(self._tensors)
+
+    def get_future_result(self) -> Any:
+        return self.get_future().then(lambda done: (done.value(), 0)[1])

@@ -1,0 +1,71 @@
+"""`debugger.log`: the program's own events, in the log of its rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from ...record.log_levels import at_least
+from . import rank_log, steps
+
+
+class Log:
+    """Events of the program, each with its rank, its step and its line of code.
+
+    From info on they are always in the rank's file; trace and debug as the levels of
+    TORCH_CPP_LOG_LEVEL and TORCH_DISTRIBUTED_DEBUG say, which also say what stderr shows. A field
+    that is named like one that every record has gets a `_` behind its name. In a program that is
+    not watched the events go nowhere.
+    """
+
+    def __init__(self, fields: Mapping[str, Any] | None = None) -> None:
+        self._fields = dict(fields or {})
+
+    def __repr__(self) -> str:
+        return f"<Log {self._fields}>"
+
+    def bind(self, **fields: Any) -> Log:
+        """A log whose events have these fields, too."""
+        return Log({**self._fields, **fields})
+
+    @staticmethod
+    def step(number: int) -> None:
+        """As `debugger.step`: a step begins, and all events of this process carry it now."""
+        steps.step(number)
+
+    def trace(self, event: str, /, **fields: Any) -> None:
+        """What is of use only to follow each single thing."""
+        self._put(sys._getframe(1), event, "trace", fields)
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """What is of use to whoever looks for a fault."""
+        self._put(sys._getframe(1), event, "debug", fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """What happens when all is well."""
+        self._put(sys._getframe(1), event, "info", fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """What somebody should look at."""
+        self._put(sys._getframe(1), event, "warning", fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        """What went wrong."""
+        self._put(sys._getframe(1), event, "error", fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """An error, with the traceback of the exception that is being handled."""
+        self._put(sys._getframe(1), event, "error", {"exc_info": True, **fields})
+
+    def _put(self, frame: FrameType, event: str, level: str, fields: dict[str, Any]) -> None:
+        if not at_least(level, "info") and not at_least(level, rank_log.file_level()):
+            return
+        stepped = {} if steps.current is None else {"step": steps.current}
+        given = rank_log.renamed({**stepped, **self._fields, **fields})
+        place = rank_log.at((frame.f_code.co_filename, frame.f_lineno))
+        rank_log.put(event, level, {**given, **place})
+
+
+log = Log()

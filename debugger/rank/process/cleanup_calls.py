@@ -1,0 +1,86 @@
+"""Puts on record that a collective is called while an exception is on its way out.
+
+`finally: dist.barrier()` and `finally: dist.destroy_process_group()` run before Python tells
+anybody of the exception, and to the other ranks look like a call that does not fit, or like an
+early end.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import sys
+import traceback
+from types import FrameType
+
+from ..group import checked_group
+from ..record import call_site
+from ..record.errors import FindingRaised
+from ..record.recorder import Recorder
+from .exits import nature, users_site
+
+_MOST_NOTES = 64
+_ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
+_spans: dict[str, list[range]] = {}
+
+
+def observe(recorder: Recorder) -> None:
+    """From now on calls made during an exception are noted, once for each exception."""
+    noted: set[tuple[int, int]] = set()
+
+    def look(number: int, destroys: bool) -> None:
+        with contextlib.suppress(Exception):
+            error = sys.exc_info()[1]
+            if not isinstance(error, Exception) or isinstance(error, _ORDINARY):
+                return
+            key = (id(error), id(error.__traceback__))
+            cleanup = _in_cleanup(sys._getframe(2), error)
+            if key in noted or len(noted) >= _MOST_NOTES or not (cleanup or destroys):
+                return
+            noted.add(key)
+            recorder.note(
+                "unwinding",
+                f"{type(error).__name__}: {error}".rstrip(": "),
+                users_site(recorder, error),
+                type=type(error).__name__,
+                stack=[
+                    f"{row.filename}:{row.lineno} in {row.name}"
+                    for row in traceback.extract_tb(error.__traceback__)[-30:]
+                ],
+                call=number,
+                destroys=destroys,
+                **nature(error),
+            )
+
+    checked_group.set_in_flight(look)
+
+
+def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
+    """Whether the exception goes on after what runs now: a `finally`, or the end of a `with`."""
+    passed = set()
+    trace = error.__traceback__
+    while trace is not None:
+        passed.add(id(trace.tb_frame))
+        trace = trace.tb_next
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if id(frame) in passed and call_site.frame_kind(name) != call_site.OWN:
+            return any(frame.f_lineno in span for span in _cleanups(name))
+        frame = frame.f_back
+    return False
+
+
+def _cleanups(filename: str) -> list[range]:
+    """The lines of a file's `finally` blocks and `with` statements' heads."""
+    if filename not in _spans:
+        found = []
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse("".join(linecache.getlines(filename)))):
+                body = getattr(node, "finalbody", None)
+                if body:
+                    found.append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
+                elif isinstance(node, (ast.With, ast.AsyncWith)):
+                    found.append(range(node.lineno, node.body[0].lineno))
+        _spans[filename] = found
+    return _spans[filename]

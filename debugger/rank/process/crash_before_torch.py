@@ -1,0 +1,49 @@
+"""The exception of a rank that ends before it has imported torch, so before the layer is in place.
+
+A missing module or a wrong configuration on one rank is as good a reason for a failed run as any.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import traceback
+from pathlib import Path
+
+from ...record.flight_file import FlightFile
+from ...record.layout import Definition, Phase
+from ..log import rank_log
+from ..record import call_site
+
+
+def record(error: BaseException) -> None:
+    """Write a flight record that holds nothing but who this rank was, and this exception."""
+    if not isinstance(error, Exception):
+        return
+    summary = traceback.extract_tb(error.__traceback__)
+    users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
+    place = (users[-1].filename, users[-1].lineno or 0) if users else None
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    data = {
+        "type": type(error).__name__,
+        "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
+    }
+    rank_log.note("exception", message, data, place)  # first: the flight record ends the run
+    environment = os.environ
+    path = Path(environment["DISTDEBUG_RUN_DIR"]) / "ranks" / f"pid-{os.getpid()}.flight"
+    file = FlightFile(path)
+    address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+    file.identify({"host": socket.gethostname(), "job": address})
+    file.claim(
+        int(environment["RANK"]),
+        int(environment.get("WORLD_SIZE", 0)),
+        int(environment.get("LOCAL_RANK", -1)),
+        int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+    )
+    site = 0
+    if place is not None:
+        site = file.define(Definition.SITE, json.dumps([*place, users[-1].name]))
+    file.note("exception", message, site=site, communication=False, **data)
+    file.phase(Phase.EXITING, 1)

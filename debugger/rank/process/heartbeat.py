@@ -1,0 +1,149 @@
+"""A thread of the rank that says: this process can still run Python, and where it stands.
+
+It also notices what nobody tells: asynchronous calls that have ended, threads that wait in torch's
+C++ code for a future, and threads with user code that could still act while the others wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ..group import gpu_completion, outstanding
+from ..record import call_site
+from ..record.recorder import Recorder, report_own_fault
+from . import unwaited_work
+
+PERIOD_S = 0.1
+_LAST_BEAT_S = 1.0
+_STILL_BEATS = 20
+"""So many beats long the main thread must stand still to count as waiting for a GPU."""
+_JOINING = frozenset({"join", "_wait_for_tstate_lock"})
+
+
+class Heartbeat:
+    """Runs `beat` ten times a second until `stop`; `also` runs with every beat."""
+
+    def __init__(self, recorder: Recorder, also: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._also = also
+        self._stop = threading.Event()
+        self._switches: dict[int, int] = {}
+        self._inferred: int | None = None
+        self._still: tuple[object, ...] = ()
+        self._still_beats = 0
+        self._on_stream: int | None = None
+        self.thread = threading.Thread(target=self._run, name="distdebug-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self.beat()  # a rank that takes the GIL at once and keeps it has had one beat
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for that; the last beat is its last word.
+
+        A thread that drops a call's Work while Python is being finalised is ended inside a C++
+        destructor, and takes the process with it ("terminate called without an active exception").
+        """
+        self._stop.set()
+        if self.thread.is_alive():
+            self.thread.join(_LAST_BEAT_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            try:
+                self.beat()
+            except Exception as error:
+                report_own_fault("the heartbeat", error)
+                return
+            self._also()
+
+    def beat(self) -> None:
+        """One look at the process."""
+        writer = self._recorder.writer
+        outstanding.poll()
+        gpu_completion.poll()
+        unwaited_work.report(self._recorder)
+        self._infer()
+        self._infer_on_stream()
+        serial = writer.serial
+        free = self._free_threads()
+        main = threading.main_thread().ident or 0
+        frame = call_site.of_thread(main)
+        location = self._recorder.site(frame) if frame is not None else 0
+        writer.heartbeat(free, serial, location)
+
+    def _free_threads(self) -> int:
+        """Threads with user code on their stack that are in no recorded wait.
+
+        A thread that joins another is not counted: it can only act after that one.
+        """
+        writer = self._recorder.writer
+        free = 0
+        for ident, frame in sys._current_frames().items():
+            if ident == threading.get_ident() or writer.is_waiting(ident):
+                continue
+            if frame.f_code.co_name in _JOINING and frame.f_globals.get("__name__") == "threading":
+                continue
+            user = call_site.find(frame)
+            if user is not None and call_site.frame_kind(user.f_code.co_filename) == call_site.USER:
+                free += 1
+        return free - (0 if self._inferred is None else 1)
+
+    def _infer(self) -> None:
+        """The main thread waits for a future in C++ if it has not run since the last beat."""
+        ident = threading.main_thread().ident or 0
+        native = os.getpid()  # `native_id` is the parent's in a forked process, before Python 3.13
+        writer = self._recorder.writer
+        number = outstanding.oldest_awaited()
+        before = self._switches.get(native)
+        now = _context_switches(native) if number is not None else None
+        self._switches = {native: now} if now is not None else {}
+        frame = sys._current_frames().get(ident)
+        idle = (
+            now is not None
+            and now == before
+            and frame is not None
+            and call_site.is_torch(frame.f_code.co_filename)
+            and not writer.is_waiting(ident)
+        )
+        waits_for = number if idle else None
+        if waits_for != self._inferred:
+            site = self._recorder.site(frame)
+            writer.infer(ident, native, 0 if waits_for is None else waits_for + 1, site)
+            self._inferred = waits_for
+
+    def _infer_on_stream(self) -> None:
+        """The main thread waits for a GPU, perhaps: it has long stood at one instruction, and a
+        call is under way on a stream. Where it does so (`.item()`, `synchronize()`) nobody tells.
+
+        It still counts as free to act, for it may as well compute: this makes the call's absent
+        rank a suspect when the time is up, and proves nothing.
+        """
+        ident = threading.main_thread().ident or 0
+        number = gpu_completion.oldest()
+        frame = sys._current_frames().get(ident) if number is not None else None
+        still = (number, id(frame), frame.f_lasti) if frame is not None else ()
+        self._still_beats = self._still_beats + 1 if still and still == self._still else 0
+        self._still = still
+        writer = self._recorder.writer
+        stands = self._still_beats >= _STILL_BEATS and not writer.is_waiting(ident)
+        waits_for = number if stands and self._inferred is None else None
+        if waits_for != self._on_stream:
+            call = 0 if waits_for is None else waits_for + 1
+            if self._inferred is None:
+                site = self._recorder.site(frame) if frame is not None else 0
+                writer.infer(ident, os.getpid(), call, site, on_stream=True)
+            self._on_stream = waits_for
+
+
+def _context_switches(native_id: int) -> int | None:
+    """How often a thread of this process gave up or lost the CPU; None where nobody can tell."""
+    try:
+        status = Path(f"/proc/self/task/{native_id}/status").read_text()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)

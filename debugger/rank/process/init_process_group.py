@@ -1,0 +1,159 @@
+"""Watches init_process_group and destroy_process_group: which rank this is, what it waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from ...record import layout
+from ...record.layout import Activity
+from .. import torch_private, torch_private_stores
+from ..group import forks
+from ..log import rank_log
+from ..record.recorder import Recorder, report_own_fault
+from ..settling import settle
+from . import unwaited_work
+
+
+def observe(recorder: Recorder, directory: Path) -> None:
+    """From now on every initialisation and destruction is on record.
+
+    A rank that its launcher names is known at once, also if it never comes to initialise.
+    """
+    if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
+        try:
+            _claim(recorder, directory, _rendezvous((), {}))
+        except Exception as error:
+            report_own_fault("claiming the rank", error)
+    c10d = torch_private.c10d
+    torch_private.patch(
+        c10d, "init_process_group", lambda original: _init(recorder, directory, original)
+    )
+    torch_private.patch(
+        c10d, "destroy_process_group", lambda original: _destroy(recorder, original)
+    )
+
+
+def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        detail: dict[str, Any] = {"op": "init_process_group"}
+        site = recorder.safe_site(sys._getframe(1))
+        try:
+            forks.revive(recorder)
+            detail.update(_rendezvous(args, kwargs))
+            _claim(recorder, directory, detail)
+            if detail.get("stale"):
+                recorder.note("stale_store", detail["stale"], site, path=detail["path"])
+        except Exception as error:
+            report_own_fault("watching init_process_group", error)
+        with recorder.waiting_in(Activity.INIT, detail, site):
+            result = original(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            if recorder.writer.rank < 0:
+                group = torch_private.c10d.GroupMember.WORLD
+                _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
+        rank_log.write("init_process_group", "debug", **_told(detail))
+        return result
+
+    return init_process_group
+
+
+def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        site = recorder.safe_site(sys._getframe(1))
+        with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
+            # A worker of gloo that still drops a call's callback needs the GIL for it, while the
+            # end of the group, or of a DDP model that outlives it, waits for the worker with it.
+            settle()
+            try:
+                # The end of the process, which tells them too, may wait for the other ranks.
+                unwaited_work.report(recorder)
+            except Exception as error:
+                report_own_fault("looking for handles that were dropped", error)
+            return original(*args, **kwargs)
+
+    return destroy_process_group
+
+
+def _told(detail: dict[str, Any]) -> dict[str, Any]:
+    """What the log says of it; the record has its own field for the rank."""
+    return {name: value for name, value in detail.items() if name not in ("rank", "path", "stale")}
+
+
+def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Rank, world size and address, from the arguments or the environment."""
+    names = ("backend", "init_method", "timeout", "world_size", "rank", "store")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    method = given.get("init_method")
+    rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
+    detail: dict[str, Any] = {"backend": str(given.get("backend"))}
+    if given.get("store") is not None:
+        detail["address"] = torch_private_stores.store_address(given["store"])
+    elif method in (None, "env://"):
+        environment = os.environ
+        rank = int(environment.get("RANK", -1)) if rank < 0 else rank
+        size = int(environment.get("WORLD_SIZE", -1)) if size < 0 else size
+        detail["address"] = (
+            f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+        )
+    else:
+        url = urlparse(str(method))
+        detail["address"] = str(method)
+        if url.scheme == "file":
+            detail["path"] = url.path
+            detail["stale"] = _stale(Path(url.path))
+    detail["rank"], detail["world_size"] = rank, size
+    return detail
+
+
+def _stale(path: Path) -> str:
+    """A FileStore's file from before this run, which makes a rendezvous go wrong; "" if not so."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
+    if not status.st_size or not started or status.st_mtime >= started:
+        return ""
+    age_s = time.time() - status.st_mtime
+    return (
+        f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
+        "before this run"
+    )
+
+
+def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any]) -> None:
+    """Say which rank this is, and give the record its name, if no living process has it."""
+    rank, size = int(detail["rank"]), int(detail["world_size"])
+    if rank < 0:
+        return
+    recorder.claim(
+        rank,
+        size,
+        int(os.environ.get("LOCAL_RANK", -1)),
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        str(detail.get("address", "")),
+    )
+    _name_file(recorder.writer.path, directory / "ranks" / f"{rank}.flight")
+
+
+def _name_file(path: Path, name: Path) -> None:
+    """Give the record its rank's name. An earlier process's record steps aside; that of a living
+    rival keeps the name, and both stay readable."""
+    with contextlib.suppress(OSError):
+        if name.exists() and not _written_by_the_living(name):
+            os.rename(name, name.with_name(f"{name.stem}.before-{os.getpid()}.flight"))
+        os.link(path, name)
+        os.unlink(path)
+
+
+def _written_by_the_living(path: Path) -> bool:
+    with path.open("rb") as file:
+        pid = layout.HEADER.unpack(file.read(layout.HEADER.size))[2]
+    return Path(f"/proc/{pid}").exists()

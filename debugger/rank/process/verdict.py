@@ -1,0 +1,129 @@
+"""Raises the supervisor's verdict in a rank that can still run Python, at the rank's own line.
+
+The supervisor writes `verdict.json` into the run directory. The heartbeat sees it; a signal brings
+the main thread out of sleeps and locks, waits for works look at it between slices, and gloo's
+connections are shut down for threads that wait in its C++ code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from ...record.run_directory import is_live
+from .. import connections
+from ..record import call_site, waiting
+from ..record.errors import FindingRaised, error_of
+from . import main_thread
+
+VERDICT = "verdict.json"
+_FREED_WITHIN_S = 0.3
+
+
+_OWN_FINDING_S = 1.0
+"""How long a rank that found something itself waits for the supervisor to say it."""
+
+_told = False
+_silent = False
+
+
+class VerdictWatch:
+    """Looks for the verdict, and raises it in every thread that waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._error: tuple[str, str, str | None] | None = None
+        self._told_main = False
+
+    def install(self) -> None:
+        """Begin."""
+        waiting.set_verdict(self.check, self.instead)
+        main_thread.on_return(self._on_main_thread)
+
+    def look(self) -> None:
+        """Called with every heartbeat."""
+        if self._error is not None or not self._path.exists():
+            return
+        try:
+            verdict = json.loads(self._path.read_text())
+            self._error = (str(verdict["kind"]), str(verdict["text"]), verdict.get("cause"))
+        except (OSError, ValueError, KeyError):
+            return
+        global _told
+        _told = True
+        main = threading.main_thread()
+        frame = sys._current_frames().get(main.ident or 0)
+        waited = connections.shut_down()
+        if threading.current_thread() is main or main.ident is None:
+            return
+        in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
+        if waited and in_torch and _leaves(main.ident, frame):
+            return  # the lost connection has freed it: a signal would hit its `finally` blocks
+        main_thread.interrupt()
+
+    def check(self) -> None:
+        """Raise the verdict if there is one. Called between the slices of a wait."""
+        if self._error is not None:
+            if threading.current_thread() is threading.main_thread():
+                self._told_main = True
+            raise self._raised()
+
+    def instead(self, error: BaseException) -> BaseException:
+        """The verdict, where a call failed because others were told of it first; else the error."""
+        if not isinstance(error, Exception):
+            return error
+        if isinstance(error, FindingRaised):
+            if not error.own:
+                return error
+            await_report(self._path.parent, _OWN_FINDING_S)
+        self.look()
+        if self._error is None:
+            return error
+        if threading.current_thread() is threading.main_thread():
+            self._told_main = True
+        return self._raised()
+
+    def _raised(self) -> FindingRaised:
+        return error_of(*(self._error or ("", "", None)))
+
+    def _on_main_thread(self, _frame: FrameType | None) -> None:
+        if self._error is not None and not self._told_main and not _silent:
+            self._told_main = True
+            raise self._raised()
+
+
+def _leaves(thread: int, frame: FrameType | None) -> bool:
+    """Whether the thread comes out of this frame soon."""
+    deadline = time.monotonic() + _FREED_WITHIN_S
+    while time.monotonic() < deadline:
+        found = sys._current_frames().get(thread)
+        while found is not None and found is not frame:
+            found = found.f_back
+        if found is None:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def await_report(directory: Path, limit_s: float) -> None:
+    """Wait for the verdict, whose words are those of all ranks, in this host's run at least."""
+    if not is_live(directory):
+        return  # there is no supervisor
+    until = time.monotonic() + limit_s
+    while not (directory / VERDICT).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def stand_down() -> None:
+    """The program is ending by itself: a verdict raised now would only confuse its last words."""
+    global _silent
+    _silent = True
+
+
+def verdict_was_raised() -> bool:
+    """Whether this process was told of a verdict."""
+    return _told

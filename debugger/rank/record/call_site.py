@@ -1,0 +1,91 @@
+"""Finds the line of the user's own code that led to a call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+_HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
+_DISTCORE = os.path.join(os.path.dirname(_HERE), "distcore", "")
+_BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
+_STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+OWN, LIBRARY, USER = 0, 1, 2
+"""OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
+
+DIRECTORIES = [os.path.join(_HERE, "rank", ""), _DISTCORE]
+"""Where the code of this tool lies that runs in a rank."""
+
+kinds: dict[str, int] = {}
+"""What `frame_kind` has answered so far."""
+
+
+def frame_kind(filename: str) -> int:
+    """Whose code a file holds: OWN, LIBRARY or USER."""
+    kind = kinds.get(filename)
+    if kind is None:
+        kind = kinds[filename] = _classify(filename)
+    return kind
+
+
+def _classify(filename: str) -> int:
+    if filename.startswith(_BENCHMARKS):
+        return USER  # they play the user's part
+    if filename.startswith(
+        (_HERE + os.sep, _DISTCORE, "<frozen", "<__array", "<string>", "<eval_with_key>")
+    ):
+        return OWN
+    packages = max(filename.rfind(marker) for marker in _PACKAGES)
+    if packages >= 0:
+        inside = filename[packages + len(_PACKAGES[0]) :]
+        own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
+        return OWN if inside.startswith(own) else LIBRARY
+    return OWN if filename.startswith(_STDLIB) else USER
+
+
+def is_torch(filename: str) -> bool:
+    """Whether a file is one of torch's own."""
+    return f"{os.sep}torch{os.sep}" in filename and frame_kind(filename) == OWN
+
+
+def find(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code at or above `frame`.
+
+    Where only installed packages are on the stack, the innermost of theirs; None when there is
+    nothing but torch and the standard library (a thread of the autograd engine, say).
+    """
+    library = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        kind = kinds.get(filename)
+        if kind is None:
+            kind = frame_kind(filename)
+        if kind == USER:
+            return frame
+        if kind == LIBRARY and library is None:
+            library = frame
+        frame = frame.f_back
+    return library
+
+
+def of_thread(ident: int) -> FrameType | None:
+    """The user's frame in which another thread of this process stands."""
+    return find(sys._current_frames().get(ident))
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the innermost frame of this error is the user's: in a signal's handler, say."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and frame_kind(trace.tb_frame.f_code.co_filename) == USER
+
+
+def is_distributed(filename: str) -> bool:
+    """Whether a file is torch.distributed's front end, distcore's or this layer."""
+    return filename.startswith((_HERE + os.sep, _DISTCORE)) or (
+        is_torch(filename) and f"{os.sep}distributed{os.sep}" in filename
+    )

@@ -1,0 +1,254 @@
+"""From the arguments of a process-group method to facts, and from facts to a signature.
+
+*Facts* are a cheap hashable tuple that determines the signature; they are the key of the
+recorder's cache, so that the full description is made once per distinct call, not once per call.
+Reduce ops are compared by kind: a PREMUL_SUM factor is not part of the signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...record.signature import ANY_SOURCE, Signature, Tensor
+
+Facts = tuple[Any, ...]
+Arguments = tuple[Any, ...]
+
+_AllreduceOptions: Any = dist.AllreduceOptions
+_REDUCE_OPS: dict[int, str] = {
+    int(member.value): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()
+}
+
+_SUM: Any = dist.ReduceOp.SUM
+_found: Any = torch.accelerator.current_accelerator()
+_ACCELERATOR = "cuda" if _found is None else str(_found.type)
+
+
+def _one(tensor: Any) -> tuple[Any, ...]:
+    return (tensor.dtype, tensor.shape, tensor.is_cpu)
+
+
+def _list(tensors: Any) -> tuple[Any, ...]:
+    if tensors.__class__ is list and len(tensors) == 1:
+        tensor = tensors[0]
+        return ((tensor.dtype, tensor.shape, tensor.is_cpu),)
+    if isinstance(tensors, torch.Tensor):
+        return (_one(tensors),)
+    return tuple(_one(tensor) for tensor in tensors)
+
+
+def _flat(lists: Any) -> tuple[Any, ...]:
+    if isinstance(lists, torch.Tensor):
+        return (_one(lists),)
+    facts: list[tuple[Any, ...]] = []
+    for row in lists:
+        tensors = (row,) if isinstance(row, torch.Tensor) else row
+        facts += [(tensor.dtype, tensor.shape, tensor.is_cpu) for tensor in tensors]
+    return tuple(facts)
+
+
+def _root(args: Arguments, position: int) -> int:
+    """From an options object or, in the overloads without one, the argument itself."""
+    if len(args) <= position:
+        return 0
+    options: Any = args[position]
+    try:
+        return int(options.rootRank)
+    except AttributeError:
+        return int(options)
+
+
+def _reduce_op(args: Arguments, position: int = 1) -> int:
+    """The number of the reduce op, which is also the hash of torch's own object; the shortest way
+    to it, for every attribute of that object costs 0.2 µs."""
+    try:
+        return hash(args[position].reduceOp)
+    except (IndexError, AttributeError):  # an overload without an options object
+        given: Any = args[position] if len(args) > position else _SUM
+        kind: Any = getattr(given, "op", given)
+        return int(kind)
+
+
+# Facts are (principal tensors, tensors of the other side, reduce op, root, further). ------------
+
+
+def _in_place_reducing(args: Arguments) -> Facts:
+    tensors = args[0]
+    if len(args) > 1 and args[1].__class__ is _AllreduceOptions and len(tensors) == 1:
+        tensor = tensors[0]  # the call of every training step, without the cost of the helpers
+        facts = (tensor.dtype, tensor.shape, tensor.is_cpu)
+        return ((facts,), (), hash(args[1].reduceOp), None)
+    return (_list(tensors), (), _reduce_op(args), None)
+
+
+def _reduce(args: Arguments) -> Facts:
+    options: Any = args[1] if len(args) > 1 else 0
+    if hasattr(options, "rootRank"):
+        return (_list(args[0]), (), _reduce_op(args), options.rootRank)
+    return (_list(args[0]), (), _reduce_op(args, 2), options)
+
+
+def _broadcast(args: Arguments) -> Facts:
+    return (_list(args[0]), (), None, _root(args, 1))
+
+
+def _gathering(args: Arguments) -> Facts:
+    return (_list(args[1]), _flat(args[0]), None, None)
+
+
+def _gather(args: Arguments) -> Facts:
+    return (_list(args[1]), _flat(args[0]), None, _root(args, 2))
+
+
+def _scatter(args: Arguments) -> Facts:
+    return (_list(args[0]), _flat(args[1]), None, _root(args, 2))
+
+
+def _reduce_scattering(args: Arguments) -> Facts:
+    return (_flat(args[1]), _flat(args[0]), _reduce_op(args, 2), None)
+
+
+def _all_to_all(args: Arguments) -> Facts:
+    return (_list(args[1]), _list(args[0]), None, None, "lists")
+
+
+def _all_to_all_single(args: Arguments) -> Facts:
+    receives = tuple(args[2]) if len(args) > 2 else ()
+    sends = tuple(args[3]) if len(args) > 3 else ()
+    return (_list(args[1]), _list(args[0]), None, None, (sends, receives))
+
+
+def _nothing(_args: Arguments) -> Facts:
+    return ((), (), None, None)
+
+
+def _send_or_recv(args: Arguments) -> Facts:
+    return (_list(args[0]), (), None, None, int(args[1]), int(args[2]))
+
+
+def _recv_any(args: Arguments) -> Facts:
+    return (_list(args[0]), (), None, None, ANY_SOURCE, int(args[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of torch's ProcessGroup: its op, how to take the facts from its arguments, where its
+    options object stands (None: it has none), and where the tensors that the rank contributes
+    (None: none). Where those come second, the first are the output."""
+
+    op: str
+    facts: Callable[[Arguments], Facts]
+    options_at: int | None
+    gives_at: int | None
+
+    def given(self, args: Arguments) -> Any:
+        """The argument with what the rank contributes; None without one."""
+        if self.gives_at is None or not args:
+            return None
+        return args[min(self.gives_at, len(args) - 1)]
+
+
+METHODS: dict[str, Method] = {
+    "allreduce": Method("all_reduce", _in_place_reducing, 1, 0),
+    "allreduce_coalesced": Method("all_reduce_coalesced", _in_place_reducing, 1, 0),
+    "broadcast": Method("broadcast", _broadcast, 1, 0),
+    "reduce": Method("reduce", _reduce, 1, 0),
+    "allgather": Method("all_gather", _gathering, 2, 1),
+    "allgather_coalesced": Method("all_gather_coalesced", _gathering, 2, 1),
+    "_allgather_base": Method("all_gather_into_tensor", _gathering, 2, 1),
+    "all_gather_single": Method("all_gather_into_tensor", _gathering, 2, 1),
+    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
+    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
+    "gather": Method("gather", _gather, 2, 1),
+    "scatter": Method("scatter", _scatter, 2, 1),
+    "reduce_scatter": Method("reduce_scatter", _reduce_scattering, 2, 1),
+    "_reduce_scatter_base": Method("reduce_scatter_tensor", _reduce_scattering, 2, 1),
+    "reduce_scatter_single": Method("reduce_scatter_tensor", _reduce_scattering, 2, 1),
+    "reduce_scatter_tensor_coalesced": Method(
+        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
+    ),
+    "reduce_scatter_single_coalesced": Method(
+        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
+    ),
+    "alltoall": Method("all_to_all", _all_to_all, 2, 1),
+    "alltoall_base": Method("all_to_all_single", _all_to_all_single, 4, 1),
+    "all_to_all_single": Method("all_to_all_single", _all_to_all_single, 4, 1),
+    "barrier": Method("barrier", _nothing, 0, None),
+    "monitored_barrier": Method("monitored_barrier", _nothing, None, None),
+    "send": Method("send", _send_or_recv, None, 0),
+    "recv": Method("recv", _send_or_recv, None, None),
+    "recv_anysource": Method("recv", _recv_any, None, None),
+}
+
+
+def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments of a method: one, a list, or lists of lists."""
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for one in argument:
+            yield from tensors_in(one)
+
+
+def on_cpu(facts: Facts) -> bool | None:
+    """Whether the call's tensors are on the CPU; None when it has no tensors."""
+    return facts[0][0][2] if facts[0] else None
+
+
+def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = False) -> Signature:
+    """The signature for facts; `ranks` maps group ranks to global ranks. `by_device`: the group has
+    different backends for different devices, which do not meet."""
+    tensors, others, reduce_op, root = facts[:4]
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    if op == "all_to_all":
+        sends, receives = _counts(tensors), _counts(others)
+    elif op == "all_to_all_single":
+        sends = _split(tensors[0][1], facts[4][0], len(ranks))
+        receives = _split(others[0][1], facts[4][1], len(ranks))
+    peer, tag = (facts[4], facts[5]) if op in ("send", "recv") else (None, 0)
+    return Signature(
+        op=op,
+        tensors=_tensors(tensors),
+        others=_tensors(others),
+        reduce_op="" if reduce_op is None else _REDUCE_OPS.get(reduce_op, str(reduce_op)),
+        root=None if root is None else _global(int(root), ranks),
+        sends=sends,
+        receives=receives,
+        peer=None if peer is None else _global(peer, ranks),
+        tag=tag,
+        device=_device(facts) if by_device else "",
+    )
+
+
+def _device(facts: Facts) -> str:
+    """The device type of the call's tensors; "" without tensors."""
+    cpu = on_cpu(facts)
+    return "" if cpu is None else "cpu" if cpu else _ACCELERATOR
+
+
+def _global(rank: int, ranks: Sequence[int]) -> int:
+    """The global rank; one outside the group stays as it was given, for the error to name."""
+    return ranks[rank] if 0 <= rank < len(ranks) else rank
+
+
+def _tensors(facts: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    return tuple((str(dtype).removeprefix("torch."), tuple(shape)) for dtype, shape, _ in facts)
+
+
+def _counts(facts: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape) for _, shape, _ in facts)
+
+
+def _split(shape: Sequence[int], splits: Sequence[int], group_size: int) -> tuple[int, ...]:
+    """Elements per peer: as given along the first dimension, or in even parts."""
+    row = prod(shape[1:])
+    if splits:
+        return tuple(part * row for part in splits)
+    return (prod(shape) // group_size,) * group_size

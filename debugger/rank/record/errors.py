@@ -1,0 +1,86 @@
+"""The errors that findings are raised as. Each is also one of torch's, as fits what was found, so
+that the `except` clauses of a program hold.
+"""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError, DistError, DistNetworkError, DistStoreError
+
+from distcore.groups.monitored_barrier import BarrierFailed
+
+__all__ = [
+    "AbsentRankError",
+    "BarrierFailed",
+    "DataError",
+    "DeadlockError",
+    "FindingRaised",
+    "MismatchError",
+    "StoreWaitError",
+    "error_of",
+]
+
+
+class FindingRaised(DistError):
+    """A finding. `kind` is its kind, as in a report; the text is the finding. `own`: this rank has
+    found it itself, and the supervisor may say it, too."""
+
+    def __init__(self, kind: str, message: str, own: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.own = own
+
+
+class MismatchError(FindingRaised, DistBackendError):
+    """Ranks make calls that do not fit each other."""
+
+
+class DeadlockError(FindingRaised, DistBackendError):
+    """Ranks wait for each other in a cycle."""
+
+
+class AbsentRankError(FindingRaised, DistNetworkError):
+    """A rank that others wait for is late, has left, or is dead."""
+
+
+class StoreWaitError(FindingRaised, DistStoreError):
+    """A rank that others wait for waits itself, for a key of a store that nobody sets."""
+
+
+class DataError(FindingRaised):
+    """What is communicated is wrong: a NaN, an overflow, a buffer that changes in flight, ..."""
+
+
+_BY_KIND: dict[str, type[FindingRaised]] = {
+    **dict.fromkeys(
+        (
+            "op_mismatch",
+            "shape_mismatch",
+            "dtype_mismatch",
+            "reduce_op_mismatch",
+            "root_mismatch",
+            "split_mismatch",
+            "group_mismatch",
+            "p2p_mismatch",
+        ),
+        MismatchError,
+    ),
+    "deadlock": DeadlockError,
+    **dict.fromkeys(
+        ("missing_rank", "early_exit", "unmatched_p2p", "join_timeout", "rank_died"),
+        AbsentRankError,
+    ),
+    **dict.fromkeys(
+        ("nan", "overflow", "divergence", "inflight_write", "unsafe_tensor"), DataError
+    ),
+}
+
+# What a traceback calls them; their module has another name inside a rank.
+for _error in {FindingRaised, StoreWaitError, *_BY_KIND.values()}:
+    _error.__module__ = "distdebug"
+
+
+def error_of(kind: str, message: str, cause: str | None = None, own: bool = False) -> FindingRaised:
+    """The error for a finding of this kind (any other kind: plain FindingRaised)."""
+    if cause == "store":
+        return StoreWaitError(kind, message, own)
+    return _BY_KIND.get(kind, FindingRaised)(kind, message, own)

@@ -1,0 +1,45 @@
+"""A finding that ranks make themselves: put on record, it is the report's as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...record.wording import finding_line
+from .errors import FindingRaised, error_of
+from .recorder import GroupRecord, Recorder
+
+
+class OwnFinding:
+    """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
+    `seq`: it is about a message). `victims` are by default all other ranks of the group."""
+
+    def __init__(
+        self,
+        group: GroupRecord,
+        seq: int | None,
+        kind: str,
+        message: str,
+        culprits: Sequence[int],
+        victims: Sequence[int] | None = None,
+    ) -> None:
+        others = [rank for rank in group.ranks if rank not in culprits]
+        self.kind = kind
+        self.message = message
+        self._data = {
+            "finding": kind,
+            "culprits": list(culprits),
+            "victims": list(others if victims is None else victims),
+            "group": [group.name, group.incarnation],
+            "seq": seq,
+        }
+
+    def __repr__(self) -> str:
+        return f"<OwnFinding {self.kind}: {self.message}>"
+
+    def put_on_record(self, recorder: Recorder, site: int) -> None:
+        """The same finding may be on the record of several ranks."""
+        recorder.note("finding", self.message, site, **self._data)
+
+    def raised(self) -> FindingRaised:
+        """The error, once it is on record."""
+        return error_of(self.kind, finding_line(self.kind, self.message), own=True)

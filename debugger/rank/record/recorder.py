@@ -1,0 +1,392 @@
+"""Keeps this process's flight record: knows the texts, the groups and the line that called.
+
+There is one `Recorder` a process. When it fails (a full disk, a bug), it says so once and the
+layer goes on without it: training never stops because of its observer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from ...record import layout, wording
+from ...record.environment import allowed
+from ...record.layout import Activity, Definition, GroupState
+from ...record.signature import (
+    OP_CODES,
+    Signature,
+    agreement_key,
+    exact_key,
+    hash64,
+    split_contribution,
+)
+from ...record.slots import CallDescription, ChannelSlot, GroupSlot
+from ...record.writer import FlightWriter
+from ..log import rank_log
+from . import call_site, describe, waiting
+from .waiting import WaitFunction
+
+_MOST_SITES = 10_000
+DEFAULT_TIMEOUT_S = 1800.0
+"""Of a group that was given none."""
+_OWN, _USER = call_site.OWN, call_site.USER
+
+
+@dataclass(slots=True)
+class Known(CallDescription):
+    """A distinct call as this layer treats it: with how to wait for it."""
+
+    wait: WaitFunction
+    text: str
+    """The signature, as JSON."""
+    streams: bool
+    """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
+
+
+class Keeper(Protocol):
+    """What is asked before a call of a group enters the backend."""
+
+    coalesces: bool
+    """Whether the backend gathers the calls that are made now."""
+
+    def enter(
+        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
+    ) -> Any:
+        """`forward()`, at once or later."""
+
+    def retract(self) -> None:
+        """This is a forked child."""
+
+    def abort(self) -> None:
+        """The group is aborted."""
+
+    def close(self) -> None:
+        """The group ends on this rank."""
+
+
+class GroupRecord:
+    """A group under observation: its slot, its ranks, and the distinct calls seen on it."""
+
+    def __init__(
+        self,
+        name: str,
+        desc: str,
+        incarnation: int,
+        ranks: Sequence[int],
+        group_rank: int,
+        slot: GroupSlot,
+        backend: str,
+        timeout_s: float | None,
+    ) -> None:
+        self.name = name
+        self.desc = desc
+        self.shown_name = wording.group_name(name, desc)
+        self.incarnation = incarnation
+        self.ranks = tuple(ranks)
+        self.group_rank = group_rank
+        self.slot = slot
+        self.backend = backend
+        self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
+        self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
+        self.distinct_calls = 0
+        self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
+        self.guard: Keeper | None = None
+        """Who is asked before each collective, at DETAIL."""
+        self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
+        """Who is asked before each message, at DETAIL."""
+        self.inspect: Callable[..., Callable[[], None] | None] | None = None
+        """What looks at the data of each call: see `data_checks`."""
+        self.holds = False
+        """Whether buffers in flight are looked at below DETAIL, too."""
+        self.kept = False
+        """Whether `timeouts` keeps the timeout in place of the backend."""
+        self.keeper: Keeper | None = None
+        """The same at every level."""
+
+    def place(self, seq: int) -> str:
+        """`#17 of group "tp"`."""
+        return wording.place(self.name, self.desc, seq)
+
+    def place_of(self, signature: Signature, seq: int) -> tuple[str, int | None]:
+        """The same behind a space, and `seq`; "" and None for a message, which has no number."""
+        return ("", None) if signature.peer is not None else (f" {self.place(seq)}", seq)
+
+
+class Recorder:
+    """The flight record of this process, in the words of the layer above it."""
+
+    writer: FlightWriter
+    world: GroupRecord | None
+    has_messages: bool
+    """Whether the program sends or receives from rank to rank."""
+
+    def __init__(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
+        self.start(writer, identity)
+
+    def start(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
+        """Begin, or begin anew in a forked child, with an empty record."""
+        self.writer = writer
+        self.world = None
+        self._identity = dict(identity)
+        self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._places: dict[int, tuple[str, int]] = {}
+        self._shown_names: dict[Any, str] = {}
+        self._incarnations: dict[str, int] = {}
+        self._namesakes: dict[tuple[int, str], int] = {}
+        self._creations = 0
+        self._blind = False
+        self.has_messages = False
+        writer.identify(self._identity)
+        self._record_environment()
+
+    def claim(
+        self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str
+    ) -> None:
+        """Say which rank of which job this process is."""
+        self._identity["job"] = job
+        self.writer.identify(self._identity)
+        self.writer.claim(rank, world_size, local_rank, restart_count)
+        self._record_environment()  # which the program may have completed
+        rank_log.claimed()
+
+    def _record_environment(self) -> None:
+        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed(os.environ)))
+
+    @property
+    def job(self) -> str:
+        """What tells this process's world from others that its run may have."""
+        return str(self._identity.get("job", ""))
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def site(self, frame: FrameType | None) -> int:
+        """The id of the user's line at or above this frame; 0 when there is none."""
+        # `call_site.find`, without the cost of calling it for the usual case.
+        kinds = call_site.kinds
+        found = frame
+        while found is not None and kinds.get(found.f_code.co_filename) == _OWN:
+            found = found.f_back
+        if found is None or kinds.get(found.f_code.co_filename) != _USER:
+            found = call_site.find(found) or call_site.of_thread(_main_ident())
+            if found is None:
+                return 0
+        # By instruction, not by line: looking up a line number takes longer in longer functions.
+        code = found.f_code
+        key = (id(code), found.f_lasti)
+        known = self._sites.get(key)
+        if known is not None:
+            return known[1]
+        number = self.site_at(code.co_filename, found.f_lineno, code.co_name)
+        if len(self._sites) > _MOST_SITES:
+            self._sites.clear()  # a program that makes its code as it goes
+        self._sites[key] = (code, number)  # the reference keeps the code's id its own
+        return number
+
+    def safe_site(self, frame: FrameType | None) -> int:
+        """`site`, for places where nobody else catches what goes wrong in it."""
+        try:
+            return self.site(frame)
+        except Exception as error:
+            report_own_fault("recording of lines", error)
+            return 0
+
+    def site_at(self, file: str, line: int, function: str) -> int:
+        """The id of this line."""
+        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+        if number:  # 0: there was no room for it
+            self._places[number] = (file, line)
+        return number
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def new_group(
+        self,
+        name: str,
+        desc: str,
+        ranks: Sequence[int],
+        group_rank: int,
+        backend: str,
+        timeout_s: float | None,
+    ) -> GroupRecord | None:
+        """A group that is being created; None when the record has no room for it."""
+        incarnation = self._incarnations.get(name, 0)
+        self._incarnations[name] = incarnation + 1
+        slot = self.writer.add_group(
+            {
+                "name": name,
+                "incarnation": incarnation,
+                "desc": desc,
+                "ranks": list(ranks),
+                "backend": backend,
+                "timeout_s": timeout_s,
+            }
+        )
+        if slot is None:
+            return None
+        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
+        self._shown_names[name, incarnation] = record.shown_name
+        if desc == "default_pg":
+            self.world = record
+            self._creations = 0
+        return record
+
+    def namesakes(self, record: GroupRecord) -> str:
+        """Which world of this process the group is in, and the how many-th of its name there: the
+        same on all of its ranks, although a process counts only groups that it is in."""
+        world = self.world.incarnation if self.world else 0
+        key = (world, record.name)
+        number = self._namesakes.get(key, 0)
+        self._namesakes[key] = number + 1
+        return f"{world}.{number}"
+
+    def creation(self, name: str, ranks: Sequence[int], backend: str, site: int) -> None:
+        """A group creation that all ranks of the world must take part in, in the same order."""
+        world = self.world
+        kept = self.writer.add_creation(
+            {
+                "index": self._creations,
+                "name": name,
+                "incarnation": self._incarnations.get(name, 0),
+                "world": world.incarnation if world else 0,
+                "ranks": list(ranks),
+                "backend": backend,
+                "site": site,
+                "world_seq": world.slot.issued if world else 0,
+                "t_ns": time.monotonic_ns(),
+            }
+        )
+        if not kept:
+            self.gone_blind("recording of group creations, for want of room,")
+        self._creations += 1
+
+    def group_ready(self, record: GroupRecord) -> None:
+        """The group can be used."""
+        self.writer.group_state(record.slot, GroupState.READY)
+        about = {"ranks": record.ranks, "backend": record.backend}
+        rank_log.write("group_created", "debug", group=record.shown_name, **about)
+
+    def group_destroyed(self, record: GroupRecord) -> None:
+        """The group is gone; this rank will not take part in its calls any more."""
+        self.writer.group_state(record.slot, GroupState.DESTROYED)
+        rank_log.write("group_destroyed", "debug", group=record.shown_name)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def describe(self, group: GroupRecord, op: str, facts: describe.Facts) -> Known:
+        """The ids and hashes of a call whose facts were not seen before on this group."""
+        signature = describe.signature(op, facts, group.ranks, by_device=":" in group.backend)
+        channel = self._channel(group, signature) if signature.peer is not None else None
+        text = signature.to_json()
+        volatile = None
+        if self.writer.heap_half_full:
+            number = layout.VOLATILE_SIGNATURE
+            volatile = text.encode()
+            if group.distinct_calls > 4 * layout.RING:
+                group.known.clear()  # signatures that never repeat must not fill the memory
+                group.distinct_calls = 0
+        else:
+            number = self.writer.define(Definition.SIGNATURE, text)
+        if channel is not None:
+            agree = exact = hash64((signature.dtypes, signature.counts))
+        else:
+            agree = hash64(agreement_key(signature))
+            exact = hash64(exact_key(signature))
+        wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
+        if group.kept and wait is waiting.whole:
+            wait = waiting.long
+        known = Known(
+            op_code=OP_CODES[op],
+            signature_id=number,
+            agree=agree,
+            exact=exact,
+            contribution=split_contribution(signature, group.group_rank),
+            channel=channel,
+            volatile=volatile,
+            wait=wait,
+            streams=describe.on_cpu(facts) is False,
+            text=text,
+        )
+        group.known[op][facts] = known
+        group.distinct_calls += 1
+        return known
+
+    def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot:
+        self.has_messages = True
+        key = (signature.op, signature.peer or 0, signature.tag)
+        if key not in group.channels:
+            group.channels[key] = self.writer.add_channel(
+                {
+                    "name": group.name,
+                    "incarnation": group.incarnation,
+                    "op": key[0],
+                    "peer": key[1],
+                    "tag": key[2],
+                }
+            )
+        return group.channels[key]
+
+    # -- waits that are no call ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def waiting_in(
+        self, activity: Activity, detail: Mapping[str, Any], site: int
+    ) -> Iterator[None]:
+        """This thread is inside something that may wait for other ranks."""
+        slot = None
+        try:
+            slot = self.writer.enter(int(activity), 0, self.detail(detail), site)
+        except Exception as error:
+            report_own_fault("recording of waits", error)
+        try:
+            yield
+        finally:
+            if slot is not None:
+                self.writer.leave(slot)
+
+    def detail(self, detail: Mapping[str, Any]) -> int:
+        """The id of what a thread waits for."""
+        return self.writer.define(Definition.DETAIL, json.dumps(detail, default=str))
+
+    def gone_blind(self, what: str) -> None:
+        """From here on the record says less than what happens: nothing may be concluded from what
+        it does not show."""
+        if not self._blind:
+            self._blind = True
+            with contextlib.suppress(Exception):
+                self.note("layer_off", f"{what} is switched off")
+
+    def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
+        """Put an event on record."""
+        self.writer.note(kind, message, site=site, **data)
+        group = data.get("group")
+        if isinstance(group, list):
+            data["group"] = self._shown_names.get(tuple(group), group)
+        rank_log.note(kind, message, data, self._places.get(site))
+
+
+def _main_ident() -> int:
+    return threading.main_thread().ident or 0
+
+
+def report_own_fault(what: str, error: BaseException) -> None:
+    """One line on stderr: a part of the layer is switched off, the program goes on."""
+    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
+        raise error
+    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
+    say(text)
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+
+
+def say(text: str) -> None:
+    """One line on stderr, from the layer to the user."""
+    with contextlib.suppress(OSError, ValueError):
+        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))

@@ -1,0 +1,311 @@
+"""`--check replicas`: puts digests of the parameters on record around optimiser steps.
+
+What must be equal is what the program or the user has declared so: the parameters of each DDP model
+over its group, and where there is no DDP model and `replicas` was asked for by name, those of every
+optimiser over the default group, unless the ranks seem to share out one model: they send messages,
+talk in smaller groups, or hold shards. A rank only writes. That they differ is found by the
+supervisor (`diagnosis.replicas`), so that no rank ever waits for another one.
+
+Steps of different ranks belong together by the collectives of the group that came before them, not
+by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps, rightly so.
+
+A model whose ranks step on their own (local SGD, fine-tuning of the module inside) has no replicas
+from then on: it is left alone after the first step that no collective came before. The digest after
+an optimiser's first step waits for the second to tell which kind it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ...record.replicas import NOTE, ReplicaWriter, file_name
+from ...record.signature import hash64
+from .. import torch_private
+from ..checks import pipeline
+from ..group.checked_group import CheckedGroup
+from ..log import rank_log
+from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from . import digest, parameter_names
+
+REPLICAS = "replicas"
+EVERY = "DISTDEBUG_CHECK_EVERY"
+MOST_FILES = 64
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+Named = list[tuple[str, torch.Tensor]]
+Row = tuple[tuple[int, int], int, int, int, Sequence[int]]
+"""What `ReplicaWriter.append` takes."""
+DECLARED = -1
+"""Stands for the model where the user says that all optimisers hold replicas."""
+
+
+def observe(recorder: Recorder, directory: Path) -> None:
+    """From now on the steps of all optimisers are looked at, if the check is asked for."""
+    if not pipeline.wants(REPLICAS):
+        return
+    check = ReplicaCheck(recorder, directory / "ranks", REPLICAS in pipeline.asked())
+    torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
+    torch_private.on_models_averaged(check.averaged)
+    torch_private.on_optimizer_steps(check.before_step, check.after_step)
+
+
+def is_due(moment: int, every: int) -> bool:
+    """For one moment in `every`, spread evenly, and for the same on all ranks: by the count of its
+    own steps, a rank that has left one out would never be compared again."""
+    return ((moment + 1) * _GOLDEN & _MASK) * every >> 64 == 0
+
+
+@dataclass(slots=True)
+class Replica:
+    """Parameters that must be the same on all ranks of a group. The optimisers of just these share
+    it: a program may make a new one for each epoch."""
+
+    key: tuple[object, ...]
+    model: int
+    group: GroupRecord
+    tensors: list[weakref.ref[torch.Tensor]]
+    writer: ReplicaWriter
+    moment: tuple[int, int] = (-1, 0)
+    withheld: Row | None = None
+
+    def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether it is of exactly these."""
+        same = (known() is one for known, one in zip(self.tensors, tensors, strict=False))
+        return len(tensors) == len(self.tensors) and all(same)
+
+
+@dataclass(slots=True)
+class Model:
+    """A DDP model, and how many collectives its group had issued when it was made."""
+
+    reference: weakref.ref[DistributedDataParallel]
+    issued: int | None
+
+
+@dataclass(slots=True)
+class Steps:
+    """What is known of one optimiser."""
+
+    optimizer: weakref.ref[Optimizer]
+    made: int = 0
+    seen: tuple[int, ...] = ()
+    parameters: Sequence[torch.Tensor] = ()
+    """Kept, so that the ids in `seen` are of no others."""
+    replicas: list[Replica] = field(default_factory=list)
+
+
+class ReplicaCheck:
+    """The optimisers of this process. `declared`: the user says that they hold replicas."""
+
+    def __init__(self, recorder: Recorder, directory: Path, declared: bool) -> None:
+        self._recorder = recorder
+        self._directory = directory
+        self._declared = declared
+        every = os.environ.get(EVERY, "")
+        self._every = max(1, int(every)) if every.isdecimal() else 1
+        self._pid = os.getpid()
+        self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
+        self._models: list[Model] = []
+        self._replicas: list[Replica] = []
+        self._stepped: dict[tuple[int, int], int] = {}
+        """By model and parameter: the collectives issued when it was stepped last."""
+        self._local: set[int] = set()
+        """The models whose ranks step on their own."""
+        self._namesakes: dict[tuple[object, ...], int] = {}
+        self._files = 0
+        self._full = False
+        self._off = False
+
+    # -- what torch tells ----------------------------------------------------------------------
+
+    def replicated(self, model: DistributedDataParallel) -> None:
+        """A DDP model was made."""
+        group: Any = getattr(model, "process_group", None)
+        issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
+        self._models.append(Model(weakref.ref(model), issued))
+
+    def averaged(self) -> None:
+        """The program averages its models from time to time: in between they may well differ."""
+        if not self._off:
+            rank_log.write("the check of replicas is off: the program averages its models itself")
+        self._off = True
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """`optimizer` is about to make a step."""
+        if id(optimizer) not in self._steps:
+            self._guarded(optimizer, sys._getframe(1), made=0)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """`optimizer` has made a step."""
+        self._guarded(optimizer, sys._getframe(1), made=1)
+
+    def _guarded(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
+        if self._off or os.getpid() != self._pid or torch_private.cannot_look(frame):
+            return
+        try:
+            self._look(optimizer, frame, made)
+        except Exception as error:
+            self._off = True
+            report_own_fault("the check of replicas", error)
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def _look(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
+        steps = self._steps_of(optimizer)
+        steps.made += made
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        seen = (len(self._models), *map(id, parameters))
+        if seen != steps.seen:
+            steps.seen, steps.parameters = seen, parameters
+            plain = [one for one in parameters if _is_plain(one)]
+            steps.replicas = list(self._replicas_of(optimizer, plain))
+        site = self._recorder.safe_site(frame) if steps.replicas else 0
+        for replica in steps.replicas:
+            tensors = [one for known in replica.tensors if (one := known()) is not None]
+            if made and self._is_local(replica, tensors):
+                self._leave_alone(replica)
+            elif replica.model not in self._local and (made or replica.moment[0] < 0):
+                self._add(replica, tensors, steps.made, site)
+
+    def _steps_of(self, optimizer: Optimizer) -> Steps:
+        number, every = id(optimizer), self._steps
+
+        def forget(reference: weakref.ref[Optimizer]) -> None:
+            if number in every and every[number].optimizer is reference:
+                del every[number]
+
+        known = every.get(number)
+        if known is None or known.optimizer() is not optimizer:
+            known = every[number] = Steps(weakref.ref(optimizer, forget))
+        return known
+
+    def _add(self, replica: Replica, tensors: Sequence[torch.Tensor], step: int, site: int) -> None:
+        if replica.withheld is not None:
+            replica.writer.append(*replica.withheld)
+            replica.withheld = None
+        issued, turn = replica.group.slot.issued, 0
+        if issued == replica.moment[0]:
+            turn = replica.moment[1] + 1
+        replica.moment = (issued, turn)
+        if is_due(issued + turn, self._every):
+            row = (replica.moment, step, site, time.monotonic_ns(), digest.digests(tensors))
+            if step == 1:
+                replica.withheld = row
+            else:
+                replica.writer.append(*row)
+
+    # -- steps of each rank on its own ---------------------------------------------------------
+
+    def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether this step was made without the other ranks."""
+        number, issued = replica.model, replica.group.slot.issued
+        places = [(number, id(one)) for one in tensors]
+        before = max(self._stepped.get(place, -1) for place in places) if places else -1
+        self._stepped.update(dict.fromkeys(places, issued))
+        if number != DECLARED:
+            model = self._models[number].reference()
+            if model is None or not model.require_forward_param_sync:
+                return True  # the last forward was within no_sync()
+            if issued == self._models[number].issued:
+                return False  # nobody has ever brought this model together, DDP included
+        return before == issued
+
+    def _leave_alone(self, replica: Replica) -> None:
+        replica.withheld = None
+        if replica.model not in self._local:
+            self._local.add(replica.model)
+            rank_log.write("the check of replicas is off: steps without synchronisation")
+
+    # -- what must be equal --------------------------------------------------------------------
+
+    def _replicas_of(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor]
+    ) -> Iterator[Replica]:
+        for number, group, named in self._declarations(optimizer, parameters):
+            if named and len(group.ranks) > 1:
+                made = self._replica(number, group, named)
+                if made is not None:
+                    yield made
+
+    def _declarations(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor]
+    ) -> Iterator[tuple[int, GroupRecord, Named]]:
+        mine = {id(one) for one in parameters}
+        for number, known in enumerate(self._models):
+            model = known.reference()
+            group: Any = getattr(model, "process_group", None)
+            if model is not None and isinstance(group, CheckedGroup):
+                ignored = getattr(model, "parameters_to_ignore", ())
+                named = [
+                    (name, one)
+                    for name, one in model.module.named_parameters()
+                    if id(one) in mine and name not in ignored
+                ]
+                yield number, group._record, named
+        world = self._recorder.world
+        if not self._models and self._declared and world is not None:
+            names = None if self._is_shared_out(world) else parameter_names.find(optimizer)
+            if names is not None:
+                yield DECLARED, world, [(names[id(one)], one) for one in parameters]
+
+    def _is_shared_out(self, world: GroupRecord) -> bool:
+        """Whether the ranks do different things, as the stages of a pipeline do."""
+        return self._recorder.has_messages or any(
+            len(group.ranks) < len(world.ranks) and group.slot.issued for group in pipeline.groups()
+        )
+
+    def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
+        layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
+        key = (group.name, group.incarnation, number, hash64(layout))
+        tensors = [one for _, one in named]
+        alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
+        self._replicas = alive
+        for replica in alive:
+            if replica.key == key and replica.holds(tensors):
+                return replica
+        namesake = self._namesakes.get(key, 0)
+        self._namesakes[key] = namesake + 1
+        if self._files >= MOST_FILES:
+            if not self._full:
+                rank_log.write("the check of replicas leaves out further models", "warning")
+            self._full = True
+            return None  # a program that makes its models anew all the time
+        text = f"{number}.{namesake}.{key[-1]:016x}"
+        names = [name[:200] for name, _ in named]
+        group_key = (group.name, group.incarnation)
+        while True:
+            name = file_name(self._pid, self._files)
+            self._files += 1
+            try:
+                writer = ReplicaWriter(self._directory / name, group_key, text, names)
+                break
+            except FileExistsError:
+                continue  # of a process of that number before
+        self._recorder.note(NOTE, "digests of parameters", file=name)
+        made = Replica(key, number, group, [weakref.ref(one) for one in tensors], writer)
+        self._replicas.append(made)
+        return made
+
+
+def _is_plain(parameter: Any) -> bool:
+    """Whether it is whole on this rank, with elements that can be read."""
+    return (
+        type(parameter.data) is torch.Tensor
+        and parameter.layout is torch.strided
+        and parameter.device.type != "meta"
+        and not parameter.is_quantized
+        and parameter.requires_grad
+    )

@@ -1,1 +1,0 @@
-"""The backends that distcore registers with torch.distributed."""

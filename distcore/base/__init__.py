@@ -1,0 +1,1 @@
+"""What everything else here builds on: bytes, reductions, deadlines, and the store as a type."""

@@ -1,0 +1,154 @@
+"""Which of this machine's addresses the other ranks reach, and who shares a machine with whom.
+
+The rule, for the TCP listener of one rank:
+
+1. `DISTCORE_SOCKET_IFNAME` (names of interfaces, comma separated; the first that has an address)
+   decides, IPv4 before IPv6.
+2. All ranks on one host: loopback, whatever the master's address is.
+3. Several hosts: the interface that reaches the store's host (a connected UDP socket tells which;
+   no packet is sent). Where that is loopback, as on a master whose own name resolves to 127.0.1.1,
+   the interface that reaches a rank of another host.
+4. A store without a host (`FileStore` on a shared file system): what this host's name resolves to,
+   unless that is loopback.
+5. Otherwise `RendezvousError`: listening where nobody can reach it would end in a timeout.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..base.store import KeyValueStore
+from ..errors import RendezvousError
+from ..torch_private import dist
+
+INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs. Equal: loopback and abstract UNIX sockets reach from one to the other.
+
+    Containers share the machine's boot id, but have a network namespace of their own.
+    """
+
+    boot: str
+    network: int
+
+
+def this_host() -> Host:
+    """This process's host; where the system does not tell, a value that equals no other's name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read(64).strip()
+        return Host(boot, os.stat("/proc/self/ns/net").st_ino)
+    except (OSError, UnicodeDecodeError):
+        return Host(f"name {ascii(socket.gethostname())[1:-1]}"[:64], 0)
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def store_host(store: KeyValueStore) -> str | None:
+    """The name or address of the host that serves the store; None where there is none."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return str(store.host)
+    if isinstance(store, dist.FileStore | dist.HashStore):
+        return None
+    return os.environ.get("MASTER_ADDR") or None
+
+
+def address_towards(host: str) -> str | None:
+    """This machine's address on the way to `host`; None when there is no way."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return _plain(probe.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
+def interface_address() -> str | None:
+    """The address of the interface that DISTCORE_SOCKET_IFNAME names; None when it is not set.
+
+    Raises ValueError when none of the named interfaces has an address.
+    """
+    wanted = os.environ.get(INTERFACE_VARIABLE, "")
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not names:
+        return None
+    import psutil
+
+    interfaces = psutil.net_if_addrs()
+    for name in names:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for entry in interfaces.get(name, ()):
+                # A link-local address means nothing without the peer's own interface name.
+                if entry.family == family and not entry.address.lower().startswith("fe80:"):
+                    return entry.address
+    having = ", ".join(sorted(interfaces))
+    raise ValueError(
+        f"{INTERFACE_VARIABLE}={wanted!a} names no interface with an address; "
+        f"this machine has {having}"
+    )
+
+
+def candidate_address(store: KeyValueStore) -> str | None:
+    """The address to tell the other ranks first: rules 1 and 3, where no other rank is needed."""
+    chosen = interface_address()
+    if chosen is not None:
+        return chosen
+    host = store_host(store)
+    return None if host is None else address_towards(host)
+
+
+def listening_address(
+    rank: int, hosts: Sequence[Host], candidates: Sequence[str | None]
+) -> str | None:
+    """Where group rank `rank` listens; None: on loopback (`hosts` and `candidates` by group rank).
+
+    Raises RendezvousError when the ranks are on several hosts and no address was found that the
+    others reach.
+    """
+    chosen = interface_address()
+    elsewhere = [other for other, host in enumerate(hosts) if host != hosts[rank]]
+    if not elsewhere:
+        return chosen
+    if chosen is not None:
+        if not is_loopback(chosen):
+            return chosen
+        raise RendezvousError(
+            f"{INTERFACE_VARIABLE} chooses {chosen}, which is loopback, but "
+            f"group rank {elsewhere[0]} is on another host"
+        )
+    candidate = candidates[rank]
+    if candidate is not None and not is_loopback(candidate):
+        return candidate
+    tries = [there for other in elsewhere if (there := candidates[other]) is not None]
+    tries = [there for there in tries if not is_loopback(there)] or [socket.gethostname()]
+    for there in tries:
+        address = address_towards(there)
+        if address is not None and not is_loopback(address):
+            return address
+    raise RendezvousError(
+        f"group rank {elsewhere[0]} is on another host, and this one knows no address of its own "
+        f"but loopback; set {INTERFACE_VARIABLE} to the interface between the hosts"
+    )
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address is written as one, also where a dual-stack socket reports it."""
+    mapped = getattr(ipaddress.ip_address(address.partition("%")[0]), "ipv4_mapped", None)
+    return address if mapped is None else str(mapped)

@@ -1,0 +1,202 @@
+"""The life of one group: its transports, its calls, its first failure, its end.
+
+A call runs as `begin`, the algorithm, `end`. Whatever breaks it off breaks the group: the bytes of
+a call that was left half-way would be taken for those of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from ..base.deadline import Deadline
+from ..errors import Aborted, GroupFailed
+from . import process_exit
+from .call_queue import CallQueue
+from .work import FINISHED, CallWork, PendingWork
+
+DRAIN_S = 10.0
+"""How long the group's end waits for calls that nobody waited for."""
+EXIT_DRAIN_S = 2.0
+"""The same where the process ends, which somebody may have interrupted."""
+
+Body = Callable[[Any], object]
+"""What a call does once it has its turn, on the network of the group's collectives."""
+
+
+class Session:
+    """What a group's calls run in: the network of its collectives, and of its messages. It owns
+    them, and the rendezvous they came from."""
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        rendezvous: Any,
+        mesh: Any,
+        mailbox: Any,
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.size = len(self.ranks)
+        self.queue = CallQueue(f"group {name!r}")
+        self.calls = 0
+        self._rendezvous = rendezvous
+        self._mesh = mesh
+        self._mailbox = mailbox
+        self._failure: BaseException | None = None
+        self._lock = Lock()
+        self._closed = False
+        process_exit.watch(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self._failure else "ready"
+        return (
+            f"<Session {self.name!r}: rank {self.rank} of {self.size}, {self.calls} calls, {state}>"
+        )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made the group unusable."""
+        return self._failure
+
+    @property
+    def token(self) -> str:
+        """Different for groups of the same name that were made one after the other in a store."""
+        return self._rendezvous.digest.hex()[:16]  # type: ignore[no-any-return]
+
+    def start(
+        self, text: str, timeout_s: float, at_once: bool, body: Body, tensors: Sequence[Tensor]
+    ) -> CallWork:
+        """Run a call on this thread, when its turn comes, or on the group's; `tensors` are what
+        it writes."""
+        if at_once:
+            self.run_in_turn(text, timeout_s, body)
+            return FINISHED
+        if self._failure is not None:
+            raise self.unusable()
+        work = PendingWork(text, tensors)
+
+        def job() -> None:
+            failed: BaseException | None = None
+            try:
+                self.run(text, timeout_s, body)
+            except BaseException as error:
+                failed = error
+            work.finish(failed)
+
+        self.queue.submit(job)
+        return work
+
+    def run(self, text: str, timeout_s: float, body: Body) -> None:
+        """Run one call: the caller has the turn. Raises what `distcore.errors` describes."""
+        if self._failure is not None:
+            raise self.unusable()
+        deadline = Deadline.after(timeout_s)
+        mesh = self._mesh
+        try:
+            self.calls = mesh.begin(text, deadline) + 1
+            body(mesh)
+            mesh.end()
+        except BaseException as error:
+            mesh.fail(error)  # also after abort(): it is this thread that tells the peers
+            self._broken(error, f"{text} failed")
+            raise
+
+    def run_in_turn(self, text: str, timeout_s: float, body: Body) -> None:
+        """As `run`, after the calls that were made before."""
+        if self._failure is not None:
+            raise self.unusable()
+        queue = self.queue
+        queue.enter()
+        try:
+            self.run(text, timeout_s, body)
+        finally:
+            queue.leave()
+
+    def mailbox(self) -> Any:
+        """Point-to-point messages of this group."""
+        if self._failure is not None:
+            raise self.unusable()
+        return self._mailbox
+
+    def unusable(self) -> GroupFailed:
+        """What every call raises after the first failure, or the end."""
+        first = self._failure
+        message = f"group {self.name!r} (global ranks {list(self.ranks)}) cannot be used any more"
+        if isinstance(first, Aborted):
+            return GroupFailed(f"{message}: {first}")
+        culprit = getattr(first, "culprit", None)
+        cause = f"{type(first).__name__}: {first}"
+        error = GroupFailed(
+            f"{message}: {cause}\n  destroy the group and create it again to go on",
+            culprit,
+            getattr(first, "link", None),
+        )
+        error.__cause__ = first
+        return error
+
+    def _broken(self, error: BaseException, what: str) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+        reason = f"{what}: {str(error) or type(error).__name__}"
+        self._mailbox.fail(error if isinstance(error, GroupFailed) else Aborted(reason))
+        self._rendezvous.abort(reason)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no call runs or waits; whether that came true in time."""
+        return self.queue.drain(timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """End every call at once, those of the other ranks too. From any thread."""
+        with self._lock:
+            first = self._failure is None
+            if first:
+                self._failure = Aborted(f"group {self.name!r} was aborted: {reason}")
+        if not first:
+            return
+        for part in (self._rendezvous, self._mesh, self._mailbox):
+            part.abort(reason)
+        # The peers are told by a thread that has the turn, after the call that this ends.
+        failure = self._failure
+        self.queue.submit(lambda: self._mesh.fail(failure))
+
+    def close(self) -> None:
+        """End the group. Calls that nobody waited for may finish for up to DRAIN_S."""
+        process_exit.forget(self)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._finish_pending("destroyed the group", DRAIN_S)
+        with self._lock:
+            if self._failure is None:
+                self._failure = Aborted(f"group {self.name!r} was destroyed")
+        for part in (self._mailbox, self._mesh, self._rendezvous):
+            part.close()
+        self.queue.stop()
+
+    def say_goodbye(self) -> None:
+        """The process ends, and the group is still open. Calls that nobody waited for may finish
+        for up to EXIT_DRAIN_S."""
+        self._finish_pending("ended its process", EXIT_DRAIN_S)
+        self._mailbox.close()
+        self._mesh.say_goodbye()
+
+    def _finish_pending(self, why: str, limit_s: float) -> None:
+        if self._failure is None and not self.queue.drain(limit_s):
+            pending = self.queue.pending
+            self.abort(f"rank {self.ranks[self.rank]} {why} while {pending} calls were pending")
+        self.queue.drain(limit_s)
+
+    def let_go(self) -> None:
+        """This is a forked child: the connections are its parent's."""
+        self._mailbox.let_go()
+        self._mesh.let_go()

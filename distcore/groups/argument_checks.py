@@ -1,0 +1,188 @@
+"""What is wrong with a call's own arguments: said before anything is sent.
+
+Every message names the call, the argument, this rank, what was expected and what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .. import torch_private
+from ..engine.staging import MAIN_MEMORY, Reach
+from .call_text import dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls what; `ranks` are the group's global ranks, `rank` this one's place in them,
+    `reach` the devices that its backend takes tensors of."""
+
+    call: str
+    ranks: tuple[int, ...]
+    rank: int
+    reach: Reach = MAIN_MEMORY
+
+    def wrong(self, argument: str, expected: object, given: object) -> NoReturn:
+        """ValueError."""
+        raise ValueError(self._sentence(argument, expected, given))
+
+    def wrong_type(self, argument: str, expected: object, given: object) -> NoReturn:
+        """TypeError."""
+        raise TypeError(self._sentence(argument, expected, given))
+
+    def _sentence(self, argument: str, expected: object, given: object) -> str:
+        return (
+            f"{self.call} on rank {self.ranks[self.rank]}: {argument}: "
+            f"expected {expected}, given {given}"
+        )
+
+
+def shown(tensor: Tensor) -> str:
+    """`float32[3, 4]`"""
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def tensor(caller: Caller, argument: str, given: Any, *, written: bool = False) -> Tensor:
+    """A dense tensor of a device that the backend takes; if `written`, without elements that share
+    memory."""
+    if not isinstance(given, Tensor):
+        caller.wrong_type(argument, "a tensor", type(given).__name__)
+    if given.layout is not torch.strided:
+        layout = str(given.layout).removeprefix("torch.")
+        caller.wrong(argument, "a dense tensor", f"one of layout {layout}: use to_dense()")
+    if given.device.type not in caller.reach:
+        caller.wrong(argument, f"a tensor on {caller.reach.named}", f"one on {given.device}")
+    if written and not given.is_contiguous() and torch_private.overlaps_itself(given):
+        caller.wrong(
+            argument,
+            "a tensor whose elements each have their own memory",
+            f"{shown(given)} with strides {given.stride()}: use clone()",
+        )
+    return given
+
+
+def tensors(
+    caller: Caller, argument: str, given: Any, length: int | None = None, *, written: bool = False
+) -> list[Tensor]:
+    """A list of tensors, of `length` where that is given, all of one dtype."""
+    if not isinstance(given, list | tuple):
+        caller.wrong_type(argument, "a list of tensors", type(given).__name__)
+    if length is not None and len(given) != length:
+        caller.wrong(argument, f"{length} tensors, one for each rank", len(given))
+    for index, one in enumerate(given):
+        tensor(caller, f"{argument}[{index}]", one, written=written)
+    if given:
+        dtype = given[0].dtype
+        for index, one in enumerate(given):
+            if one.dtype is not dtype:
+                caller.wrong(
+                    f"{argument}[{index}]",
+                    f"{dtype_name(dtype)}, as {argument}[0] is",
+                    dtype_name(one.dtype),
+                )
+    return list(given)
+
+
+def only_one(caller: Caller, argument: str, given: Sequence[Any]) -> Any:
+    """The element of a list that torch's interface allows to be longer."""
+    if len(given) != 1:
+        caller.wrong(argument, "a list of one element", len(given))
+    return given[0]
+
+
+def same_dtype(caller: Caller, argument: str, given: Tensor, name: str, like: Tensor) -> None:
+    if given.dtype is not like.dtype:
+        caller.wrong(argument, f"{dtype_name(like.dtype)}, as {name} is", dtype_name(given.dtype))
+
+
+def count(caller: Caller, argument: str, given: Tensor, expected: int, why: str) -> None:
+    """The number of elements."""
+    if given.numel() != expected:
+        caller.wrong(argument, f"{expected} elements ({why})", f"{given.numel()}, {shown(given)}")
+
+
+def pair(caller: Caller, written: str, output: Any, read: str, data: Any) -> None:
+    """An output and an input, of one dtype."""
+    tensor(caller, written, output, written=True)
+    tensor(caller, read, data)
+    same_dtype(caller, written, output, read, data)
+
+
+def part(caller: Caller, name: str, one: Tensor, argument: str, whole: Tensor) -> None:
+    """`whole` has as many elements as `one` for each rank."""
+    size = len(caller.ranks)
+    count(caller, argument, whole, one.numel() * size, f"{size} times the {one.numel()} of {name}")
+
+
+def counts(caller: Caller, argument: str, given: Sequence[Tensor], name: str, like: Tensor) -> None:
+    """The dtype and the number of elements of all must be those of `like`."""
+    expected = like.numel()
+    for index, one in enumerate(given):
+        if one.numel() != expected or one.dtype is not like.dtype:
+            caller.wrong(
+                f"{argument}[{index}]",
+                f"{expected} elements of {dtype_name(like.dtype)}, as {name} has",
+                shown(one),
+            )
+
+
+def group_rank(caller: Caller, argument: str, given: Any) -> int:
+    """A rank of the group, in the group's own numbering."""
+    if not isinstance(given, int):
+        caller.wrong_type(argument, "a rank", type(given).__name__)
+    if not 0 <= given < len(caller.ranks):
+        caller.wrong(
+            argument,
+            f"a rank of this group of {len(caller.ranks)} (0 to {len(caller.ranks) - 1})",
+            given,
+        )
+    return int(given)
+
+
+def peer(caller: Caller, argument: str, given: Any) -> int:
+    """Another rank of the group."""
+    rank = group_rank(caller, argument, given)
+    if rank == caller.rank:
+        caller.wrong(argument, "another rank", f"{given}, this rank itself")
+    return rank
+
+
+def tag(caller: Caller, given: Any) -> int:
+    if not isinstance(given, int):
+        caller.wrong_type("tag", "an int", type(given).__name__)
+    if not -(2**31) <= given < 2**31:
+        caller.wrong("tag", "a number of 32 bits", given)
+    return int(given)
+
+
+def divides(caller: Caller, name: str, given: Tensor) -> None:
+    """The first dimension can be split evenly among the ranks."""
+    size = len(caller.ranks)
+    if (given.shape[0] if given.dim() else 1) % size:
+        caller.wrong(
+            name, f"a first dimension that is a multiple of {size}, the ranks", shown(given)
+        )
+
+
+def splits(caller: Caller, argument: str, given: Sequence[int], of: Tensor, name: str) -> list[int]:
+    """Elements for each rank. `given`: rows of the first dimension for each."""
+    size = len(caller.ranks)
+    rows = of.shape[0] if of.dim() else 1
+    given = list(given)
+    if len(given) != size:
+        caller.wrong(argument, f"{size} numbers, one for each rank", f"{len(given)}: {given}")
+    if min(given) < 0:
+        caller.wrong(argument, "no negative number", given)
+    if sum(given) != rows:
+        caller.wrong(
+            argument,
+            f"numbers that add up to {rows}, the first dimension of {name}",
+            f"{given}, which add up to {sum(given)}",
+        )
+    row = of.numel() // rows if rows else 0
+    return [part * row for part in given]

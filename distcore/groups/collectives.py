@@ -1,0 +1,397 @@
+"""The collective calls of torch's ProcessGroup: checks, the call's text, then the engine.
+
+Methods have torch's names, arguments and calling forms. Each raises ValueError or TypeError for
+what is wrong by itself, before anything is sent, and what `distcore.errors` describes for what
+goes wrong on the way. The coalesced forms are in `coalesced.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..base.reduction import reduction_for
+from ..engine.parts import Parts
+from ..engine.staging import Staging, around
+from . import argument_checks, call_text, sparse
+from .argument_checks import Caller
+from .call_options import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    listed,
+    options,
+)
+from .issuing import Issuing
+
+_reductions: dict[tuple[int, torch.dtype], Any] = {}
+
+
+class Collectives(Issuing):
+    """Mixed into the process group."""
+
+    def _reduction(self, kind: int, op: Any, dtype: torch.dtype) -> Any:
+        """How to combine; `kind` is the number of the op. Raises as `reduction_for` does."""
+        known = _reductions.get((kind, dtype))
+        if known is None:
+            known = reduction_for(op, dtype, self._engine.name)
+            if kind != call_text.PREMUL_SUM:  # which carries its factor with it
+                _reductions[kind, dtype] = known
+        return known
+
+    def _pair(
+        self, caller: Caller, output: Any, data: Any
+    ) -> tuple[Tensor, Tensor, Staging | None]:
+        """Output and input, checked, as the engine shall take them; and their copying, if any."""
+        if self._is_plain(output) and self._is_plain(data):
+            argument_checks.same_dtype(caller, "output", output, "input", data)
+            return output, data, None
+        argument_checks.pair(caller, "output", output, "input", data)
+        staging = self._engine.staging()
+        return staging.take(output, False, True), staging.take(data, True, False), staging
+
+    # -- reducing --------------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
+        if opts.__class__ is not AllReduce:
+            opts = options(AllReduce, opts, timeout, reduceOp=op)
+        if not isinstance(tensors, list) or len(tensors) != 1:
+            tensors = listed(tensors, tensor)
+            argument_checks.only_one(self._caller("all_reduce"), "tensors", tensors)
+        data = tensors[0]
+        reduce_op = opts.reduceOp
+        kind = hash(reduce_op)
+        if not self._is_plain(data):
+            return self._staged_all_reduce(data, reduce_op, kind, opts)
+        dtype = data.dtype
+        combine = _reductions.get((kind, dtype)) or self._reduction(kind, reduce_op, dtype)
+        text = call_text.reducing("all_reduce", kind, dtype, data.numel())
+        return self._issue(
+            "allreduce_",
+            text,
+            opts,
+            self._engine.all_reduce(data, combine),
+            tensors,
+        )
+
+    def _staged_all_reduce(self, data: Any, reduce_op: Any, kind: int, opts: Any) -> Any:
+        caller = self._caller("all_reduce")
+        if isinstance(data, Tensor) and data.layout is torch.sparse_coo:
+            text, body = sparse.all_reduce(caller, data, kind, self._engine)
+            return self._issue("allreduce_", text, opts, body, [data])
+        argument_checks.tensor(caller, "tensor", data, written=True)
+        combine = self._reduction(kind, reduce_op, data.dtype)
+        staging = self._engine.staging()
+        flat = staging.take(data, True, True)
+        text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
+        body = staging.around(self._engine.all_reduce(flat, combine))
+        return self._issue("allreduce_", text, opts, body, [data])
+
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Reduce, opts, timeout, rootRank=root, reduceOp=op)
+        caller = self._caller("reduce")
+        data = argument_checks.only_one(caller, "tensors", listed(tensors, tensor))
+        root = argument_checks.group_rank(caller, "root", opts.rootRank)
+        argument_checks.tensor(caller, "tensor", data, written=root == self._rank)
+        kind = hash(opts.reduceOp)
+        combine = self._reduction(kind, opts.reduceOp, data.dtype)
+        staging = self._engine.staging()
+        flat = staging.take(data, True, root == self._rank)
+        text = call_text.reducing_to(self._ranks[root], kind, data.dtype, data.numel())
+        body = staging.around(self._engine.reduce(flat, root, combine))
+        return self._issue("reduce_", text, opts, body, [data])
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
+        opts = options(ReduceScatter, opts, timeout, reduceOp=op)
+        caller = self._caller("reduce_scatter")
+        if input_tensors is None:
+            input_tensors = input_tensor
+        if isinstance(output_tensors, Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output = argument_checks.only_one(caller, "output", output_tensors)
+        argument_checks.tensor(caller, "output", output, written=True)
+        inputs = argument_checks.only_one(caller, "input_list", input_tensors)
+        inputs = argument_checks.tensors(caller, "input_list", inputs, self._size)
+        own = inputs[self._rank]
+        argument_checks.same_dtype(caller, "output", output, "input_list", own)
+        argument_checks.count(caller, "output", output, own.numel(), f"as input_list[{self._rank}]")
+        kind = hash(opts.reduceOp)
+        combine = self._reduction(kind, opts.reduceOp, output.dtype)
+        counts = [one.numel() for one in inputs]
+        if len(set(counts)) == 1:
+            text = call_text.reducing("reduce_scatter", kind, output.dtype, counts[0])
+        else:
+            text = call_text.uneven("reduce_scatter", kind, output.dtype, counts)
+        staging = self._engine.staging()
+        sources = staging.inputs(inputs)
+        target = staging.outputs([output])[0]
+        body = staging.around(self._engine.reduce_scatter(target, sources, combine))
+        return self._issue("reduce_scatter_", text, opts, body, [output])
+
+    def reduce_scatter_single(
+        self,
+        outputTensor: Any,
+        inputTensor: Any,
+        opts: Any = None,
+    ) -> Any:
+        if opts.__class__ is not ReduceScatter:
+            opts = options(ReduceScatter, opts)
+        output, data = outputTensor, inputTensor
+        caller = self._caller("reduce_scatter_tensor")
+        target, source, staging = self._pair(caller, output, data)
+        argument_checks.part(caller, "output", output, "input", data)
+        kind = hash(opts.reduceOp)
+        combine = self._reduction(kind, opts.reduceOp, output.dtype)
+        text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
+        body = self._engine.reduce_scatter(target, Parts.even(source, self._size), combine)
+        return self._issue("_reduce_scatter_base_", text, opts, around(staging, body), [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        if opts.__class__ is not Broadcast:
+            opts = options(Broadcast, opts, timeout, rootRank=root)
+        caller = self._caller("broadcast")
+        data = argument_checks.only_one(caller, "tensors", listed(tensors, tensor))
+        root = argument_checks.group_rank(caller, "root", opts.rootRank)
+        flat, staging = data, None
+        if not self._is_plain(data):
+            argument_checks.tensor(caller, "tensor", data, written=root != self._rank)
+            staging = self._engine.staging()
+            flat = staging.take(data, root == self._rank, root != self._rank)
+        text = call_text.rooted("broadcast", "src", self._ranks[root], data.dtype, data.numel())
+        body = self._engine.broadcast(flat, root)
+        return self._issue("broadcast_", text, opts, around(staging, body), [data])
+
+    def allgather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+    ) -> Any:
+        opts = options(AllGather, opts, timeout)
+        caller = self._caller("all_gather")
+        data = argument_checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        if len(output_tensors) and isinstance(output_tensors[0], Tensor):
+            output_tensors = [output_tensors]
+        outputs = argument_checks.only_one(caller, "tensor_list", output_tensors)
+        outputs = argument_checks.tensors(caller, "tensor_list", outputs, self._size, written=True)
+        argument_checks.tensor(caller, "tensor", data)
+        own = outputs[self._rank]
+        argument_checks.same_dtype(caller, "tensor_list", own, "tensor", data)
+        argument_checks.count(
+            caller, f"tensor_list[{self._rank}]", own, data.numel(), "those of tensor, this rank's"
+        )
+        counts = [one.numel() for one in outputs]
+        staging = self._engine.staging()
+        source = staging.inputs([data])[0]
+        targets = staging.outputs(outputs)
+        if len(set(counts)) == 1:
+            text = call_text.moving("all_gather", data.dtype, counts[0])
+        else:
+            text = call_text.uneven("all_gather", None, data.dtype, counts)
+        body = staging.around(self._engine.all_gather(targets, source))
+        return self._issue("allgather_", text, opts, body, outputs)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
+        if opts.__class__ is not AllGather:
+            opts = options(AllGather, opts)
+        data = input
+        caller = self._caller("all_gather_into_tensor")
+        target, source, staging = self._pair(caller, output, data)
+        argument_checks.part(caller, "input", data, "output", output)
+        text = call_text.moving("all_gather_into_tensor", data.dtype, data.numel())
+        body = self._engine.all_gather(Parts.even(target, self._size), source)
+        return self._issue("_allgather_base_", text, opts, around(staging, body), [output])
+
+    _allgather_base = all_gather_single
+
+    def gather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Gather, opts, timeout, rootRank=root)
+        caller = self._caller("gather")
+        data = argument_checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        argument_checks.tensor(caller, "tensor", data)
+        root = argument_checks.group_rank(caller, "dst", opts.rootRank)
+        if len(output_tensors) and isinstance(output_tensors[0], Tensor):
+            output_tensors = [output_tensors]
+        staging = self._engine.staging()
+        source = staging.inputs([data])[0]
+        outputs, targets = [], None
+        if root == self._rank:
+            outputs = argument_checks.only_one(caller, "gather_list", output_tensors)
+            outputs = argument_checks.tensors(
+                caller, "gather_list", outputs, self._size, written=True
+            )
+            argument_checks.counts(caller, "gather_list", outputs, "tensor", data)
+            targets = staging.outputs(outputs)
+        elif any(len(row) for row in output_tensors):
+            caller.wrong("gather_list", "none, for this rank is not dst", "a list of tensors")
+        text = call_text.rooted("gather", "dst", self._ranks[root], data.dtype, data.numel())
+        body = staging.around(self._engine.gather(targets, source, root))
+        return self._issue("gather_", text, opts, body, outputs)
+
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        opts = options(Scatter, opts, timeout, rootRank=root)
+        caller = self._caller("scatter")
+        output = argument_checks.only_one(caller, "tensor", listed(output_tensors, output_tensor))
+        argument_checks.tensor(caller, "tensor", output, written=True)
+        root = argument_checks.group_rank(caller, "src", opts.rootRank)
+        if len(input_tensors) and isinstance(input_tensors[0], Tensor):
+            input_tensors = [input_tensors]
+        staging = self._engine.staging()
+        sources = None
+        if root == self._rank:
+            inputs = argument_checks.only_one(caller, "scatter_list", input_tensors)
+            inputs = argument_checks.tensors(caller, "scatter_list", inputs, self._size)
+            argument_checks.counts(caller, "scatter_list", inputs, "tensor", output)
+            sources = staging.inputs(inputs)
+        elif any(len(row) for row in input_tensors):
+            caller.wrong("scatter_list", "none, for this rank is not src", "a list of tensors")
+        target = staging.outputs([output])[0]
+        text = call_text.rooted("scatter", "src", self._ranks[root], output.dtype, output.numel())
+        body = staging.around(self._engine.scatter(target, sources, root))
+        return self._issue("scatter_", text, opts, body, [output])
+
+    def alltoall(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        input_tensor: Any = None,
+        output: Any = None,
+        input: Any = None,  # noqa: A002 - torch's names
+    ) -> Any:
+        given_out = next(x for x in (output_tensors, output_tensor, output) if x is not None)
+        given_in = next(x for x in (input_tensors, input_tensor, input) if x is not None)
+        opts = options(AllToAll, opts, timeout)
+        caller = self._caller("all_to_all")
+        outputs = argument_checks.tensors(
+            caller, "output_tensor_list", given_out, self._size, written=True
+        )
+        inputs = argument_checks.tensors(caller, "input_tensor_list", given_in, self._size)
+        argument_checks.same_dtype(
+            caller, "output_tensor_list", outputs[0], "input_tensor_list", inputs[0]
+        )
+        self._own_part(caller, outputs[self._rank].numel(), inputs[self._rank].numel())
+        staging = self._engine.staging()
+        sources, targets = staging.inputs(inputs), staging.outputs(outputs)
+        text = call_text.uncounted("all_to_all", inputs[0].dtype)
+        body = staging.around(self._engine.all_to_all(targets, sources))
+        return self._issue("alltoall_", text, opts, body, outputs)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,  # noqa: A002 - torch's name
+        output_split_sizes: Any = (),
+        input_split_sizes: Any = (),
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
+        if opts.__class__ is not AllToAll:
+            opts = options(AllToAll, opts, timeout)
+        data = input
+        caller = self._caller("all_to_all_single")
+        target, source, staging = self._pair(caller, output, data)
+        targets = self._split(caller, "output", output_split_sizes, output, target)
+        sources = self._split(caller, "input", input_split_sizes, data, source)
+        if targets.each != sources.each or targets.each < 0:
+            self._own_part(caller, targets.counts[self._rank], sources.counts[self._rank])
+        text = call_text.uncounted("all_to_all_single", data.dtype)
+        body = self._engine.all_to_all(targets, sources)
+        return self._issue("alltoall_base_", text, opts, around(staging, body), [output])
+
+    alltoall_base = all_to_all_single
+
+    def _split(
+        self, caller: Caller, name: str, given: Sequence[int], of: Tensor, taken: Tensor
+    ) -> Parts:
+        """`taken`, which is or stands for `of`, as the program wants it split."""
+        argument = f"{name}_split_sizes"
+        if not given:
+            argument_checks.divides(caller, name, of)
+            return Parts.even(taken, self._size)
+        return Parts(taken, argument_checks.splits(caller, argument, given, of, name))
+
+    def _own_part(self, caller: Caller, receives: int, sends: int) -> None:
+        if receives != sends:
+            caller.wrong(
+                "the part that this rank sends to itself",
+                f"{receives} elements, as its output has room for",
+                sends,
+            )
+
+    # -- meeting ---------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        opts = options(Barrier, opts, timeout)
+        return self._issue("barrier", "barrier()", opts, self._engine.barrier(), [])

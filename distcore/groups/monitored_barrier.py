@@ -1,0 +1,137 @@
+"""monitored_barrier: which ranks did not come, through the store, so that the group survives it.
+
+Every rank leaves a key when it arrives. The group's first rank waits for all of them and answers
+with one key: whether all came, or who did not. When the first rank does not come, the others give
+that answer. Only the first answer counts, so that all ranks pass or all fail, also those that come
+too late. No collective is needed, and none is broken off: this barrier is for ranks that hang in
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed import DistBackendError
+
+from ..base.deadline import Deadline, extended
+
+_FIRST_PAUSE_S = 0.0005
+_LAST_PAUSE_S = 0.02
+_ANSWER_S = 5.0
+"""How much longer than its own time a rank waits for the first rank's answer, which may come at
+the very end of that rank's time."""
+_READ_S = 1.0
+"""How long the first rank waits for the others to read its answer."""
+
+
+class BarrierFailed(DistBackendError, TimeoutError):
+    """A rank did not reach the barrier in time. The group can still be used. `missing`: the global
+    ranks that did not come; `reason`: the part of the message that is the same on all ranks."""
+
+    def __init__(self, message: str, missing: Sequence[int], reason: str) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.reason = reason
+        self.finding: object = None
+        """What an observer makes of it."""
+
+
+def _nothing_more(_missing: Sequence[int]) -> str:
+    return ""
+
+
+def monitored_barrier(
+    store: Any,
+    ranks: Sequence[int],
+    rank: int,
+    number: int,
+    timeout_s: float,
+    wait_all_ranks: bool,
+    explain: Callable[[Sequence[int]], str] = _nothing_more,
+) -> None:
+    """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
+    many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends
+    with `explain(missing)`."""
+    prefix = f"monitored_barrier/{number}"
+    arrivals = [f"{prefix}/{index}" for index in range(1, len(ranks))]
+    answer = f"{prefix}/answer"
+    deadline = Deadline.after(timeout_s)
+    if rank == 0:
+        late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
+    else:
+        store.set(arrivals[rank - 1], "")
+        came = _wait(store, [answer], Deadline.after(timeout_s + _ANSWER_S))
+        late = [] if came else [ranks[0]]
+    named = late if wait_all_ranks else late[:1]
+    text = ""
+    if named and not store.check([answer]):
+        limit = f"{timeout_s * 1000:.0f} ms"
+        who = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, named))}"
+        text = (
+            f"Rank {ranks[rank]} timed out in monitoredBarrier after {limit}: "
+            f"{who} failed to pass monitoredBarrier in {limit}{explain(named)}"
+        )
+    said = json.dumps({"missing": named, "text": text, "by": ranks[rank]})
+    given = json.loads(store.compare_set(answer, "", said).decode())
+    read = f"{prefix}/read"
+    if rank != 0:
+        store.add(read, 1)
+    else:
+        # The store may end with this process: not before those that came know the answer.
+        there = len(ranks) - 1 - len(late)
+        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + _READ_S)
+    if given["missing"]:
+        reason = text = given["text"]
+        if given["by"] != ranks[rank]:
+            text = (
+                f"Rank {ranks[rank]} successfully reached monitoredBarrier, but received errors "
+                f"while waiting for send/recv from rank {given['by']}: {text}"
+            )
+        raise BarrierFailed(text, given["missing"], reason)
+    if rank == 0:
+        for key in arrivals:
+            _delete(store, key)
+        if number:  # all have read the answer before: they are here
+            for name in ("answer", "read"):
+                _delete(store, f"monitored_barrier/{number - 1}/{name}")
+
+
+def _missing(store: Any, keys: Sequence[str], deadline: float) -> list[str]:
+    """The keys that nobody has set in time."""
+    if _wait(store, keys, deadline):
+        return []
+    return [key for key in keys if not store.check([key])]
+
+
+def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
+    """Wait until all keys are set; whether they are.
+
+    Asks again and again: a wait inside the store would not see Python's signals, and prints a
+    warning when its time is up.
+    """
+    return not keys or _wait_until(lambda: bool(store.check(list(keys))), deadline)
+
+
+def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
+    """Whether it came true in time."""
+    pause_s = _FIRST_PAUSE_S
+    while not condition():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            deadline = extended(deadline)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+    return True
+
+
+def _delete(store: Any, key: str) -> None:
+    try:
+        store.delete_key(key)
+    except RuntimeError:
+        pass  # some stores cannot

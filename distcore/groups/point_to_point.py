@@ -1,0 +1,74 @@
+"""Messages between two ranks: send and receive with tags, from one rank or any.
+
+They do not wait for the group's collectives: messages overtake collectives and each other, except
+between the same two ranks with the same tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..engine.work import CallWork
+from . import argument_checks, call_text
+from .issuing import Issuing
+
+
+class PointToPoint(Issuing):
+    """Mixed into the process group."""
+
+    def send(self, tensors: Any, dst: Any, tag: Any = 0) -> Any:
+        """Send a tensor to group rank `dst`. The handle is done when the tensor may be changed."""
+        caller = self._caller("send")
+        data = argument_checks.only_one(caller, "tensors", tensors)
+        flat = data
+        if not self._is_plain(data):
+            argument_checks.tensor(caller, "tensor", data)
+            staging = self._engine.staging()
+            flat = staging.take(data, True, False)
+            staging.load()
+        dst = argument_checks.peer(caller, "dst", dst)
+        tag = argument_checks.tag(caller, tag)
+        text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
+        tensors = [data] if flat is data else [data, flat]
+
+        def start() -> CallWork:
+            return self._engine.send(text, self._timeout_s, flat, dst, tag, tensors)
+
+        return self._post("send", text, start)
+
+    def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
+        """Receive the next message of group rank `src` with this tag."""
+        caller = self._caller("recv")
+        data = argument_checks.only_one(caller, "tensors", tensors)
+        src = argument_checks.peer(caller, "src", src)
+        return self._receive(caller, data, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: Any = 0) -> Any:
+        """Receive the next message with this tag, whoever sends it; see the handle's
+        `source_rank`."""
+        caller = self._caller("recv")
+        data = argument_checks.only_one(caller, "tensors", tensors)
+        return self._receive(caller, data, None, tag)
+
+    def _receive(self, caller: Any, data: Any, src: int | None, tag: Any) -> Any:
+        tag = argument_checks.tag(caller, tag)
+        flat, arrived = data, None
+        if not self._is_plain(data):
+            argument_checks.tensor(caller, "tensor", data, written=True)
+            staging = self._engine.staging()
+            flat, arrived = staging.take(data, False, True), staging.store
+        source = None if src is None else self._ranks[src]
+        text = call_text.message("recv", source, tag, data.dtype, data.numel())
+        tensors = [data] if flat is data else [data, flat]
+
+        def start() -> CallWork:
+            return self._engine.receive(text, self._timeout_s, flat, src, tag, tensors, arrived)
+
+        return self._post("recv_", text, start)
+
+    def _post(self, operator: str, text: str, start: Callable[[], CallWork]) -> CallWork:
+        work = start() if not self._profiled() else self._recorded(operator, text, start)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work

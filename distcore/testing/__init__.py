@@ -1,0 +1,17 @@
+"""For tests: conformance suites for transports and backends, ours and others', plain assertions
+that run under any framework or none; and faults on the connections of groups (`inject`).
+"""
+
+from ..transports.faults.injection import inject
+from ..transports.faults.plan import Fault, FaultPlan, Injection, Kind
+from .conformance import check_backend, check_transport
+
+__all__ = [
+    "Fault",
+    "FaultPlan",
+    "Injection",
+    "Kind",
+    "check_backend",
+    "check_transport",
+    "inject",
+]

@@ -1,0 +1,140 @@
+"""torch.distributed's functions where ours differ: those that refuse every backend but gloo or
+NCCL, opened to our groups (torch's own version still serves every other group); and those that name
+a backend, for which distcore's "nccl" is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from . import torch_private
+from .groups.process_group import CoreGroup
+from .nccl import library
+
+_OURS = {"nccl": "distcore_nccl"}
+"""What a program that says `import distcore as dist` means by torch's name of a backend."""
+
+
+def named(backend: Any) -> Any:
+    """Ours in the place of "nccl", also in "cpu:gloo,cuda:nccl"; other names as they are."""
+    if not isinstance(backend, str):
+        return backend
+    if ":" not in backend:
+        return _OURS.get(backend.lower(), backend)
+    pairs = (pair.partition(":") for pair in backend.split(","))
+    return ",".join(f"{device}:{_OURS.get(name.lower(), name)}" for device, _, name in pairs)
+
+
+def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+    """torch's; `backend` "nccl" is distcore's own, which torch knows as "distcore_nccl"."""
+    torch_private.dist.init_process_group(named(backend), *args, **kwargs)
+
+
+def new_group(
+    ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """torch's; `backend` as for `init_process_group`."""
+    return torch_private.dist.new_group(ranks, timeout, named(backend), *args, **kwargs)
+
+
+def unavailable(backend: str) -> str | None:
+    """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
+    the next step; None if it can. Raises ValueError for another name."""
+    from .backend import registered
+
+    found = registered(backend) or registered(f"distcore_{backend}")
+    if found is None:
+        raise ValueError(f"distcore has no backend {backend!r}")
+    return found.unavailable()
+
+
+def is_nccl_available() -> bool:
+    """Whether `init_process_group("nccl")` of distcore can work in this process."""
+    return library.unavailable("distcore_nccl") is None
+
+
+def open_to_our_groups() -> None:
+    """Put ours in front of torch's; done when the first group of ours is made."""
+    torch_private.in_front("monitored_barrier", monitored_barrier)
+    torch_private.in_front("split_group", split_group)
+    torch_private.in_front("batch_isend_irecv", batch_isend_irecv)
+
+
+def _ours(group: Any) -> Any:
+    """The group, or the default group for None, if it is ours; what stands in front of one of
+    ours (a checking layer) counts as well."""
+    if torch_private.is_not_in(group):
+        return None
+    found = torch_private.default_group() if group is None else group
+    inner = found
+    while inner is not None and not isinstance(inner, CoreGroup):
+        inner = getattr(inner, "_inner", None)
+    return found if inner is not None else None
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """A barrier that fails when a rank does not come in time, and names it.
+
+    `timeout`: a timedelta, by default the group's. With `wait_all_ranks` all missing ranks are
+    named, otherwise the first. Raises
+    `distcore.groups.monitored_barrier.BarrierFailed`, after which the group can still be used;
+    TypeError for another timeout.
+    """
+    found = _ours(group)
+    if found is None:
+        torch_private.original("monitored_barrier")(group, timeout, wait_all_ranks)
+        return
+    if isinstance(timeout, int | float):  # torch takes seconds here as well
+        timeout = timedelta(seconds=timeout)
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout: expected a timedelta, given {type(timeout).__name__}")
+    found.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+def split_group(
+    parent_pg: Any = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **more: Any,
+) -> Any:
+    """The group of `split_ranks` (lists of the parent's ranks) that this rank is in; else None.
+
+    As torch's, but also without a GPU. Raises ValueError for ranks that the parent does not have.
+    """
+    parent = _ours(parent_pg)
+    if parent is None:
+        original = torch_private.original("split_group")
+        return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
+    if not split_ranks:
+        raise ValueError(f"split_ranks: expected a list of lists of ranks, given {split_ranks!r}")
+    members = torch_private.global_ranks(parent)
+    for ranks in split_ranks:
+        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(len(members))):
+            raise ValueError(
+                f"split_ranks: expected ranks of a group of {len(members)}, each once in its "
+                f"list, given {list(ranks)}"
+            )
+    mine = parent.rank()
+    own = next((sorted(ranks) for ranks in split_ranks if mine in ranks), None)
+    # Not torch's hashed names: they count the groups that a rank is in, which differ by rank.
+    group = parent.split_group(own or list(split_ranks[0]), timeout=timeout, group_desc=group_desc)
+    if group is not None:
+        torch_private.register_group(group, [members[rank] for rank in own or ()], parent)
+    return group
+
+
+def batch_isend_irecv(p2p_op_list: Any) -> Any:
+    """torch's; also groups of ours send and receive all of them together, where they can. torch
+    asks that of its own class of groups alone."""
+    original = torch_private.original("batch_isend_irecv")
+    first = p2p_op_list[0] if isinstance(p2p_op_list, list) and p2p_op_list else None
+    group, tensor = getattr(first, "group", None), getattr(first, "tensor", None)
+    if not isinstance(group, CoreGroup) or tensor is None:
+        return original(p2p_op_list)
+    if not group._get_backend(tensor.device).supports_coalescing:
+        return original(p2p_op_list)
+    return torch_private.coalesced(group, tensor.device, p2p_op_list)

@@ -1,0 +1,1 @@
+"""Connections that go wrong on purpose, for tests and for fault injection."""

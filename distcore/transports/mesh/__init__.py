@@ -1,0 +1,1 @@
+"""The connections between all ranks of a group, as its collectives use them."""

@@ -1,0 +1,135 @@
+"""Who is to blame when a call's time has run out: the ranks ask each other whom they wait for.
+
+Most of those that wait do so for somebody who waits himself. Each rank whose time is up says whom
+it waits for, a rank that hears this in a call does the same, and after half a second all know the
+same: at the end of every chain stands a rank that said nothing. It is stopped, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import DeadlineExceeded
+from ..frames import BadFrame, Ended, waits
+from .link import Link, ready
+
+LIMIT_S = 0.5
+"""How long answers are waited for. Ranks whose timeouts run out further apart may be blamed in
+place of those that they wait for."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Whom each rank that said so waits for; `rank` is the one that asks. Ranks are the group's."""
+
+    rank: int
+    answers: dict[int, tuple[int, ...]]
+
+    @property
+    def silent(self) -> list[int]:
+        """The ranks at the chains' ends that said nothing; none where they wait in a circle."""
+        chains = self._chains()
+        return sorted(rank for rank in chains if rank not in self.answers)
+
+    def _chains(self) -> dict[int, int]:
+        """By rank that is waited for, directly or not: the one that waits for it."""
+        found: dict[int, int] = {}
+        open_ends = [self.rank]
+        while open_ends:
+            waiter = open_ends.pop(0)
+            for rank in self.answers.get(waiter, ()):
+                if rank not in found and rank != self.rank:
+                    found[rank] = waiter
+                    open_ends.append(rank)
+        return found
+
+    def explained(self, names: Sequence[int]) -> str:
+        """What was found, as text; `names` are the global ranks."""
+        silent = self.silent
+        if not silent:
+            return "every rank in turn waits for another"
+        return "; ".join(self._chain(rank, names) for rank in silent)
+
+    def _chain(self, rank: int, names: Sequence[int]) -> str:
+        waiters = self._chains()
+        if waiters[rank] == self.rank:
+            return f"rank {names[rank]} does not answer"
+        links = []
+        while (waiter := waiters[rank]) != self.rank:
+            links.append(f"rank {names[waiter]} waits for rank {names[rank]}")
+            rank = waiter
+        return f"{', '.join(reversed(links))}, which does not answer"
+
+
+class Survey:
+    """One round of questions; it is over when it is made."""
+
+    def __init__(
+        self, links: Mapping[int, Link], rank: int, awaited: Sequence[int], asked: bool
+    ) -> None:
+        """Ask all peers; `awaited` is whom this rank waits for; `asked`: it has time left, but a
+        peer has not. What is under way on the links is thrown away. Raises the GroupFailed of a
+        peer that knows more; where that is only that its time ran out, with the connection on which
+        this rank heard nothing."""
+        self._links = links
+        self.found = Answers(rank, {rank: tuple(awaited)})
+        self.lost: dict[int, Ended | BadFrame] = {}
+        self._asked = asked
+        self._told: DeadlineExceeded | None = None
+        self._ask()
+        self._listen(time.monotonic() + LIMIT_S)
+        self._raise_told()
+
+    @property
+    def unheard(self) -> tuple[int, int] | None:
+        """The ends of a connection on which this rank waited, and got no answer."""
+        awaited = self.found.answers[self.found.rank]
+        silent = [peer for peer in awaited if peer not in self.found.answers]
+        return self._links[silent[0]].ends if silent else None
+
+    def _raise_told(self) -> None:
+        if self._told is not None:
+            self._told.link = self._told.link or self.unheard
+            raise self._told
+
+    def _ask(self) -> None:
+        frame = waits(self.found.answers[self.found.rank])
+        for link in self._links.values():
+            if link.ended is None:
+                link.outgoing.abandon()
+                try:
+                    link.outgoing.control(frame)
+                except Ended as ended:
+                    self.lost[link.peer] = ended
+
+    def _listen(self, until: float) -> None:
+        links = {link.descriptor: link for link in self._links.values() if link.ended is None}
+        for link in tuple(links.values()):  # some of it may have been read already
+            self._hear(link)
+        while self._open() and (left_s := until - time.monotonic()) > 0:
+            heard = links.keys() - {self._links[peer].descriptor for peer in self.lost}
+            for descriptor in ready(heard, select.POLLIN, left_s):
+                self._hear(links[descriptor])
+
+    def _open(self) -> bool:
+        silent = self.found.silent
+        if self._told is not None and self.unheard is None:
+            return False
+        if not silent:
+            return self._asked  # a circle: the one who asked says what it makes of it
+        return not self.lost.keys() & set(silent)
+
+    def _hear(self, link: Link) -> None:
+        try:
+            link.incoming.skim()
+            link.push()  # the question, behind a frame that was not through
+        except (Ended, BadFrame) as error:
+            self.lost[link.peer] = error
+        except DeadlineExceeded as told:
+            self._told = self._told or told
+        if link.incoming.gave_up is not None:
+            known = tuple(rank for rank in link.incoming.gave_up.awaited if rank in self._links)
+            self.found.answers[link.peer] = known

@@ -1,0 +1,1 @@
+"""Point-to-point messages: posted, matched and moved."""

@@ -1,0 +1,106 @@
+"""The layer reaches every rank however it is started, and nothing else notices that it is there.
+
+Each of these programs has an interpreter of its own: how Python starts there is what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import ranks, runs
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+SELF_LAUNCHING = SCRIPTS / "self_launching.py"
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+IN_RANK = """
+import json, subprocess, sys
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+child = subprocess.run(
+    [sys.executable, "-c", "print('to the pipe')"], capture_output=True, text=True, check=True
+)
+"""
+
+
+def alone(directory: Path, source: str, paths: list[Path]) -> dict[str, object]:
+    """Run a program as the only rank; what it printed last, as JSON."""
+    script = directory / "train.py"
+    script.write_text(IN_RANK + source)
+    extra = {**ALONE, "PYTHONPATH": ":".join(map(str, paths))}
+    run = ranks.Ranks(directory / "run", [sys.executable, str(script)], extra=extra)
+    assert run.run() == 0, run.explain()
+    assert [view.rank for view in run.views()] == [0]
+    printed: dict[str, object] = json.loads(run.log(0).splitlines()[-1])
+    return printed
+
+
+def test_own_modules_and_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "debugger.py").write_text("name = 'the script\\'s own debugger'")
+    (tmp_path / "tui.py").write_text("name = 'the script\\'s own tui'")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import builtins\nbuiltins.was_here = True\n")
+    found = alone(
+        tmp_path,
+        "import debugger, tui, builtins\n"
+        "print(json.dumps({'debugger': debugger.name, 'tui': tui.name,\n"
+        "    'sitecustomize': builtins.was_here, 'child': child.stdout,\n"
+        "    'group': type(dist.group.WORLD).__name__}))\n",
+        [other],
+    )
+    assert found == {
+        "debugger": "the script's own debugger",
+        "tui": "the script's own tui",
+        "sitecustomize": True,
+        "child": "to the pipe\n",
+        "group": "CheckedGroup",
+    }
+
+
+def test_importing_debugger_gives_the_layers_modules(tmp_path: Path) -> None:
+    found = alone(
+        tmp_path,
+        "import debugger, debugger.rank.install\n"
+        "from debugger.rank.group.checked_group import CheckedGroup\n"
+        "print(json.dumps({'same': isinstance(dist.group.WORLD, CheckedGroup),\n"
+        "    'installed': debugger.rank.install.install() is not None}))\n",
+        [Path(__file__).parents[3]],
+    )
+    assert found == {"same": True, "installed": True}
+
+
+def test_ranks_that_the_script_starts_itself(tmp_path: Path) -> None:
+    run = ranks.Ranks(tmp_path / "run", [sys.executable, str(SELF_LAUNCHING)])
+    assert run.run() == 0, run.explain()
+    made = []
+    for view in run.views():
+        if view.rank < 0:
+            continue  # the parent, which is no rank
+        assert view.host == socket.gethostname()
+        (call,) = ranks.calls(view, SELF_LAUNCHING)
+        made.append((view.rank, view.world_size, str(call.signature)))
+    expected = [(rank, 2, f"all_reduce(sum, float32[{n}])") for rank in range(2) for n in (1, 2, 3)]
+    assert sorted(made) == expected
+
+
+def test_nothing_is_loaded_without_distdebug() -> None:
+    code = (
+        "import sys, torch.distributed\n"
+        "rooms = {name.split('.')[0] for name in sys.modules}\n"
+        "print(rooms & {'debugger', '_distdebug', 'wrapt', 'sitecustomize'}, sys.meta_path)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=runs.environment(),
+    )
+    assert done.stdout.startswith("set() ")
+    assert "sitecustomize" not in done.stdout

@@ -1,0 +1,93 @@
+"""When a call counts as the clean-up of an exception that goes on afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from debugger.rank.process.cleanup_calls import _in_cleanup
+
+Seen = list[bool]
+
+
+def look(seen: Seen) -> None:
+    error = sys.exc_info()[1]
+    assert error is not None
+    seen.append(_in_cleanup(sys._getframe(1), error))
+
+
+def in_finally(seen: Seen) -> None:
+    try:
+        raise KeyError("state")
+    finally:
+        look(seen)
+
+
+def in_a_function_of_finally(seen: Seen) -> None:
+    def shut_down() -> None:
+        look(seen)
+
+    try:
+        raise KeyError("state")
+    finally:
+        shut_down()
+
+
+def in_exit(seen: Seen) -> None:
+    class Session:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_error: object) -> None:
+            look(seen)
+
+    with Session():
+        raise KeyError("state")
+
+
+def in_a_context_manager(seen: Seen) -> None:
+    @contextmanager
+    def session() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            look(seen)
+
+    with session():
+        raise KeyError("state")
+
+
+def in_except(seen: Seen) -> None:
+    try:
+        raise KeyError("state")
+    except KeyError:
+        look(seen)
+
+
+def in_except_of_try_finally(seen: Seen) -> None:
+    try:
+        raise KeyError("state")
+    except KeyError:
+        look(seen)
+    finally:
+        seen.append(False)
+
+
+@pytest.mark.parametrize(
+    "clean_up", [in_finally, in_a_function_of_finally, in_exit, in_a_context_manager]
+)
+def test_the_exception_goes_on(clean_up: Callable[[Seen], None]) -> None:
+    seen: Seen = []
+    with suppress(KeyError):
+        clean_up(seen)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("handler", [in_except, in_except_of_try_finally])
+def test_the_exception_is_handled(handler: Callable[[Seen], None]) -> None:
+    seen: Seen = []
+    handler(seen)
+    assert not any(seen)

@@ -1,0 +1,63 @@
+"""distcore's tcp backend: programs to torch.distributed's documentation, in real processes."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ranks.distcore.conftest import Join
+
+if TYPE_CHECKING:
+    from debugger.testing.world import DistRank
+
+SCENARIOS = "tests.ranks.scripts.distcore_"
+NAMES = [
+    (part, name)
+    for part in ("calls", "trouble", "layers")
+    for name in re.findall(
+        r"^def scenario_(\w+)",
+        (Path(__file__).parents[1] / "scripts" / f"distcore_{part}.py").read_text(),
+        re.MULTILINE,
+    )
+]
+
+
+def play(dist_rank: DistRank, part: str, name: str) -> None:
+    getattr(import_module(SCENARIOS + part), f"scenario_{name}")(
+        dist_rank.rank, dist_rank.world_size
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.distributed(nproc=3, backend="tcp")
+@pytest.mark.parametrize(("part", "name"), NAMES)
+def test_scenario(dist_rank: DistRank, join_alone: Join, part: str, name: str) -> None:
+    join_alone(DISTCORE_TRANSPORT="auto")
+    play(dist_rank, part, name)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.distributed(nproc=2, backend="tcp")
+@pytest.mark.parametrize(("part", "name"), NAMES)
+def test_scenario_without_shared_memory(
+    dist_rank: DistRank, join_alone: Join, part: str, name: str
+) -> None:
+    join_alone(DISTCORE_TRANSPORT="tcp")
+    play(dist_rank, part, name)
+
+
+@pytest.mark.distributed(nproc=4, backend="tcp")
+@pytest.mark.parametrize(("wish", "steps"), [("ring", 6), ("ring,all_reduce:doubling", 2)])
+def test_the_user_chooses_the_algorithm(join_alone: Join, wish: str, steps: int) -> None:
+    join_alone(DISTCORE_ALGORITHM=wish)
+    import torch
+
+    import distcore as dist
+
+    dist.all_reduce(torch.ones(100))
+    assert dist.group.WORLD._session._mesh._step == steps

@@ -1,0 +1,223 @@
+"""Mismatches of collectives: kind, culprits, the story of the histories; and their twins."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.record.signature import Signature
+
+from ..builder import Run, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_to
+
+
+def test_the_minority_is_the_culprit() -> None:
+    run = Run(4)
+    for _ in range(17):
+        run.each(all_reduce(1024))
+    run[0, 1, 3].calls(all_reduce(1024), waits=True, line=88)
+    run[2].calls(broadcast(1024, root=0), waits=True, line=91)
+    (found,) = run.diagnose().findings
+    assert (found.kind, found.culprits, found.victims, found.seq) == (
+        "op_mismatch",
+        (2,),
+        (0, 1, 3),
+        17,
+    )
+    assert found.proven
+    assert found.exit_code == 91
+    assert found.message == (
+        'ranks disagree at collective #17 of group "default_pg" (4 ranks): '
+        "rank 2 calls broadcast(src=0, float32[1024]); "
+        "ranks 0,1,3 call all_reduce(sum, float32[1024])"
+    )
+    assert found.details[0] == "they agree on #0 to #16"
+    assert "+broadcast(src=0, float32[1024])" in found.details
+    assert found.ranks[2].location is not None
+    assert found.ranks[2].location.line == 91
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd", "kind"),
+    [
+        (all_reduce(8), all_reduce(9), "shape_mismatch"),
+        (all_reduce(8), all_reduce(8, dtype="int32"), "dtype_mismatch"),
+        (all_reduce(8), all_reduce(8, op="max"), "reduce_op_mismatch"),
+        (broadcast(8, root=0), broadcast(8, root=1), "root_mismatch"),
+        (reduce_to(8, root=0), reduce_to(8, root=2), "root_mismatch"),
+        (all_reduce(8), barrier(), "op_mismatch"),
+    ],
+)
+def test_each_argument_has_its_kind(usual: Signature, odd: Signature, kind: str) -> None:
+    run = Run(3)
+    run.each(barrier())
+    run[0, 2].calls(usual)
+    run[1].calls(odd)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == (kind, (1,))
+
+
+def test_two_ranks_have_no_majority() -> None:
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True)
+    run[1].calls(reduce_to(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert found.culprits == (0, 1)
+
+
+def test_it_waits_a_moment_for_votes_that_could_turn_it() -> None:
+    run = Run(4)
+    run[0].calls(broadcast(8), waits=True)
+    run[1].calls(all_reduce(8), waits=True)
+    assert run.errors(settled=False) == []
+    run[2, 3].calls(all_reduce(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert found.culprits == (0,)
+
+
+def test_ranks_in_an_earlier_call_of_the_group_may_still_come_and_vote() -> None:
+    """That call is over for others: these have only not had the processor since."""
+    run = Run(4)
+    run[0, 1].calls(all_reduce(8))
+    run[2, 3].calls(all_reduce(8), waits=True)
+    run[0].calls(broadcast(8), waits=True)
+    run[1].calls(all_reduce(8), waits=True)
+    assert run.errors(settled=False) == []
+    for rank in (2, 3):
+        run[rank].goes_on()
+        run[rank].calls(all_reduce(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert found.culprits == (0,)
+
+
+def test_without_further_votes_all_who_called_are_culprits() -> None:
+    run = Run(4)
+    run[0].calls(broadcast(8), waits=True)
+    run[1].calls(all_reduce(8), waits=True)
+    (found,) = run.errors()
+    assert found.culprits == (0, 1)
+
+
+def test_ranks_ahead_of_the_slowest_are_compared_too() -> None:
+    run = Run(3)
+    run.each(all_reduce(8))
+    run[0].calls(all_reduce(8), waits=True)
+    run[1].calls(all_gather(8), waits=True)
+    (found,) = run.errors()
+    assert (found.seq, found.culprits) == (1, (0, 1))
+
+
+def test_a_skipped_call_is_named() -> None:
+    run = Run(3)
+    run.each(all_reduce(8))
+    run[0, 1].calls(broadcast(3), line=30)
+    run[0, 1].calls(all_reduce(8))
+    run[2].calls(all_reduce(8))
+    run[2].calls(all_gather(2))
+    run[0, 1].calls(all_gather(2))
+    (found,) = run.errors()
+    assert "rank 2 skipped broadcast(src=0, float32[3])" in found.message
+
+
+def test_an_extra_call_is_named() -> None:
+    run = Run(3)
+    run[0].calls(broadcast(1), line=23)
+    run.each(all_reduce(8))
+    (found,) = run.errors()
+    assert found.culprits == (0,)
+    assert "rank 0 made an extra broadcast(src=0, float32[1])" in found.message
+
+
+def test_history_that_is_gone_is_said_to_be_gone() -> None:
+    run = Run(3)
+    for seq in range(300):
+        for rank in range(3):
+            run[rank].calls(all_gather(8) if (rank, seq) == (1, 100) else all_reduce(8))
+    for rank in range(3):
+        run[rank].history.forgotten = 250
+    (found,) = run.errors()
+    assert found.culprits == (1,)
+    assert "at or before #" in found.message
+
+
+def test_the_first_difference_is_found_far_back() -> None:
+    run = Run(3)
+    for seq in range(300):
+        for rank in range(3):
+            run[rank].calls(all_gather(8) if (rank, seq) == (1, 41) else all_reduce(8))
+    (found,) = run.errors()
+    assert (found.seq, found.culprits) == (41, (1,))
+
+
+def test_other_shape_of_equal_size_is_a_warning() -> None:
+    run = Run(3)
+    run[0, 1].calls(all_reduce(4, 4))
+    run[2].calls(all_reduce(2, 8))
+    run.each(all_reduce(4))
+    (found,) = run.diagnose().findings
+    assert (found.kind, found.severity, found.culprits) == ("shape_mismatch", "warning", (2,))
+
+
+def test_splits_that_do_not_fit_name_the_pair() -> None:
+    run = Run(3)
+    run.each(barrier())
+    run[0].calls(all_to_all([1, 2, 3], [1, 4, 7]))
+    run[1].calls(all_to_all([4, 5, 6], [2, 5, 8]))
+    run[2].calls(all_to_all([7, 9, 9], [3, 6, 9]))
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.seq) == ("split_mismatch", (1, 2), 1)
+    assert "rank 2 sends 9 elements to rank 1, which expects 8" in found.message
+
+
+def test_a_sub_group_has_its_own_sequence() -> None:
+    run = Run(4)
+    run.new_group("1", [0, 1, 2])
+    run.each(all_reduce(8))
+    run[0, 1].calls(all_reduce(2), group="1", waits=True)
+    run[2].calls(all_gather(2), group="1", waits=True)
+    run[3].calls(all_reduce(8), waits=True)
+    (found,) = run.errors()
+    assert (found.culprits, found.group.name, found.seq) == ((2,), "1", 0)
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_uneven_but_consistent_splits(self) -> None:
+        run = Run(3)
+        run[0].calls(all_to_all([1, 2, 3], [1, 4, 7]))
+        run[1].calls(all_to_all([4, 5, 6], [2, 5, 8]))
+        run[2].calls(all_to_all([7, 8, 9], [3, 6, 9]))
+        run[0].calls(all_to_all([2, 2, 2], [2, 2, 2]), waits=True)
+        assert not run.diagnose().findings
+
+    def test_ranks_at_different_steps(self) -> None:
+        run = Run(4)
+        for rank in range(4):
+            for _ in range(5 + 7 * rank):
+                run[rank].calls(broadcast(8, root=3))
+        assert not run.diagnose().findings
+
+    def test_different_counts_on_disjoint_groups(self) -> None:
+        run = Run(4)
+        run.new_group("1", [0, 1])
+        run.new_group("2", [2, 3])
+        for _ in range(5):
+            run[0, 1].calls(all_reduce(8), group="1")
+        run[2, 3].calls(all_gather(8), group="2")
+        assert not run.diagnose().findings
+
+    def test_a_group_name_used_again_after_the_first_was_destroyed(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        for rank in (0, 1):
+            run[rank].destroys()
+        run[0].has_group("0", [0, 1], incarnation=1, desc="default_pg")
+        run[0].calls(barrier(), incarnation=1, waits=True)
+        assert not run.diagnose().findings
+
+    def test_asynchronous_calls_waited_for_in_another_order(self) -> None:
+        run = Run(2)
+        first = [run[rank].calls(all_reduce(8), is_async=True) for rank in (0, 1)]
+        second = [run[rank].calls(all_gather(8), is_async=True) for rank in (0, 1)]
+        run[0].waits_in(first[0])
+        run[1].waits_in(second[1])
+        assert not run.diagnose().findings

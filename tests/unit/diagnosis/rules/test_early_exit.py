@@ -1,0 +1,485 @@
+"""Ranks that left, died, raised, or are late; consequences; and the twins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debugger.diagnosis.facts.evidence import standing
+from debugger.diagnosis.facts.world import World
+from debugger.diagnosis.limits import Limits
+from debugger.diagnosis.rules.late_rank import refine_cause
+from debugger.record.layout import Activity, Phase
+
+from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv
+
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+def waiting(size: int = 3) -> Run:
+    """All but the last rank wait in their second call."""
+    run = Run(size)
+    run.each(all_reduce(8))
+    run[: size - 1].calls(all_reduce(8), waits=True, line=88)
+    return run
+
+
+class TestLeft:
+    """early_exit."""
+
+    def test_finished(self) -> None:
+        run = waiting()
+        run[2].exits(0)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (0, 1))
+        assert found.proven
+        assert found.message == (
+            "rank 2 finished after 1 call in the group, but ranks 0,1 wait for it in "
+            'all_reduce(sum, float32[8]) #1 of group "default_pg"'
+        )
+
+    def test_out_of_data(self) -> None:
+        run = waiting()
+        run[2].notes_down("data_exhausted", batches=6)
+        run[2].exits(0)
+        (found,) = run.errors(settled=False)
+        assert found.cause == "data_exhausted"
+        assert "ran out of data after 6 batches" in found.message
+
+    def test_destroyed_the_group(self) -> None:
+        run = waiting()
+        run[2].destroys()
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits) == ("early_exit", (2,))
+        assert "destroyed the group" in found.message
+
+    def test_the_others_failed_because_of_it(self) -> None:
+        run = waiting()
+        run[2].destroys()
+        run[0].raises(CLOSED, communication=True)
+        run[1].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("early_exit", (2,))
+
+    def test_the_one_that_failed_is_still_on_its_way_out(self) -> None:
+        run = waiting(2)
+        run[1].exits(0)
+        run[0].waits.clear()
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, exits=False, communication=True)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits) == ("early_exit", (1,))
+        assert "rank 0 needed it in all_reduce" in found.message
+
+
+class TestDeaths:
+    """rank_died, rank_exception, invalid_argument."""
+
+    def test_killed(self) -> None:
+        run = waiting()
+        run[2].exits(signal=9)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits, found.exit_code) == ("rank_died", (2,), 94)
+        assert "killed by SIGKILL" in found.message
+
+    def test_out_of_memory(self) -> None:
+        run = waiting()
+        run[2].exits(signal=9, oom=True)
+        (found,) = run.errors()
+        assert found.cause == "oom"
+        assert "out of memory" in found.message
+
+    def test_status(self) -> None:
+        run = waiting()
+        run[2].exits(7)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+        assert "exited with status 7" in found.message
+
+    def test_two_at_once_are_one_finding(self) -> None:
+        run = waiting(4)
+        run[1, 3].exits(signal=9)
+        (found,) = run.errors()
+        assert found.culprits == (1, 3)
+
+    def test_an_exception_and_its_consequences(self) -> None:
+        run = waiting()
+        run[2].raises("ValueError: bad batch", line=33)
+        run[0, 1].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.exit_code) == ("rank_exception", (2,), 1)
+        assert found.ranks[2].location.line == 33
+
+    def test_the_peers_notice_a_death_before_we_do(self) -> None:
+        run = waiting()
+        run[0].raises(CLOSED, communication=True)
+        run[2].exits(signal=11)
+        run[1].exits(signal=15)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+
+    def test_an_abort_is_seen_before_it_is_reaped(self) -> None:
+        run = waiting()
+        run[0, 1].raises(CLOSED, communication=True)
+        run[2].exits(signal=6)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+
+    def test_a_lost_connection_waits_a_moment_for_its_cause(self) -> None:
+        run = waiting()
+        run[0].raises(CLOSED, communication=True)
+        assert run.errors(settled=False) == []
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+    def test_the_launcher_ends_the_others(self) -> None:
+        run = waiting()
+        run[0].raises(CLOSED, communication=True)
+        run.passes(0.4)
+        run[1, 2].exits(signal=15)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+    def test_the_first_of_several_exceptions(self) -> None:
+        run = Run(3)
+        for rank in (1, 0, 2):
+            run[rank].raises("KeyError: 'lr'")
+        (found,) = run.errors()
+        assert found.culprits == (1,)
+
+    def test_a_wrong_argument(self) -> None:
+        run = waiting()
+        run[2].raises("ValueError: list of the wrong length", invalid_argument=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("invalid_argument", (2,))
+
+    def test_a_rank_that_is_still_leaving_explains_a_lost_connection(self) -> None:
+        run = waiting()
+        run[2].phase = Phase.ENDED
+        run[2].exit_code = 0
+        run[0].raises(CLOSED, communication=True)
+        assert run.errors() == []
+        run[2].exits(0)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("early_exit", (2,))
+
+    def test_gone_without_a_trace(self) -> None:
+        run = waiting()
+        run[2].exits(None)
+        assert run.errors(settled=False) == []
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+
+
+class TestFolding:
+    """One cause is one finding."""
+
+    def test_a_mismatch_and_what_the_backend_makes_of_it(self) -> None:
+        run = Run(4)
+        run[0, 1, 3].calls(all_reduce(8), waits=True)
+        run[2].calls(all_gather(8), waits=True)
+        run[0].exits(signal=6)
+        run[1].raises(CLOSED, communication=True)
+        run[3].exits(signal=15)
+        run[2].exits(0)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("op_mismatch", (2,))
+
+    def test_a_mismatch_that_is_held_back_hides_its_consequences(self) -> None:
+        run = Run(4)
+        run[0].calls(all_reduce(8), waits=True)
+        run[1].calls(all_reduce(9), waits=True)
+        run[0].exits(signal=6)
+        assert run.errors(settled=False) == []
+        (found,) = run.errors()
+        assert found.kind == "shape_mismatch"
+
+    def test_ranks_that_this_tool_stopped(self) -> None:
+        run = waiting()
+        run[2].calls(all_gather(8), waits=True)
+        for rank in range(3):
+            run[rank].notes_down("finding_raised")
+            run[rank].exits(1)
+        assert [found.kind for found in run.errors()] == ["op_mismatch"]
+
+    def test_what_came_before_a_death_is_a_cause_of_its_own(self) -> None:
+        run = Run(4)
+        run.new_group("1", [0, 1])
+        run[0].calls(all_reduce(8), group="1", waits=True)
+        run[1].calls(all_gather(8), group="1", waits=True)
+        run[3].exits(signal=9)
+        assert [found.kind for found in run.errors()] == ["op_mismatch", "rank_died"]
+
+
+class TestLate:
+    """missing_rank, and the notice before it."""
+
+    def test_first_a_notice_then_a_suspicion(self) -> None:
+        run = waiting()
+        run.passes(13)
+        result = run.diagnose()
+        assert not result.findings
+        (notice,) = result.notices
+        assert notice == (
+            'rank 2 is late for all_reduce(sum, float32[8]) #1 of group "default_pg" (14 s); '
+            "it is at train.py:40 in step"
+        )
+        run.passes(46)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("missing_rank", (2,), (0, 1))
+        assert (found.proven, found.cause) == (False, "user_code")
+        assert found.ranks[2].location.line == 40
+
+    def test_the_chain_is_followed_to_its_root(self) -> None:
+        run = waiting(4)
+        run[3].calls(recv(2), waits=True)
+        run[2].goes_on()
+        run.passes(61)
+        (found,) = run.errors()
+        assert found.culprits == (2,)
+
+    def test_waits_for_a_gpu_that_are_guessed_raise_a_suspicion_and_prove_nothing(self) -> None:
+        run = waiting(4)
+        run[3].calls(recv(2), waits=True)
+        run[2].goes_on()
+        for rank in (0, 1, 3):
+            run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+            run[rank].free_threads = 1
+        run.passes(30)
+        assert run.errors() == []
+        run.passes(31)
+        (found,) = run.errors()
+        assert (found.kind, found.proven, found.culprits) == ("missing_rank", False, (2,))
+
+    @pytest.mark.parametrize("guessed", [False, True])
+    def test_a_cycle_of_guessed_waits_is_no_proof(self, guessed: bool) -> None:
+        run = Run(2)
+        for rank in (0, 1):
+            run[rank].calls(recv(1 - rank), waits=True)
+            if guessed:
+                run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+                run[rank].free_threads = 1
+        assert [found.kind for found in run.errors()] == ([] if guessed else ["deadlock"])
+
+    @pytest.mark.parametrize("cause", ["stopped", "store", "gil_held", "unknown"])
+    def test_causes(self, cause: str) -> None:
+        run = waiting()
+        if cause == "stopped":
+            run[2].is_stopped()
+        elif cause == "store":
+            run[2].waits_in(Activity.STORE, key="ready")
+        elif cause == "gil_held":
+            run[2].heartbeat_ns = run.now_ns
+        else:
+            run[2].location = None
+        run.passes(61)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.cause) == ("missing_rank", (2,), cause)
+
+    def test_a_lock_is_seen_on_the_stack(self) -> None:
+        run = waiting()
+        run.passes(61)
+        (found,) = run.errors()
+        locked = refine_cause(found, {2: ["wait (threading.py:327)", "step (train.py:40)"]})
+        assert locked.cause == "lock"
+        assert refine_cause(found, {2: ["step (train.py:40)"]}) == found
+
+    def test_a_rank_stopped_inside_the_call(self) -> None:
+        run = Run(3)
+        for rank in range(3):
+            run[rank].calls(all_reduce(8), waits=True)
+        run[1].is_stopped()
+        run.passes(61)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.cause) == ("missing_rank", (1,), "stopped")
+
+    def test_two_absent_ranks(self) -> None:
+        run = Run(4)
+        run[0, 2].calls(barrier(), waits=True)
+        run.passes(61)
+        (found,) = run.errors()
+        assert found.culprits == (1, 3)
+
+    def test_the_programs_own_timeout(self) -> None:
+        run = waiting()
+        run[0].raises("RuntimeError: Timed out waiting 8000ms for recv", communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("missing_rank", (2,))
+
+    def test_all_wait_for_store_keys(self) -> None:
+        run = Run(2)
+        run[0, 1].waits_in(Activity.STORE, key="ready")
+        run.passes(61)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.cause) == ("missing_rank", (0, 1), "store")
+
+    def test_ranks_on_nodes_that_we_cannot_see_are_not_suspected(self) -> None:
+        run = Run(4)
+        del run.ranks[3]
+        run[0, 1].calls(barrier(), waits=True)
+        run.size = 0
+        run.passes(61)
+        (found,) = run.errors()
+        assert found.culprits == (2,)
+
+    def test_a_breakpoint_stops_the_clock(self) -> None:
+        run = waiting()
+        run[2].waits_in(Activity.PAUSED)
+        run.passes(100)
+        result = run.diagnose()
+        assert not result.findings
+        assert not result.notices
+
+    def test_a_rank_that_died_at_its_breakpoint_stops_no_clock(self) -> None:
+        run = waiting()
+        run[2].waits_in(Activity.PAUSED)
+        run[2].exits(None, signal=9)
+        run.passes(100)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+        assert found.ranks[0].state == "waits in"
+
+    def test_the_others_wait_for_the_breakpoint(self) -> None:
+        run = waiting()
+        run[2].waits_in(Activity.PAUSED)
+        world = World(run.snapshot(), None, Limits())
+        assert world.at_breakpoint == (2,)
+        assert standing(world, 2).state == "at a breakpoint"
+        assert standing(world, 0).state == "waiting for breakpoint on rank 2"
+
+
+class TestRecorded:
+    """What ranks put on record themselves."""
+
+    def test_not_in_group_is_a_warning_once_per_line(self) -> None:
+        run = Run(2)
+        for _ in range(3):
+            run[1].notes_down("not_in_group", "all_reduce on a group this rank is not in")
+        (found,) = run.diagnose().findings
+        assert (found.kind, found.severity, found.culprits) == ("not_in_group", "warning", (1,))
+
+    def test_forked(self) -> None:
+        run = Run(2)
+        run[0].notes_down("forked", "a forked child called all_reduce")
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.exit_code) == ("forked", (0,), 93)
+
+    def test_text_from_a_rank_stays_on_one_line(self) -> None:
+        run = Run(2)
+        run[0].raises("ValueError: first\nsecond\x1b[31m")
+        (found,) = run.errors()
+        assert "\n" not in found.message
+        assert "\x1b" not in found.message
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_a_slow_rank_within_the_limit(self) -> None:
+        run = waiting()
+        run.passes(50)
+        assert not run.diagnose().findings
+
+    def test_all_finish(self) -> None:
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[0, 1, 2].exits(0)
+        assert not run.diagnose().findings
+
+    def test_a_rank_that_finishes_early_with_nothing_outstanding(self) -> None:
+        run = Run(3)
+        run.new_group("1", [0, 1])
+        run.each(all_reduce(8))
+        run[2].exits(0)
+        run[0].calls(all_reduce(8), group="1", waits=True)
+        assert not run.diagnose().findings
+
+    def test_a_root_whose_broadcast_a_finished_rank_never_took(self) -> None:
+        run = Run(2)
+        run[1].exits(0)
+        run[0].calls(broadcast(8, root=0))
+        assert not run.diagnose().findings
+
+    def test_a_rank_that_fails_after_the_others_have_finished(self) -> None:
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[0, 1].exits(0)
+        run[2].raises("OSError: no space left to save the model")
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_exception", (2,))
+
+    def test_a_communication_error_that_the_program_caught(self) -> None:
+        run = Run(2)
+        run[0].calls(all_reduce(8), fails=True)
+        run[1].calls(all_reduce(8), fails=True)
+        run.each(barrier())
+        run[0, 1].exits(0)
+        assert not run.diagnose().findings
+
+    def test_ranks_of_a_destroyed_world(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[1].destroys()
+        run[0].destroys()
+        for rank in (0, 1):
+            run[rank].has_group("0", [0, 1], incarnation=1, desc="default_pg")
+        run[0].calls(barrier(), incarnation=1, waits=True)
+        assert not run.diagnose().findings
+
+    def test_a_process_that_nobody_saw_end_when_all_others_finished(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0].exits(None)
+        run[1].exits(0)
+        assert not run.diagnose().findings
+
+
+class TestClosedTooSoon:
+    """All made the call; one was through with it and closed its connections."""
+
+    def test_destroyed_the_group_first(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[1].calls(all_reduce(8))
+        run[1].destroys()
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (1,), (0,))
+        assert "while rank 0 was still in all_reduce(sum, float32[8]) #1" in found.message
+
+    def test_died_in_it(self) -> None:
+        run = Run(2)
+        run[1].calls(all_reduce(8), waits=True)
+        run[1].exits(signal=9)
+        run[0].calls(all_reduce(8), fails=True)
+        run[0].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (1,))
+
+
+class TestLine:
+    """Where a rank that has ended stood last."""
+
+    def test_the_line_of_sys_exit(self) -> None:
+        run = waiting()
+        run[2].notes_down("exit", "sys.exit(3)", 61)
+        run[2].exits(3)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.ranks[2].location.line) == ("rank_died", 61)
+
+    def test_a_sys_exit_that_was_caught_long_ago(self) -> None:
+        run = Run(3)
+        run[2].notes_down("exit", "sys.exit(3)", 61)
+        run.each(all_reduce(8))
+        run[2].exits(3)
+        (found,) = run.errors(settled=False)
+        assert found.ranks[2].location.line != 61
+
+    def test_the_last_call_where_the_heartbeat_is_older(self) -> None:
+        run = waiting()
+        run[2].heartbeat_ns = run.now_ns - 50_000_000
+        run[2].exits(signal=9)
+        (found,) = run.errors(settled=False)
+        assert found.ranks[2].location.line == 88

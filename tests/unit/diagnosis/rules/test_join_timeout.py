@@ -1,0 +1,237 @@
+"""Worlds that never come together; and their twins."""
+
+from __future__ import annotations
+
+from debugger.record.layout import Activity, GroupState
+
+from ..builder import Run, all_reduce
+
+
+def joining(size: int, *ranks: int) -> Run:
+    run = Run(size, joined=False)
+    for rank in ranks:
+        run.starts(rank).waits_in(Activity.INIT)
+    return run
+
+
+def after_the_end() -> Run:
+    """Rank 0 has run to its end; a process that calls itself rank 1 waits for the world."""
+    run = joining(2, 1)
+    run.ranks[0] = Run(2).ranks[0]
+    run.ranks[0].exits(0)
+    return run
+
+
+def test_a_rank_that_never_starts() -> None:
+    run = joining(4, 0, 1, 2)
+    run.passes(14)
+    result = run.diagnose()
+    assert result.findings == ()
+    assert result.notices == ("rank 3 has not joined the world yet (15 s)",)
+    run.passes(50)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (3,), (3,))
+    assert not found.proven
+    assert "rank 3 never started" in found.message
+
+
+def test_a_rank_that_runs_but_does_not_join() -> None:
+    run = joining(3, 0, 1)
+    run.starts(2)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (2,), ())
+    assert found.ranks[2].location.line == 40
+
+
+def test_the_limit_counts_from_the_last_that_joined() -> None:
+    """Also where the absent rank runs: before that, it is no more than late."""
+    run = joining(3, 0)
+    run.passes(40)
+    run.starts(1).waits_in(Activity.INIT)
+    run.starts(2)
+    run.passes(50)
+    assert run.errors() == []
+    run.passes(11)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+
+
+def test_a_rank_that_finished_before_joining() -> None:
+    run = joining(3, 0, 1)
+    run.starts(2).exits(0)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.proven) == ("join_timeout", (2,), True)
+
+
+def test_two_processes_with_one_rank() -> None:
+    run = joining(3, 0, 1)
+    rival = joining(3, 1).ranks[1]
+    rival.pid = 77
+    run.rivals.append(rival)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.proven) == ("join_timeout", (1,), True)
+    assert "pid 77 and pid 1001" in found.message
+
+
+def test_a_twin_that_comes_when_the_others_have_finished() -> None:
+    run = after_the_end()
+    rival = Run(2).ranks[1]
+    rival.exits(0)
+    rival.pid = 77
+    run.rivals.append(rival)
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "duplicate")
+    assert "pid 77 took part" in found.message
+
+
+def test_twins_that_took_part_and_are_gone() -> None:
+    """Nobody waits for anybody: one of them raised what the confusion made, or nothing did."""
+    run = Run(2)
+    run.each(all_reduce(8))
+    rival = Run(2).ranks[1]
+    rival.pid = 77
+    run.rivals.append(rival)
+    run.passes(3)
+    for rank in (run.ranks[0], run.ranks[1], rival):
+        rival.run.now_ns = run.now_ns
+        rank.exits(0)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "duplicate")
+    assert "pid 77 and pid 1001" in found.message
+    assert "in vain" not in found.message
+
+
+def test_a_rank_that_comes_when_the_others_have_finished() -> None:
+    run = after_the_end()
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (1,), "late")
+    assert "rank 0 has ended" in found.message
+
+
+def test_a_port_that_is_taken() -> None:
+    run = joining(2, 0, 1)
+    run[0].raises(
+        "DistNetworkError: The server socket has failed to listen: EADDRINUSE, Address already "
+        "in use",
+        port_holder="nginx (pid 5)",
+        communication=True,
+    )
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0,), "port")
+    assert "nginx (pid 5)" in found.message
+
+
+def test_a_stale_file_store() -> None:
+    run = joining(2, 0, 1)
+    run[0, 1].notes_down("stale_store", "the FileStore holds old keys", path="/tmp/rdzv")
+    assert run.errors() == []
+    run.passes(60)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0, 1), "stale_store")
+    assert "/tmp/rdzv" in found.message
+
+
+def test_the_programs_own_timeout() -> None:
+    run = joining(3, 0, 1)
+    run[0].raises("DistStoreError: Timed out after 5 seconds waiting for clients. 2/3 joined")
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("join_timeout", (2,))
+
+
+def test_twins_of_whom_one_had_just_begun_when_the_other_was_through() -> None:
+    """The others have made the group once, so it was one group that both were in."""
+    run = Run(3)
+    run.each(all_reduce(8))
+    rival = Run(3).ranks[2]
+    rival.pid = 77
+    run.rivals.append(rival)
+    rival.exits(0)
+    run.passes(-0.05)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.cause) == ("join_timeout", (2,), "duplicate")
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_a_late_joiner(self) -> None:
+        run = joining(3, 0, 1)
+        run.passes(50)
+        assert not run.diagnose().findings
+
+    def test_a_large_world_whose_ranks_come_one_after_the_other(self) -> None:
+        run = joining(5, 0)
+        for rank in (1, 2, 3):
+            run.passes(40)
+            run.starts(rank).waits_in(Activity.INIT)
+            result = run.diagnose()
+            assert (result.findings, result.notices) == ((), ())
+        run.passes(61)
+        (found,) = run.errors()
+        assert (found.culprits, found.victims) == ((4,), (0, 1, 2, 3))
+        assert "has not joined for 63 s" in found.message
+
+    def test_the_old_process_of_a_restarted_rank(self) -> None:
+        run = joining(2, 0, 1)
+        old = joining(2, 1).ranks[1]
+        old.pid = 77
+        old.job = "another"
+        run.rivals.append(old)
+        assert not run.diagnose().findings
+
+    def test_a_generation_that_begins_while_the_one_before_ends(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        for old in Run(2).ranks.values():
+            old.exits(0)
+            old.pid += 500
+            run.rivals.append(old)
+        run.passes(3)
+        assert not run.diagnose().findings
+
+    def test_a_second_world_that_one_rank_joins_first(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0, 1].destroys()
+        run[0].has_group("0", [0, 1], incarnation=1, desc="default_pg", state=GroupState.CREATING)
+        run[0].waits_in(Activity.INIT)
+        assert not run.diagnose().findings
+
+    def test_an_initialisation_that_is_at_its_end(self) -> None:
+        """A crowded machine may leave a rank there for long, when another goes on already."""
+        run = Run(2)
+        run[0].waits_in(Activity.INIT)
+        run[1].creates("1", [0, 1], waits=True)
+        run.passes(3)
+        assert not run.diagnose().findings
+
+    def test_a_warning_about_the_store_of_a_run_that_works(self) -> None:
+        run = Run(2)
+        run[0].notes_down("stale_store", path="/tmp/rdzv")
+        run.each(all_reduce(8))
+        assert not run.diagnose().findings
+
+
+def test_one_rank_waits_at_another_address() -> None:
+    run = joining(3, 0, 1, 2)
+    for rank in run.ranks.values():
+        rank.job = f"10.0.0.1:{29500 + (rank.rank == 2)}"
+    assert run.errors() == []
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+    assert not found.proven
+    assert "rank 2 waits at 10.0.0.1:29501 for a world of 3" in found.message
+
+
+def test_a_rank_beyond_the_world() -> None:
+    run = joining(2, 1, 2)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (0,), (0,))
+    assert found.message.endswith("rank 2 is outside of it: ranks count from 0 to 1")

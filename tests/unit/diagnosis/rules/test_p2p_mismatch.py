@@ -1,0 +1,113 @@
+"""Sends and receives that do not fit, or never meet; and their twins."""
+
+from __future__ import annotations
+
+from ..builder import Run, recv, send
+
+
+def test_sizes_differ() -> None:
+    run = Run(3)
+    run[0].calls(send(1, 4), line=10)
+    run[1].calls(recv(0, 8), waits=True, line=20)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.seq) == ("p2p_mismatch", (0, 1), 0)
+    assert found.ranks[1].location.line == 20
+    assert "4 elements against 8" in found.message
+
+
+def test_a_silent_dtype_mismatch_long_ago() -> None:
+    run = Run(2)
+    for index in range(20):
+        run[0].calls(send(1, 4, dtype="float64" if index == 7 else "float32"))
+        run[1].calls(recv(0, 4))
+    (found,) = run.errors()
+    assert (found.kind, found.seq) == ("p2p_mismatch", 7)
+    assert "other dtype" in found.message
+
+
+def test_a_receive_whose_sender_has_finished() -> None:
+    run = Run(2)
+    for _ in range(3):
+        run[0].calls(send(1))
+        run[1].calls(recv(0))
+    run[1].calls(recv(0), waits=True, line=19)
+    run[0].exits(0)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (0,), (1,))
+    assert found.ranks[1].location.line == 19
+
+
+def test_a_receive_that_failed_because_its_sender_had_finished() -> None:
+    run = Run(2)
+    run[0].exits(0)
+    run[1].calls(recv(0), fails=True)
+    run[1].raises("RuntimeError: Connection closed by peer", communication=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
+
+
+def test_the_receiver_that_failed_is_still_on_its_way_out() -> None:
+    run = Run(2)
+    run[0].exits(0)
+    run[1].calls(recv(0), fails=True)
+    run[1].raises("RuntimeError: Connection closed by peer", exits=False, communication=True)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
+
+
+def test_a_send_that_nobody_takes() -> None:
+    run = Run(3)
+    run[2].exits(0)
+    run[1].calls(send(2, 1024), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (2,), (1,))
+
+
+def test_a_dead_sender_is_the_cause_itself() -> None:
+    run = Run(2)
+    run[1].calls(recv(0), waits=True)
+    run[0].exits(signal=11)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+
+def test_the_other_tag_explains_more_than_the_end() -> None:
+    run = Run(2)
+    run[0].calls(send(1, tag=1))
+    run[0].exits(0)
+    run[1].calls(recv(0, tag=2), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("p2p_mismatch", (0, 1))
+
+
+class TestTwins:
+    """Correct, but it looks like the faults above."""
+
+    def test_another_shape_of_the_same_size(self) -> None:
+        run = Run(2)
+        run[0].calls(send(1, 4, 4))
+        run[1].calls(recv(0, 16))
+        assert not run.diagnose().findings
+
+    def test_receives_from_any_source(self) -> None:
+        run = Run(3)
+        run[0].calls(send(2, 4))
+        run[1].calls(send(2, 8))
+        run[2].calls(recv(-1, 8))
+        run[2].calls(recv(0, 4))
+        run[0, 1, 2].exits(0)
+        assert not run.diagnose().findings
+
+    def test_a_buffered_send_of_a_rank_that_has_finished(self) -> None:
+        run = Run(2)
+        run[0].calls(send(1))
+        run[0].exits(0)
+        run[1].calls(recv(0), waits=True)
+        assert not run.diagnose().findings
+
+    def test_messages_sent_ahead(self) -> None:
+        run = Run(2)
+        for size in (4, 8, 16):
+            run[0].calls(send(1, size))
+        run[1].calls(recv(0, 4))
+        assert not run.diagnose().findings

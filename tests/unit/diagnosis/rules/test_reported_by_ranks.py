@@ -1,0 +1,81 @@
+"""What ranks at DETAIL have found themselves is the report's finding, and told once."""
+
+from __future__ import annotations
+
+from ..builder import WORLD, Run, all_reduce, broadcast
+
+MESSAGE = 'ranks disagree at collective #1 of group "default_pg" (3 ranks): ...'
+
+
+def disputed(run: Run, *ranks: int, seq: int = 1) -> None:
+    """These ranks put the finding on record, and raise it."""
+    run[ranks].notes_down(
+        "finding",
+        MESSAGE,
+        finding="shape_mismatch",
+        culprits=[1],
+        victims=[0, 2],
+        group=[WORLD, 0],
+        seq=seq,
+    )
+    run[ranks].notes_down("finding_raised", "shape_mismatch")
+
+
+def test_a_shape_is_an_error_where_the_ranks_say_so() -> None:
+    """Elsewhere it is a warning: the count is the same."""
+    run = Run(3)
+    run.each(all_reduce(4))
+    run[0, 2].calls(all_reduce(4), waits=True)
+    run[1].calls(all_reduce(2, 2), waits=True)
+    (warning,) = run.diagnose().findings
+    assert (warning.kind, warning.severity) == ("shape_mismatch", "warning")
+    disputed(run, 0, 1, 2)
+    (found,) = run.diagnose().findings
+    assert (found.kind, found.severity, found.culprits) == ("shape_mismatch", "error", (1,))
+    assert (found.victims, found.seq, found.message) == ((0, 2), 1, MESSAGE)
+    assert found.group is not None
+    assert (found.group.desc, found.group.ranks) == ("default_pg", (0, 1, 2))
+    assert found.ranks[1].call == "all_reduce(sum, float32[2,2])"
+    assert found.ranks[1].location is not None
+
+
+def test_another_warning_stays() -> None:
+    run = Run(3)
+    run[0, 2].calls(all_reduce(4))
+    run[1].calls(all_reduce(2, 2))
+    run.each(all_reduce(4))
+    disputed(run, 0, seq=7)
+    assert sorted(found.severity for found in run.diagnose().findings) == ["error", "warning"]
+
+
+def test_the_records_show_it_as_well() -> None:
+    """One finding, not two."""
+    run = Run(3)
+    run.each(all_reduce(4))
+    run[0, 2].calls(all_reduce(4), waits=True)
+    run[1].calls(broadcast(4), waits=True)
+    disputed(run, 2)
+    run[2].exits(1)
+    (found,) = run.errors()
+    assert found.kind == "op_mismatch"
+
+
+def test_ranks_of_other_hosts() -> None:
+    """Their calls are not on record here."""
+    run = Run(3)
+    run[0].calls(all_reduce(4), waits=True)
+    for rank in (1, 2):
+        del run.ranks[rank]
+    disputed(run, 0, seq=0)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("shape_mismatch", (1,), (0, 2))
+
+
+def test_whom_a_call_waits_for_that_must_be_agreed_on() -> None:
+    """The root of a broadcast waits for nobody, but for the agreement."""
+    for agrees in (False, True):
+        run = Run(3)
+        run[0, 1].calls(broadcast(4), waits=True, agrees=agrees)
+        run[2].exits(0)
+        found = run.errors(settled=False)
+        assert [one.kind for one in found] == (["early_exit"] if agrees else [])

@@ -1,0 +1,133 @@
+"""One rank that keeps the others waiting, and runs that look like it and are balanced."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from debugger.diagnosis.rules.straggler import stragglers
+from tests.unit.diagnosis.builder import Run, all_reduce, barrier, recv, send
+
+STEPS = 40
+
+
+def trained(work_s: Callable[[int, int], float], size: int = 4, steps: int = STEPS) -> Run:
+    """Each step every rank computes for `work_s(rank, step)`, then meets the others."""
+    run = Run(size)
+    for step in range(steps):
+        now_ns = run.now_ns
+        arrivals = sorted((work_s(rank, step), rank) for rank in range(size))
+        for work, rank in arrivals:
+            run.now_ns = now_ns + int(work * 1e9)
+            run[rank].calls(all_reduce(8), waits=True, line=17)
+        for rank in range(size):
+            run[rank].goes_on()
+    return run
+
+
+def test_a_slow_rank_is_named() -> None:
+    (found,) = stragglers(trained(lambda rank, _: 0.05 if rank == 2 else 0.02).snapshot())
+    assert (found.kind, found.severity, found.culprits) == ("straggler", "warning", (2,))
+    assert found.victims == (0, 1, 3)
+    assert found.ranks[2].location.line == 17
+    assert found.data["last"] == found.data["collectives"] == STEPS - 10
+    assert found.data["factor"] == pytest.approx(2.4, abs=0.2)
+    assert found.data["share"] == 1.0
+    assert found.data["late_ms"] == pytest.approx(30, abs=2)
+    assert found.message.startswith(
+        'rank 2 is the last to arrive at 30 of 30 collectives of group "default_pg", '
+    )
+
+
+def test_it_is_named_where_it_does_not_wait_at_all() -> None:
+    """The others do nothing between their calls, so no factor can be told."""
+    (found,) = stragglers(trained(lambda rank, _: 0.05 if rank == 0 else 0.0, size=2).snapshot())
+    assert found.culprits == (0,)
+    assert found.data["factor"] <= 100
+
+
+jitter = random.Random(7)
+BALANCED: dict[str, Callable[[int, int], float]] = {
+    "all alike": lambda rank, step: 0.02,
+    "noise": lambda rank, step: jitter.uniform(0.01, 0.04),
+    "in turns": lambda rank, step: 0.1 if step % 4 == rank else 0.02,
+    "one slow step": lambda rank, step: 5.0 if (rank, step) == (1, 20) else 0.02,
+    "stalls of a busy machine": lambda rank, step: (
+        0.4 if rank == 1 and step in (13, 21, 33) else 0.02
+    ),
+    "last by little, and a stall": lambda rank, step: (
+        0.5 if (rank, step) == (1, 20) else 0.0205 if rank == 1 else 0.02
+    ),
+    "a slow start": lambda rank, step: 3.0 if rank == 1 and step < 10 else 0.02,
+    "always last, by little": lambda rank, step: 0.102 if rank == 1 else 0.1,
+    "late half of the time": lambda rank, step: 0.05 if rank == 1 and step % 2 else 0.02,
+}
+
+
+@pytest.mark.parametrize("name", BALANCED)
+def test_quiet_when_balanced(name: str) -> None:
+    assert stragglers(trained(BALANCED[name]).snapshot()) == []
+
+
+def test_quiet_after_few_collectives() -> None:
+    slow = trained(lambda rank, _: 1.0 if rank == 1 else 0.0, steps=29)
+    assert stragglers(slow.snapshot()) == []
+
+
+def test_quiet_where_one_waits_for_a_message() -> None:
+    """The time in a call is not the rank's own: a pipeline's last stage is not to blame."""
+    run = Run(2)
+    for _ in range(STEPS):
+        run[0].calls(all_reduce(8), waits=True)
+        run[1].calls(send(0), waits=True)
+        run.passes(0.05)
+        run[1].goes_on()
+        run[1].calls(all_reduce(8), waits=True)
+        run[0].goes_on()
+        run[1].goes_on()
+    assert stragglers(run.snapshot()) == []
+
+
+def test_quiet_where_one_waits_for_an_older_handle() -> None:
+    """The handles are waited for in another order than they were made in."""
+    run = Run(2)
+    for _ in range(STEPS):
+        older = run[1].calls(recv(0, tag=1), waits=True)
+        newer = run[1].calls(recv(0, tag=2), thread=2, waits=True)
+        run[1].goes_on(thread=2)
+        run[0].calls(send(1, tag=2))
+        run[0].calls(all_reduce(8), waits=True)
+        run.passes(0.05)
+        assert older.number < newer.number
+        run[1].goes_on()
+        run[1].calls(all_reduce(8), waits=True)
+        run[0].goes_on()
+        run[1].goes_on()
+    assert stragglers(run.snapshot()) == []
+
+
+def test_a_rank_is_named_once() -> None:
+    """For the group where it costs most."""
+    run = Run(3)
+    run.new_group("pair", [0, 1])
+    for _ in range(STEPS):
+        for group, members, late_s in (("0", (0, 2, 1), 0.02), ("pair", (0, 1), 0.06)):
+            for rank in members:
+                if rank == 1:
+                    run.passes(late_s)
+                run[rank].calls(barrier(), group=group, waits=True)
+            for rank in members:
+                run[rank].goes_on()
+    (found,) = stragglers(run.snapshot())
+    assert found.culprits == (1,)
+    assert found.group is not None
+    assert found.group.name == "pair"
+
+
+def test_overwritten_calls_are_not_missed() -> None:
+    run = trained(lambda rank, _: 0.05 if rank == 2 else 0.02)
+    run[3].history.forgotten = 15
+    (found,) = stragglers(run.snapshot())
+    assert found.data["collectives"] == STEPS - 16  # the first one that is left has none before it

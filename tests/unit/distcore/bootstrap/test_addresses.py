@@ -1,0 +1,58 @@
+"""Which address a rank listens on: one host, several, a master known as loopback, a variable."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
+
+from distcore.bootstrap import addresses
+from distcore.bootstrap.addresses import Host, listening_address
+
+A, B = Host("a", 1), Host("b", 1)
+
+
+def test_one_host_is_loopback() -> None:
+    assert listening_address(0, [A, A], ["10.0.0.1", "10.0.0.1"]) is None
+
+
+def test_several_hosts_use_the_way_to_the_master() -> None:
+    assert listening_address(1, [A, B], ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
+
+
+def test_a_master_known_as_loopback_uses_the_way_to_another_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = {"10.0.0.2": "10.0.0.1"}
+    monkeypatch.setattr(addresses, "address_towards", ways.get)
+    assert listening_address(0, [A, B], ["127.0.1.1", "10.0.0.2"]) == "10.0.0.1"
+
+
+def test_containers_of_one_machine_are_several_hosts() -> None:
+    hosts = [Host("a", 1), Host("a", 2)]
+    assert listening_address(0, hosts, ["10.0.0.1", None]) == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", "127.0.0.1"), ("localhost", None), ("::1", "::1"), ("nosuch.invalid", None)],
+)
+def test_the_way_to_a_host(host: str, expected: str | None) -> None:
+    found = addresses.address_towards(host)
+    if host == "localhost":
+        assert found is not None
+        assert addresses.is_loopback(found)
+    elif not (host == "::1" and found is None):
+        assert found == expected
+
+
+def test_the_tcp_stores_host_is_found_below_prefixes() -> None:
+    store = TCPStore("localhost", 0, None, True, wait_for_workers=False)
+    below = PrefixStore("a/", PrefixStore("b", store))
+    assert addresses.store_host(below) == "localhost"
+    assert addresses.store_host(PrefixStore("x", HashStore())) is None
+
+
+def test_the_interface_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTCORE_SOCKET_IFNAME", "nosuch0, lo")
+    assert addresses.interface_address() == "127.0.0.1"
+    assert listening_address(0, [A, A], [None, None]) == "127.0.0.1"

@@ -1,0 +1,181 @@
+"""Which data is wrong for which call."""
+
+from __future__ import annotations
+
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from debugger.rank.checks import non_finite
+from debugger.rank.checks.non_finite import inspector
+from debugger.rank.log import rank_log
+from debugger.rank.record import call_site
+from debugger.rank.record.errors import FindingRaised
+from debugger.rank.record.recorder import GroupRecord
+from debugger.record.signature import Signature
+
+NAN, INF = float("nan"), float("inf")
+RANKS = (10, 20)
+
+
+class Notes:
+    """Stands for the recorder."""
+
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+
+    def note(self, kind: str, message: str, site: int, **data: Any) -> None:
+        self.taken.append({"kind": kind, "message": message, "site": site, **data})
+
+    def safe_site(self, frame: FrameType | None) -> int:
+        found = call_site.find(frame)
+        return 0 if found is None else found.f_code.co_firstlineno
+
+
+def looked_at(
+    names: str, method: str, signature: Signature, *args: Any, rank: int = 0
+) -> tuple[Any, Notes]:
+    """What the inspector answers for the call, and what it put on record."""
+    slot: Any = None
+    record = GroupRecord("0", "default_pg", 0, RANKS, rank, slot, "gloo", None)
+    known: Any = SimpleNamespace(text=signature.to_json())
+    notes: Any = Notes()
+    inspect = inspector(frozenset(names.split(",")), notes, record)
+    assert inspect is not None
+    return inspect(method, args, known, 7), notes
+
+
+def call(op: str, root: int | None = None, reduce_op: str = "", peer: int | None = None) -> Any:
+    return Signature(op, (("float32", (2,)),), reduce_op=reduce_op, root=root, peer=peer)
+
+
+def tensor(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+FINE = tensor(1, 2)
+WRONG = [
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[tensor(1, NAN)]]),
+    ("allreduce", call("all_reduce", reduce_op="avg"), [[tensor(INF, 1)]]),
+    ("allreduce", call("all_reduce", reduce_op="max"), [[tensor(NAN, 1)]]),
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[tensor(NAN, dtype=torch.bfloat16)]]),
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[tensor(INF).to(torch.complex64)]]),
+    (
+        "allreduce",
+        call("all_reduce", reduce_op="sum"),
+        [[tensor(NAN).to(torch.float8_e4m3fn)]],
+    ),
+    ("allreduce_coalesced", call("all_reduce", reduce_op="sum"), [[FINE, tensor(NAN)]]),
+    ("broadcast", call("broadcast", root=10), [[tensor(NAN)]]),
+    ("_allgather_base", call("all_gather_into_tensor"), [FINE, tensor(NAN)]),
+    ("allgather", call("all_gather"), [[[FINE, FINE]], [tensor(NAN)]]),
+    ("scatter", call("scatter", root=10), [[FINE], [[FINE, tensor(NAN)]]]),
+    ("reduce_scatter", call("reduce_scatter", reduce_op="sum"), [[FINE], [[FINE, tensor(INF)]]]),
+    ("alltoall_base", call("all_to_all_single"), [FINE, tensor(NAN), [], []]),
+    ("send", call("send", peer=20), [[tensor(NAN)], 1, 0]),
+]
+LEGAL = [
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[FINE]]),
+    ("allreduce", call("all_reduce", reduce_op="max"), [[tensor(INF, -INF)]]),
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[torch.arange(4)]]),
+    ("allreduce", call("all_reduce", reduce_op="sum"), [[torch.empty(0)]]),
+    ("broadcast", call("broadcast", root=10), [[tensor(INF)]]),
+    ("broadcast", call("broadcast", root=20), [[tensor(NAN)]]),
+    ("scatter", call("scatter", root=20), [[tensor(NAN)], []]),
+    ("_allgather_base", call("all_gather_into_tensor"), [tensor(NAN), FINE]),
+    ("recv", call("recv", peer=20), [[tensor(NAN)], 1, 0]),
+    ("barrier", Signature("barrier"), []),
+    ("send", call("send", peer=20), [[tensor(INF)], 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("method", "signature", "args"), WRONG)
+def test_wrong(method: str, signature: Signature, args: list[Any]) -> None:
+    with pytest.raises(
+        FindingRaised, match=r"^\[distdebug\] nan: rank 10 contributes (nan|inf|\()"
+    ):
+        looked_at("nan", method, signature, *args)
+
+
+@pytest.mark.parametrize(("method", "signature", "args"), LEGAL)
+def test_legal(method: str, signature: Signature, args: list[Any]) -> None:
+    after, notes = looked_at("nan", method, signature, *args)
+    assert after is None
+    assert not notes.taken
+
+
+def test_what_is_said_and_put_on_record() -> None:
+    sums = call("all_reduce", reduce_op="sum")
+    with pytest.raises(FindingRaised) as caught:
+        looked_at("nan", "allreduce", sums, [torch.tensor([[1.0, 2.0], [3.0, NAN]])], rank=1)
+    assert str(caught.value) == (
+        "[distdebug] nan: rank 20 contributes nan to all_reduce(sum, float32[2]) #7 of group "
+        '"default_pg": element 3 is the first that is wrong'
+    )
+
+
+def test_overflow() -> None:
+    """Looked at when the call is complete."""
+    sums = call("all_reduce", reduce_op="sum")
+    total = torch.tensor([1.0, 2.0])
+    after, notes = looked_at("overflow", "allreduce", sums, [total])
+    after()
+    assert not notes.taken
+    total[1] = -INF
+    with pytest.raises(FindingRaised, match="overflowed: it is -inf at element 1"):
+        after()
+    (note,) = notes.taken
+    assert (note["finding"], note["culprits"], note["victims"]) == ("overflow", [10, 20], [])
+    assert (note["group"], note["seq"]) == (["0", 0], 7)
+    assert note["site"] == test_overflow.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize(
+    ("method", "signature"),
+    [
+        ("allreduce", call("all_reduce", reduce_op="max")),
+        ("broadcast", call("broadcast", root=10)),
+        ("reduce", call("reduce", root=20, reduce_op="sum")),
+    ],
+)
+def test_nothing_to_overflow(method: str, signature: Signature) -> None:
+    after, _ = looked_at("nan,overflow", method, signature, [FINE])
+    assert after is None
+
+
+def test_nothing_asked_for() -> None:
+    record: Any = SimpleNamespace(ranks=RANKS, group_rank=0)
+    notes: Any = Notes()
+    assert inspector(frozenset(), notes, record) is None
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said of scalers; none was used before."""
+    lines: list[str] = []
+    monkeypatch.setattr(rank_log, "write", lambda event, *_, **__: lines.append(event))
+    monkeypatch.setattr(non_finite, "_scaling", False)
+    return lines
+
+
+def test_a_scaled_loss(logged: list[str]) -> None:
+    """Its gradients overflow on purpose; what is no reduction must still be fine."""
+    sums = call("all_reduce", reduce_op="sum")
+    looked_at("nan,overflow", "allreduce", sums, [FINE])
+    for _ in range(2):
+        torch.amp.GradScaler("cpu", init_scale=2.0**24).scale(torch.ones(1))
+    assert looked_at("nan,overflow", "allreduce", sums, [tensor(INF)])[0] is None
+    assert len(logged) == 1
+    with pytest.raises(FindingRaised):
+        looked_at("nan", "broadcast", call("broadcast", root=10), [tensor(NAN)])
+
+
+def test_a_scaler_that_is_off(logged: list[str]) -> None:
+    sums = call("all_reduce", reduce_op="sum")
+    looked_at("nan", "allreduce", sums, [FINE])
+    torch.amp.GradScaler("cpu", enabled=False).scale(torch.ones(1))
+    with pytest.raises(FindingRaised):
+        looked_at("nan", "allreduce", sums, [tensor(NAN)])
+    assert not logged

@@ -1,0 +1,261 @@
+"""Calls whose waits return before their GPU is there: recorded as over when the GPU is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from debugger.rank.group import gpu_completion, outstanding
+from debugger.rank.group.tracked_work import TrackedWork, track
+from debugger.rank.process import heartbeat
+from debugger.rank.process.heartbeat import Heartbeat
+from debugger.rank.record import waiting
+from debugger.record.layout import CallState
+from debugger.record.snapshot import Call, Wait
+from tests.unit.record.test_flight import ALIVE, Author, read
+
+
+class Work:
+    """Of a backend on a GPU: waiting for it returns at once."""
+
+    def __init__(self, span: tuple[int, int] | None = None) -> None:
+        self.over = False
+        self.error: BaseException | None = None
+        self.span = span
+        self.waits = 0
+
+    def is_completed(self) -> bool:
+        return self.over
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.waits += 1
+        return True
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+
+class TimedWork(Work):
+    """distcore's: it knows when it ran."""
+
+    def times_ns(self) -> tuple[int, int] | None:
+        return self.span
+
+
+class TorchWork(Work):
+    """torch's: it knows how long it took."""
+
+    def _get_duration(self) -> float:
+        return 250.0
+
+
+class Case:
+    def __init__(self, path: Path) -> None:
+        self.author = Author(path)
+        self.recorder: Any = SimpleNamespace(
+            writer=self.author.writer, site=lambda _frame: self.author.site
+        )
+
+    def track(self, work: Work, streams: bool = True) -> TrackedWork:
+        number, thread = self.author.call()
+        known: Any = SimpleNamespace(streams=streams, wait=waiting.whole)
+        tracked = track(work, self.recorder, self.author.group, number, known)
+        self.author.writer.hand_over(number, thread)
+        return tracked
+
+    def call(self, number: int = 0) -> Call:
+        call = read(self.author).call(number)
+        assert call is not None
+        return call
+
+    @property
+    def completed(self) -> int:
+        return self.author.group.completed
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    outstanding.forget()
+    gpu_completion.forget()
+    yield Case(tmp_path / "0.flight")
+    outstanding.forget()
+    gpu_completion.forget()
+
+
+@pytest.mark.parametrize("how", ["wait", "synchronize"])
+def test_a_call_is_over_when_its_stream_has_come(case: Case, how: str) -> None:
+    work = Work()
+    tracked = case.track(work)
+    getattr(tracked, how)()
+    gpu_completion.poll()
+    assert (case.call().state, case.completed) == (CallState.STARTED, 0)
+    assert gpu_completion.oldest() == 0
+    work.over = True
+    gpu_completion.poll()
+    assert (case.call().state, case.completed) == (CallState.COMPLETED, 1)
+    gpu_completion.poll()
+    assert case.completed == 1
+    assert gpu_completion.oldest() is None
+
+
+def test_on_the_cpu_a_wait_is_the_end(case: Case) -> None:
+    work = Work()  # not asked: the wait would not have returned
+    case.track(work, streams=False).wait()
+    assert (case.call().state, case.completed) == (CallState.COMPLETED, 1)
+
+
+def test_a_handle_that_was_waited_for_may_be_dropped(case: Case) -> None:
+    work = Work()
+    case.track(work).wait()
+    assert not outstanding.unwaited
+    case.track(Work())  # never waited for: its twin
+    assert list(outstanding.unwaited) == [1]
+
+
+def test_the_backends_own_times_go_on_record(case: Case) -> None:
+    work = TimedWork()
+    case.track(work).wait()
+    offset = read(case.author).wall_offset_ns
+    issued_ns = case.call().issued_ns - offset
+    work.over = True
+    gpu_completion.poll()  # the backend has not seen it yet
+    assert case.completed == 0
+    work.span = (issued_ns + 1_000, issued_ns + 5_000)
+    gpu_completion.poll()
+    call = case.call()
+    assert (call.started_ns - call.issued_ns, call.completed_ns - call.issued_ns) == (1_000, 5_000)
+
+
+def test_times_that_the_backend_never_tells_hold_nothing_up(case: Case) -> None:
+    work = TimedWork()
+    case.track(work).wait()
+    work.over = True
+    gpu_completion.poll()
+    gpu_completion.poll()
+    assert case.completed == 1
+
+
+def test_torchs_duration_goes_on_record(case: Case) -> None:
+    work = TorchWork()
+    case.track(work).wait()
+    work.over = True
+    gpu_completion.poll()
+    call = case.call()
+    assert call.completed_ns - call.started_ns == 250_000_000
+
+
+def test_a_handle_that_is_only_asked_tells_the_times_as_well(case: Case) -> None:
+    work = TimedWork()
+    tracked = case.track(work)
+    issued_ns = case.call().issued_ns - read(case.author).wall_offset_ns
+    work.over, work.span = True, (issued_ns + 7, issued_ns + 8)
+    assert tracked.is_completed()
+    assert case.call().completed_ns - case.call().issued_ns == 8
+
+
+def test_a_call_that_fails_on_its_stream(case: Case) -> None:
+    work = Work()
+    case.track(work).wait()
+    work.over, work.error = True, RuntimeError("NCCL communicator was aborted")
+    gpu_completion.poll()
+    assert (case.call().state, case.completed) == (CallState.FAILED, 0)
+
+
+def test_a_gpu_that_cannot_be_asked(case: Case) -> None:
+    work = Work()
+    case.track(work).wait()
+
+    def broken() -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    work.is_completed = broken  # type: ignore[method-assign]
+    gpu_completion.poll()
+    assert case.call().state is CallState.FAILED
+
+
+def test_in_a_graph_a_wait_is_the_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_completion.torch_private, "capturing", lambda: True)
+    case.track(Work()).wait()
+    assert case.call().state is CallState.COMPLETED
+
+
+class Still:
+    """A heartbeat of a main thread whose instruction the test decides."""
+
+    def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.case = case
+        self.frame = SimpleNamespace(f_lasti=10, f_code=None)
+        self.beats = Heartbeat(case.recorder, lambda: None)
+        frames = {threading.main_thread().ident: self.frame}
+        monkeypatch.setattr(heartbeat, "sys", SimpleNamespace(_current_frames=lambda: frames))
+
+    def beat(self, times: int) -> None:
+        for _ in range(times):
+            self.beats._infer_on_stream()
+
+    def waits(self) -> list[Wait]:
+        return list(read(self.case.author).view(ALIVE).waits)
+
+
+def test_a_thread_that_stands_still_seems_to_wait_for_its_gpu(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work()
+    case.track(work).wait()
+    still = Still(case, monkeypatch)
+    still.beat(heartbeat._STILL_BEATS)
+    assert still.waits() == []
+    still.beat(1)
+    (wait,) = still.waits()
+    assert (wait.call, wait.inferred, wait.on_stream) == (0, True, True)
+    work.over = True
+    gpu_completion.poll()
+    still.beat(1)
+    assert still.waits() == []
+
+
+def test_a_thread_that_moves_waits_for_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.track(Work()).wait()
+    still = Still(case, monkeypatch)
+    for _ in range(3 * heartbeat._STILL_BEATS):
+        still.frame.f_lasti += 2
+        still.beat(1)
+    assert still.waits() == []
+
+
+class FailingWork(Work):
+    """Complete once its wait has failed, as gloo's; somebody looks at it just then."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.over, self.error = True, RuntimeError("connection closed")
+        outstanding.poll()
+        raise self.error
+
+
+def test_a_wait_that_fails_is_not_taken_for_the_end_by_who_looks_meanwhile(case: Case) -> None:
+    tracked = case.track(FailingWork(), streams=False)
+    with pytest.raises(RuntimeError, match="connection closed"):
+        tracked.wait()
+    assert (case.call().state, case.completed) == (CallState.FAILED, 0)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_call_that_ends_while_nobody_waits(case: Case, fails: bool) -> None:
+    work = Work()
+    tracked = case.track(work, streams=False)
+    outstanding.poll()
+    assert case.call().state is CallState.STARTED
+    work.over, work.error = True, RuntimeError("connection closed") if fails else None
+    outstanding.poll()
+    assert case.call().state is (CallState.FAILED if fails else CallState.COMPLETED)
+    assert case.completed == int(not fails)
+    assert tracked.is_completed()

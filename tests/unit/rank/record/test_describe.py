@@ -1,0 +1,27 @@
+"""From the arguments of a process group's method to a signature."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from debugger.rank.record.describe import METHODS, signature
+
+
+@pytest.mark.parametrize("by_device", [False, True])
+def test_the_device_counts_where_backends_differ_by_it(by_device: bool) -> None:
+    method = METHODS["allreduce"]
+    here = torch.ones(4)
+    there = SimpleNamespace(dtype=here.dtype, shape=here.shape, is_cpu=False)
+    one, other = (
+        signature(method.op, method.facts(([tensor],)), (0, 1), by_device)
+        for tensor in (here, there)
+    )
+    assert (one == other) is not by_device
+    assert one.device == ("cpu" if by_device else "")
+
+
+def test_a_barrier_has_no_device() -> None:
+    assert signature("barrier", METHODS["barrier"].facts(()), (0, 1), True).device == ""

@@ -1,0 +1,180 @@
+"""Which steps of which optimisers are put on record as those of replicas."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from debugger.rank import torch_private
+from debugger.rank.log import rank_log
+from debugger.rank.record.recorder import GroupRecord
+from debugger.rank.replicas.check import Model, ReplicaCheck, check
+from debugger.record.replicas import ReplicaReader
+
+
+class Bench:
+    """A process with DDP models: the check, and what the ranks' collectives have come to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.slot = SimpleNamespace(issued=5)
+        slot: Any = self.slot
+        self.group = GroupRecord("0", "default_pg", 0, (0, 1), 0, slot, "gloo", None)
+        self.world = self.group
+        self.has_messages = False
+        recorder: Any = self
+        self.check = ReplicaCheck(recorder, directory, declared=False)
+
+    def safe_site(self, _frame: object) -> int:
+        return 1
+
+    def note(self, *_: object, **__: object) -> None:
+        """Nobody reads the record here."""
+
+    def model(self, module: nn.Module) -> Any:
+        made: Any = Wrapped(module, self.group)
+        self.check._models.append(Model(_reference(made), self.slot.issued))
+        return made
+
+    def step(self, optimizer: torch.optim.Optimizer, collectives: int) -> None:
+        self.slot.issued += collectives
+        self.check.before_step(optimizer)
+        self.check.after_step(optimizer)
+
+    def moments(self) -> list[list[tuple[int, int]]]:
+        """Of each file."""
+        found = sorted(self.directory.glob("*.replicas"))
+        readers = [ReplicaReader(path, lambda _: None, 0) for path in found]
+        return [[row.moment for row in reader.digests()] for reader in readers]
+
+
+class Wrapped:
+    """Stands for DDP."""
+
+    def __init__(self, module: nn.Module, group: GroupRecord) -> None:
+        self.module = module
+        self.process_group = SimpleNamespace(_record=group)
+        self.require_forward_param_sync = True
+
+
+def _reference(made: Any) -> Any:
+    return lambda: made
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("DISTDEBUG_RAISE_OWN_FAULTS", "1")
+    monkeypatch.setattr(check, "CheckedGroup", SimpleNamespace)
+    monkeypatch.setattr(torch_private, "cannot_look", lambda _frame: False)
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(rank_log, "write", lambda event, *_, **__: lines.append(event))
+    return lines
+
+
+def sgd(*modules: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD([one for each in modules for one in each.parameters()], lr=0.1)
+
+
+def test_synchronised_steps(bench: Bench, logged: list[str]) -> None:
+    optimizer = sgd(bench.model(nn.Linear(2, 2)).module)
+    for _ in range(3):
+        bench.step(optimizer, collectives=2)
+    assert bench.moments() == [[(7, 0), (7, 1), (9, 0), (11, 0)]]
+    assert not logged
+
+
+def test_local_steps(bench: Bench, logged: list[str]) -> None:
+    """What the first one has made of the parameters is never told."""
+    optimizer = sgd(bench.model(nn.Linear(2, 2)).module)
+    for _ in range(4):
+        bench.step(optimizer, collectives=0 if bench.check._steps else 1)
+    bench.step(optimizer, collectives=3)
+    assert bench.moments() == [[(6, 0)]]
+    assert logged == ["the check of replicas is off: steps without synchronisation"]
+
+
+def test_steps_within_no_sync(bench: Bench, logged: list[str]) -> None:
+    """Whatever collectives are between them."""
+    model = bench.model(nn.Linear(2, 2))
+    optimizer = sgd(model.module)
+    model.require_forward_param_sync = False
+    for _ in range(3):
+        bench.step(optimizer, collectives=1)
+    assert bench.moments() == [[(6, 0)]]
+    assert len(logged) == 1
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_tuned_by_another_optimizer(bench: Bench, logged: list[str], between: int) -> None:
+    """After a barrier, or without one."""
+    module = bench.model(nn.Linear(2, 2)).module
+    first, own = sgd(module), sgd(module)
+    for _ in range(2):
+        bench.step(first, collectives=1)
+    bench.step(own, collectives=between)
+    bench.step(own, collectives=0)
+    assert bench.moments() == [[(6, 0), (6, 1), (7, 0)]]
+    assert len(logged) == 1
+
+
+def test_optimizers_of_parts(bench: Bench, logged: list[str]) -> None:
+    """Both step after the same backward."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bench.model(net)
+    one, other = sgd(net[0]), sgd(net[1])
+    for _ in range(2):
+        bench.step(one, collectives=1)
+        bench.step(other, collectives=0)
+    assert bench.moments() == [[(6, 0), (6, 1), (7, 0)]] * 2
+    assert not logged
+
+
+def test_ddp_that_was_never_used(bench: Bench) -> None:
+    """That is the bug, and no choice: all steps are compared."""
+    optimizer = sgd(bench.model(nn.Linear(2, 2)).module)
+    for _ in range(3):
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == [[(5, 0), (5, 1), (5, 2), (5, 3)]]
+
+
+def test_new_optimizers_share_the_file(bench: Bench) -> None:
+    module = bench.model(nn.Linear(2, 2)).module
+    for _ in range(check.MOST_FILES + 1):
+        optimizer = sgd(module)
+        bench.step(optimizer, collectives=1)
+    bench.step(optimizer, collectives=1)
+    (moments,) = bench.moments()
+    assert moments[-1] == (5 + check.MOST_FILES + 2, 0)
+    del optimizer
+    gc.collect()
+    assert not bench.check._steps
+
+
+def test_too_many_models(bench: Bench, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MOST_FILES", 2)
+    for _ in range(4):
+        bench.step(sgd(bench.model(nn.Linear(2, 2)).module), collectives=1)
+    assert len(bench.moments()) == 2
+    assert logged == ["the check of replicas leaves out further models"]
+
+
+def test_an_optimizer_that_is_not_hashable(bench: Bench) -> None:
+    class Comparable(torch.optim.SGD):
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    optimizer = Comparable(bench.model(nn.Linear(2, 2)).module.parameters(), lr=0.1)
+    for _ in range(2):
+        bench.step(optimizer, collectives=1)
+    assert bench.moments() == [[(6, 0), (6, 1), (7, 0)]]
