@@ -1,4 +1,4 @@
-"""Every command block of the README works as it stands there."""
+"""Every command block of the README, and of the pages that it links, works as it stands there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from debugger.record.artefact import SUFFIX
 from tests.support import runs
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "README.md").read_text()
+LINKED = re.compile(r"\]\(((?!https?:)[^)#]+\.md)\)")
+
+
+def _pages(first: Path) -> list[Path]:
+    """The page, and every page of the repository that can be reached from it by links."""
+    found = [first]
+    for page in found:
+        linked = [(page.parent / link).resolve() for link in LINKED.findall(page.read_text())]
+        found += [link for link in dict.fromkeys(linked) if link not in found]
+    return found
+
+
+PAGES = _pages(ROOT / "README.md")
+TEXT = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 STEPS = re.findall(r"^ *- run: (distdebug .*)$", TEXT, re.MULTILINE)
 LINES = [*(line for block in BLOCKS for line in block.splitlines() if line), *STEPS]
@@ -24,6 +37,10 @@ EXPECTED_CODES = {
     "distdebug run -n 4 --netns ": 1 if os.geteuid() == 0 else 2,
     "distdebug run ": 91,
 }
+
+
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1200
 
 
 def test_the_workflow_keeps_what_a_run_leaves() -> None:

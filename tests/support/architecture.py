@@ -93,7 +93,7 @@ def violations(root: Path) -> list[Violation]:
         tree = ast.parse(text, str(file))
         found += [Violation(place, reason) for reason in _about_the_file(text, tree)]
         found += [Violation(f"{place}:{line}", r) for line, r in _private_torch(file, tree)]
-        for item in _imports(file, module, tree, modules):
+        for item in imports(file, module, tree, modules):
             reasons = [f"imports {item.target}: {why}" for why in _about_an_import(item, root)]
             found += [Violation(f"{place}:{item.line}", reason) for reason in reasons]
     return found
@@ -187,7 +187,7 @@ def _module_name(root: Path, file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(file: Path, module: str, tree: ast.Module, modules: set[str]) -> Iterator[Import]:
+def imports(file: Path, module: str, tree: ast.Module, modules: set[str]) -> Iterator[Import]:
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node, lazy in _walk(tree, lazy=False):
         for target, relative in _targets(node, package, modules):

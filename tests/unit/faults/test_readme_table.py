@@ -1,4 +1,4 @@
-"""The README's table of faults is the table of actions."""
+"""The table of faults on the package's page is the table of actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from debugger.faults.actions import ACTIONS
 from debugger.faults.spec import usage
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+README = Path(__file__).resolve().parents[3] / "debugger" / "faults" / "README.md"
 
 
 def test_it_has_every_action_as_it_is() -> None:
