@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base import call_text
 from ..base.buffers import bytes_of
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
-from ..groups import call_text
 from .session import Body, Session
 from .staging import Reach, Staging
 from .work import CallWork, JoinedWork, PostedWork

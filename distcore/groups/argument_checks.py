@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
+from ..base.call_text import dtype_name
 from ..engine.staging import MAIN_MEMORY, Reach
-from .call_text import dtype_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base import call_text
 from ..engine.parts import Parts
 from ..engine.session import Body
-from . import argument_checks, call_text
+from . import argument_checks
 from .call_options import AllGather, AllReduceCoalesced, ReduceScatter, options
 from .collectives import Collectives
 

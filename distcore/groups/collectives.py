@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base import call_text
 from ..base.reduction import reduction_for
 from ..engine.parts import Parts
 from ..engine.staging import Staging, around
-from . import argument_checks, call_text, sparse
+from . import argument_checks, sparse
 from .argument_checks import Caller
 from .call_options import (
     AllGather,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..base import call_text
 from ..engine.work import CallWork
-from . import argument_checks, call_text
+from . import argument_checks
 from .issuing import Issuing
 
 

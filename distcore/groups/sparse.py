@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base import call_text
 from ..engine.base import Engine
 from ..engine.session import Body
-from . import call_text
 from .argument_checks import Caller
 
 _SUM = "sum"

@@ -11,10 +11,11 @@ import torch.distributed as torch_dist
 
 import distcore
 from distcore import torch_private
+from distcore.base import call_text
 from distcore.engine import staging
 from distcore.engine.call_queue import CallQueue
 from distcore.engine.work import FINISHED, JoinedWork, PendingWork
-from distcore.groups import argument_checks, call_text
+from distcore.groups import argument_checks
 
 CALLER = argument_checks.Caller("gather", (4, 6, 9), 1)
 ONE = torch.zeros(1)
