@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..reports.stored import Document
 
 EXIT_BAD_INPUT = 2
+EXIT_TOOL_ERROR = 96
 
 
 class ReportCommand(Command):
@@ -29,11 +31,17 @@ class ReportCommand(Command):
         "  distdebug report\n"
         "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
         "  distdebug report --junit > junit.xml\n"
-        "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz"
+        "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz\n"
+        "  distdebug report ~/.cache/torch --exit-code    # dumps of torch's flight recorder"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_run_argument(parser)
+        add_run_argument(parser, "; or dumps of torch's flight recorder: a folder, or one file")
+        parser.add_argument(
+            "--exit-code",
+            action="store_true",
+            help="end with the exit code of what was found, for scripts",
+        )
         form = parser.add_mutually_exclusive_group()
         form.add_argument(
             "--text",
@@ -55,12 +63,26 @@ class ReportCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        from ..foreign.dump_files import looks_like_dumps
         from ..record.unpacking import opened
 
+        if args.run is not None and looks_like_dumps(path := Path(args.run)):
+            return self._show_foreign(path, args.form, args.exit_code)
         with opened(args.run) as directory:
-            return self._show(directory, args.form)
+            return self._show(directory, args.form, args.exit_code)
 
-    def _show(self, directory: RunDirectory, form: str) -> int:
+    def _show_foreign(self, path: Path, form: str, exit_code: bool) -> int:
+        from . import foreign_report
+
+        report, faults = foreign_report.report(path)
+        sys.stdout.write(self._rendered(report, form, path))
+        for fault in faults:
+            print(f"distdebug: {fault}", file=sys.stderr)
+        if faults:
+            return EXIT_BAD_INPUT
+        return _code_of(report) if exit_code else 0
+
+    def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
         from ..record.sanitize import clean
         from ..reports import stored
 
@@ -79,13 +101,15 @@ class ReportCommand(Command):
             report["run_dir"] = str(directory.path)
         if directory.packed is not None:
             report.update(run_dir=clean(str(directory.packed)), packed=True)
-        sys.stdout.write(self._rendered(report, form, directory))
+        sys.stdout.write(self._rendered(report, form, directory.report_json))
         for fault in faults:
             print(f"distdebug: {fault}", file=sys.stderr)
-        return EXIT_BAD_INPUT if faults else 0
+        if faults:
+            return EXIT_BAD_INPUT
+        return _code_of(report) if exit_code else 0
 
     @staticmethod
-    def _rendered(report: Document, form: str, directory: RunDirectory) -> str:
+    def _rendered(report: Document, form: str, source: Path) -> str:
         if form == "json":
             return json.dumps(report, indent=2) + "\n"
         try:
@@ -102,6 +126,12 @@ class ReportCommand(Command):
             return text.render(report, colour_wanted(sys.stdout), width)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise UsageError(
-                f"{directory.report_json} is damaged: a part of it is missing or of another type "
+                f"{source} is damaged: a part of it is missing or of another type "
                 f"({type(error).__name__}: {error})"
             ) from error
+
+
+def _code_of(report: Document) -> int:
+    """A report.json may come from anywhere: what is no exit code is a failure of the tool."""
+    code = report.get("exit_code")
+    return code if isinstance(code, int) and 0 <= code <= 255 else EXIT_TOOL_ERROR

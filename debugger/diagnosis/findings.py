@@ -24,6 +24,7 @@ EXIT_CODES: dict[str, int] = {
     "unmatched_p2p": 93,
     "join_timeout": 93,
     "forked": 93,
+    "stalled": 93,
     "rank_died": 94,
     "rank_exception": 1,
     "nan": 95,
@@ -46,6 +47,7 @@ TITLES: dict[str, str] = {
     "unmatched_p2p": "UNMATCHED SEND/RECV",
     "join_timeout": "GROUP NEVER FORMED",
     "forked": "FORKED CHILD USED THE GROUP",
+    "stalled": "STALLED",
     "rank_died": "RANK DIED",
     "rank_exception": "EXCEPTION",
     "invalid_argument": "INVALID ARGUMENT",
@@ -96,6 +98,9 @@ class Finding:
     `observable_ns` is when the last of the events that prove it happened (Unix nanoseconds).
     `message` is one sentence without newlines. `details` are further lines for the text report
     (a unified diff, the cycle, the calls that agreed), each one printable line.
+
+    From a foreign record: `side` is "host" (the call was never issued) or "device" (issued, and
+    never completed); `not_in_record` names what of a call that kind of record does not hold.
     """
 
     kind: str
@@ -112,6 +117,8 @@ class Finding:
     details: Sequence[str] = ()
     observable_ns: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
+    side: str | None = None
+    not_in_record: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -97,6 +97,8 @@ def _finding(
         },
         "details": [clean(line) for line in finding.details],
         "data": _plain(finding.data),
+        "side": finding.side,
+        "not_in_record": list(finding.not_in_record),
         "detected_after_s": None if after_s is None else round(after_s, 3),
     }
 
@@ -121,12 +123,12 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
     return {
         "state": clean(evidence.state),
         "call": None if evidence.call is None else clean(evidence.call),
-        "location": _location(evidence.location),
+        "location": location(evidence.location),
         "stack": [clean(line) for line in evidence.stack or stack],
     }
 
 
-def _location(site: CallSite | None) -> Document | None:
+def location(site: CallSite | None) -> Document | None:
     if site is None:
         return None
     return {"file": clean(site.file), "line": site.line, "function": clean(site.function)}
@@ -149,7 +151,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "calls": rank.calls,
             "state": clean(where.state),
             "call": None if where.call is None else clean(where.call),
-            "location": _location(where.location),
+            "location": location(where.location),
         }
     return found
 

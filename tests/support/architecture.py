@@ -17,6 +17,7 @@ FLOORS = {
     "diagnosis": 2,
     "faults": 2,
     "hook": 2,
+    "foreign": 3,
     "launch": 3,
     "supervisor": 3,
     "reports": 3,
@@ -39,6 +40,7 @@ ONLY_ROOMS = {
 
 STANDARD_LIBRARY_ONLY = {
     "debugger.record": "the rank, the TUI and the reports all start with it, without torch",
+    "debugger.foreign": "a folder of dumps is judged where there is no torch",
     "debugger.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
     "debugger.errors": "record/ and diagnosis/ use it, and they are standard library only",
 }

@@ -1,0 +1,239 @@
+"""Which files of a folder are dumps of a flight recorder, of which rank, and of which job."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import UsageError
+from ..record.sanitize import clean
+from .flight_recorder import Dump, NoDump, read
+from .plain_pickle import bounded_memory
+
+MOST_FILE_BYTES = 1 << 28
+MOST_FILES = 1 << 17
+DEEPEST_FOLDER = 3
+_START = (b"\x80", b"{")
+_NUMBER = re.compile(r"\d+")
+MOST_FAULTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The dumps of one job by global rank. `place` is what its files have in common; `age_s` how
+    old its newest call was when the last file was written (None: not to be told)."""
+
+    place: str
+    dumps: Mapping[int, Dump]
+    age_s: float | None = None
+
+    @property
+    def newest_ns(self) -> int:
+        """When the last call of any rank was made."""
+        return max((dump.newest_ns for dump in self.dumps.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies in a folder: jobs, newest first. `faults` are sentences about files that cannot be
+    read, `notes` about what was left aside."""
+
+    jobs: Sequence[Job]
+    faults: Sequence[str] = ()
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    written_ns: int
+    dump: Dump
+    numbers: tuple[int, ...]
+
+
+def looks_like_dumps(path: Path) -> bool:
+    """Whether a dump lies there, or is that file. Never opens what is no regular file."""
+    if path.is_dir():
+        if (path / "run.json").exists():
+            return False
+        return any(_start(file) for file in _regular(path))
+    return _is_regular(path) and _start(path)
+
+
+def load(path: Path) -> Found:
+    """The dumps at `path`: a folder (and folders in it) or one file. Raises UsageError."""
+    files = [path] if not path.is_dir() else list(_regular(path))
+    if len(files) > MOST_FILES:
+        raise UsageError(f"{path} has more than {MOST_FILES} files")
+    read_files: list[_File] = []
+    faults: list[str] = []
+    with bounded_memory():
+        for file in files:
+            try:
+                found = _read(file)
+            except NoDump as error:
+                faults.append(f"{clean(str(file))} {error}")
+                continue
+            if found is not None:
+                read_files.append(found)
+    if not read_files and not faults:
+        raise UsageError(f"{path} holds no dump of a flight recorder")
+    if len(faults) > MOST_FAULTS:
+        faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
+    jobs, notes = _jobs(read_files)
+    return Found(sorted(jobs, key=lambda job: -job.newest_ns), faults, notes)
+
+
+def _regular(folder: Path) -> Iterator[Path]:
+    """Regular files below; no links, FIFOs (opening one waits) or sockets."""
+    for place, folders, names in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        folders[:] = sorted(folders) if depth < DEEPEST_FOLDER else []
+        for name in sorted(names):
+            path = Path(place, name)
+            if _is_regular(path):
+                yield path
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _start(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4096)
+    except OSError:
+        return False
+    if start[:1] == b"{":
+        return b'"entries"' in start or b'"pg_config"' in start or b'"pg_status"' in start
+    return start[:1] == b"\x80"
+
+
+def _read(path: Path) -> _File | None:
+    """None: not even the start of a dump."""
+    try:
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_size > MOST_FILE_BYTES:
+                raise NoDump(f"has {about.st_size} bytes, more than {MOST_FILE_BYTES}")
+            data = file.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise NoDump(f"cannot be read: {error.strerror}") from None
+    if data[:1] not in _START:
+        return None
+    numbers = tuple(int(word) for word in _NUMBER.findall(path.name) if len(word) < 10)
+    return _File(path, about.st_mtime_ns, read(data), numbers)
+
+
+# -- ranks and jobs ------------------------------------------------------------------------------
+
+
+def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
+    """The files by job: those whose names differ in the rank alone, in one folder."""
+    notes: list[str] = []
+    families: dict[tuple[str, str], list[_File]] = {}
+    for file in files:
+        families.setdefault((str(file.path.parent), _family(file.path.name)), []).append(file)
+    named: list[tuple[str, dict[int, _File]]] = []
+    for (folder, family), members in sorted(families.items()):
+        ranks = _ranks(members)
+        by_rank: dict[int, _File] = {}
+        for file, rank in zip(members, ranks, strict=True):
+            if rank is None:
+                notes.append(f"the name of {clean(file.path.name)} does not tell its rank")
+                continue
+            other = by_rank.get(rank)
+            if other is not None:
+                file, aside = sorted((file, other), key=_worth, reverse=True)
+                if file.dump.newest_ns != aside.dump.newest_ns:
+                    notes.append(
+                        f"rank {rank} has two dumps; the older one, {clean(aside.path.name)}, is "
+                        "left aside"
+                    )
+            by_rank[rank] = file
+        if by_rank:
+            named.append((os.path.join(folder, family.strip("#")), by_rank))
+    jobs = [_job(place, by_rank) for place, by_rank in _joined(named)]
+    return jobs, notes
+
+
+def _worth(file: _File) -> tuple[int, bool, str]:
+    """Of two dumps of a rank the younger one counts, and of two forms of one that with stacks."""
+    return (
+        file.dump.newest_ns,
+        any(entry.stack for entry in file.dump.entries),
+        file.path.name,
+    )
+
+
+def _job(place: str, files: Mapping[int, _File]) -> Job:
+    dumps = {rank: file.dump for rank, file in sorted(files.items())}
+    newest = max((dump.newest_ns for dump in dumps.values()), default=0)
+    written = max(file.written_ns for file in files.values())
+    age_s = (written - newest) / 1e9 if newest else None
+    return Job(place, dumps, age_s if age_s is not None and 0 <= age_s < 86_400 else None)
+
+
+def _family(name: str) -> str:
+    """The name with the numbers and the host in it left out, and what says pickle or JSON."""
+    stem = re.sub(r"\.(?:json|pickle|pkl|bin|trace)$", "", name)
+    return _NUMBER.sub("#", stem)
+
+
+def _ranks(files: Sequence[_File]) -> list[int | None]:
+    """Each file's rank: the number of its name, counted from the end, that tells all files apart
+    and fits the groups that the dumps are in."""
+    most = max((len(file.numbers) for file in files), default=0)
+    best: tuple[tuple[int, int, int], list[int | None]] | None = None
+    for place in range(1, most + 1):
+        ranks = [file.numbers[-place] if len(file.numbers) >= place else None for file in files]
+        known = [rank for rank in ranks if rank is not None]
+        misfits = sum(
+            rank is None or not _fits(file.dump, rank)
+            for file, rank in zip(files, ranks, strict=True)
+        )
+        doubled = len(known) - len(set(known))
+        score = (misfits, doubled, place)
+        if best is None or score < best[0]:
+            best = (score, ranks)
+    return best[1] if best else [None] * len(files)
+
+
+def _fits(dump: Dump, rank: int) -> bool:
+    """Whether a rank can have made this dump: it is in every group that it has called in."""
+    used = {entry.group for entry in dump.entries}
+    told = [dump.groups[group] for group in used if group in dump.groups]
+    return all(rank in ranks for ranks in told)
+
+
+def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, dict[int, _File]]]:
+    """Families that are one job: hosts in the names, or a folder a node. They share no rank, and
+    their world is the same."""
+    left = list(named)
+    while left:
+        place, ranks = left.pop(0)
+        merged = dict(ranks)
+        for other in list(left):
+            if not merged.keys() & other[1].keys() and _world(merged) == _world(other[1]):
+                merged.update(other[1])
+                left.remove(other)
+                place = os.path.commonpath([place, other[0]])
+        yield place, merged
+
+
+def _world(files: Mapping[int, _File]) -> tuple[int, ...] | None:
+    """The members of the biggest group that the dumps tell of."""
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for file in files.values():
+        for ranks in file.dump.groups.values():
+            sizes[ranks] = len(ranks)
+    return max(sizes, key=lambda ranks: len(ranks)) if sizes else None

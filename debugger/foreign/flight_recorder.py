@@ -1,0 +1,274 @@
+"""torch's flight recorder: what one rank's dump says, read field by field.
+
+A dump is a pickle or JSON of plain data, versions 2.3 to 2.10, written by NCCL's, gloo's or another
+library's side of torch. Of each field only the type that torch writes is taken; what is missing or
+of another type is left out, so that a damaged entry costs that entry alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ..record.signature import Signature, Tensor
+from ..record.snapshot import CallSite
+from .plain_pickle import NotPlain, loads
+
+MOST_ENTRIES = 1 << 20
+MOST_RANKS = 1 << 20
+_RANK_LIST = re.compile(r"\[[\d,\s]*\]")
+_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
+_NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
+
+_OPS = {
+    "allreduce": "all_reduce",
+    "_all_reduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "_all_gather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "allgather_coalesced": "all_gather_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "all_to_all_v": "all_to_all_single",
+    "all_to_all_v_single": "all_to_all_single",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+}
+"""How libraries and releases call an op, and how torch.distributed does."""
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Int": "int32",
+    "Long": "int64",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+
+GroupName = tuple[str, str]
+"""torch's name of the group and its description."""
+
+
+class NoDump(ValueError):
+    """These bytes are no dump of a flight recorder; a sentence without a subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call on record.
+
+    `seq` counts the collectives of its group from 0, None of a message. `peer` is the other end of
+    a message as a rank of the group, -1 for any. `done`: the record says that it is complete, or
+    cannot say but has put it away. `timed_out`: it was put away without being complete.
+    """
+
+    record_id: int
+    pg_id: int
+    group: GroupName
+    seq: int | None
+    library: str
+    signature: Signature
+    peer: int | None
+    done: bool
+    timed_out: bool
+    created_ns: int
+    site: CallSite | None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
+    them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
+    (-1: none)."""
+
+    version: str
+    entries: Sequence[Entry]
+    groups: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict)
+    enqueued: Mapping[int, int] = field(default_factory=dict)
+    completed: Mapping[int, int] = field(default_factory=dict)
+    damaged: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing has been overwritten: every call that the rank ever made is here."""
+        return bool(self.entries) and self.entries[0].record_id == 0
+
+    @property
+    def newest_ns(self) -> int:
+        """When its last call was made (0: it has none)."""
+        return max((entry.created_ns for entry in self.entries), default=0)
+
+
+def read(data: bytes) -> Dump:
+    """The dump in these bytes, a pickle or JSON. Raises NoDump."""
+    try:
+        found = json.loads(data) if data[:1] == b"{" else loads(data)
+    except NotPlain as error:
+        raise NoDump(str(error)) from None
+    except RecursionError:
+        raise NoDump("is nested too deeply") from None
+    except (ValueError, MemoryError) as error:
+        raise NoDump(f"is damaged or no JSON ({type(error).__name__})") from None
+    if not isinstance(found, dict) or not {"entries", "pg_config", "pg_status"} & found.keys():
+        raise NoDump("holds no flight record (neither entries nor groups)")
+    rows = found.get("entries")
+    rows = rows if isinstance(rows, list) else []
+    if len(rows) > MOST_ENTRIES:
+        raise NoDump(f"has {len(rows)} entries, more than {MOST_ENTRIES}")
+    version = found.get("version")
+    entries = [entry for row in rows if (entry := _entry(row)) is not None]
+    return Dump(
+        version=version if isinstance(version, str) else "",
+        entries=entries,
+        groups=_groups(found.get("pg_config")),
+        enqueued=_status(found.get("pg_status"), "last_enqueued_collective"),
+        completed=_status(found.get("pg_status"), "last_completed_collective"),
+        damaged=len(rows) - len(entries),
+    )
+
+
+def _entry(row: Any) -> Entry | None:
+    if not isinstance(row, dict):
+        return None
+    name = _text(row.get("profiling_name"))
+    library, _, words = name.rpartition(":")
+    if not words:
+        return None
+    message = _MESSAGE.fullmatch(words)
+    is_message = message is not None or row.get("is_p2p") is True
+    seq = _number(row.get("collective_seq_id"))
+    group = row.get("process_group")
+    if not isinstance(group, list | tuple) or len(group) != 2:
+        return None
+    peer = None
+    if message is not None:
+        peer = -1 if message[3] == "?" else int(message[3])
+        words = message[1]
+    state, retired = row.get("state"), row.get("retired") is True
+    done = state == "completed" or bool(_number(row.get("time_discovered_completed_ns")))
+    tells_completion = library.startswith(("nccl", "rccl", "xccl", "hccl", "mccl"))
+    stack = _stack(row.get("frames"))
+    return Entry(
+        record_id=_number(row.get("record_id")) or 0,
+        pg_id=_number(row.get("pg_id")) or 0,
+        group=(_text(group[0]), _text(group[1])),
+        seq=None if is_message or seq is None else seq - 1,
+        library=library,
+        signature=_signature(_op(words), _tensors(row, _op(words))),
+        peer=peer,
+        done=done or (retired and not tells_completion),
+        timed_out=retired and not done and tells_completion,
+        created_ns=_number(row.get("time_created_ns")) or 0,
+        site=next((site for site in stack if not _NOT_THE_USERS.search(site.file)), None)
+        or next(iter(stack), None),
+        stack=tuple(map(str, stack)),
+    )
+
+
+def _op(words: str) -> str:
+    words = words.split()[0].lower() if words.split() else words
+    return _OPS.get(words, words)
+
+
+@lru_cache(maxsize=1 << 16)
+def _signature(op: str, tensors: tuple[Tensor, ...]) -> Signature:
+    """The same object for the same call: most calls of a job are compared by identity."""
+    return Signature(op, tensors)
+
+
+def _tensors(row: Mapping[str, Any], op: str) -> tuple[Tensor, ...]:
+    """What the op's ranks agree on: a scatter's output, and everything else's input."""
+    names = ("output", "input") if op == "scatter" else ("input", "output")
+    principal, others = (_side(row, name) for name in names)
+    return principal or (others if op != "gather" else ())
+
+
+def _side(row: Mapping[str, Any], name: str) -> tuple[Tensor, ...]:
+    sizes, dtypes = row.get(f"{name}_sizes"), row.get(f"{name}_dtypes")
+    if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple):
+        return ()
+    found = []
+    for index, shape in enumerate(sizes):
+        if not isinstance(shape, list | tuple):
+            return ()
+        given = _text(dtypes[index] if index < len(dtypes) else (dtypes[0] if dtypes else ""))
+        found.append(
+            (_DTYPES.get(given, given.lower()), tuple(_number(size) or 0 for size in shape))
+        )
+    return tuple(found)
+
+
+def _stack(frames: Any) -> list[CallSite]:
+    if not isinstance(frames, list | tuple):
+        return []
+    return [
+        CallSite(_text(one.get("filename")), _number(one.get("line")) or 0, _text(one.get("name")))
+        for one in frames[:200]
+        if isinstance(one, dict)
+    ]
+
+
+def _groups(config: Any) -> dict[GroupName, tuple[int, ...]]:
+    found: dict[GroupName, tuple[int, ...]] = {}
+    for one in config.values() if isinstance(config, dict) else ():
+        if isinstance(one, dict):
+            ranks = _ranks(one.get("ranks"))
+            if ranks:
+                found[_text(one.get("name")), _text(one.get("desc"))] = ranks
+    return found
+
+
+def _ranks(given: Any) -> tuple[int, ...]:
+    """`"[0, 1, 2]"`, which is parsed and never evaluated; JSON may have a list."""
+    if isinstance(given, str):
+        if len(given) > 12 * MOST_RANKS or not _RANK_LIST.fullmatch(given.strip()):
+            return ()
+        given = [int(word) for word in re.findall(r"\d{1,9}", given)]
+    if not isinstance(given, list | tuple):
+        return ()
+    return tuple(rank for one in given if (rank := _number(one)) is not None and rank >= 0)
+
+
+def _status(given: Any, name: str) -> dict[int, int]:
+    """By pg_id, counted from 0."""
+    found: dict[int, int] = {}
+    for key, one in given.items() if isinstance(given, dict) else ():
+        number, value = _number(key), _number(one.get(name)) if isinstance(one, dict) else None
+        if number is not None and value is not None:
+            found[number] = value - 1 if value > 0 else -1
+    return found
+
+
+def _number(given: Any) -> int | None:
+    """An int; JSON has some as text."""
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int):
+        return given
+    if isinstance(given, str) and re.fullmatch(r"-?\d{1,19}", given):
+        return int(given)
+    return None
+
+
+def _text(given: Any) -> str:
+    return given[:4096] if isinstance(given, str) else ""
+
+
+def libraries(dumps: Iterable[Dump]) -> list[str]:
+    """The communication libraries of these dumps, as their entries call them."""
+    return sorted({entry.library for dump in dumps for entry in dump.entries} - {""})

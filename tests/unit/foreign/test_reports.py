@@ -1,0 +1,153 @@
+"""`distdebug report` on a folder of dumps, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.cli import main
+from tests.unit.foreign import variants
+
+
+def test_the_verdict_is_reported_and_its_code_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants.originals()["lock_gil_1st"].write(tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "suspected: ranks 9,14 never issued" in text
+    assert main(["report", str(tmp_path), "--exit-code", "--json"]) == 93
+    report = json.loads(capsys.readouterr().out)
+    assert report["outcome"] == "missing_rank"
+    assert report["findings"][0]["culprits"] == [9, 14]
+    assert report["findings"][0]["side"] == "host"
+    assert report["findings"][0]["not_in_record"] == ["reduce_op", "root", "splits", "tag"]
+    assert main(["report", str(tmp_path), "--junit"]) == 0
+    assert "missing_rank" in capsys.readouterr().out
+
+
+def test_a_mismatch_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        op = "nccl:broadcast" if rank == 1 else "nccl:all_reduce"
+        write(
+            tmp_path / f"rank_{rank}", [entry(0, "nccl:all_reduce", 1), entry(1, op, 2, 40 + rank)]
+        )
+    assert main(["report", str(tmp_path), "--json", "--exit-code"]) == 91
+    finding = json.loads(capsys.readouterr().out)["findings"][0]
+    assert (finding["kind"], finding["culprits"], finding["seq"]) == ("op_mismatch", [1], 1)
+    assert finding["proven"]
+    assert finding["ranks"]["1"]["location"] == {
+        "file": "/x/train.py",
+        "line": 41,
+        "function": "step",
+    }
+
+
+def test_a_job_that_is_done_is_not_accused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(3):
+        write(tmp_path / f"rank_{rank}", [entry(0, "nccl:all_reduce", 1, state="completed")])
+    assert main(["report", str(tmp_path), "--exit-code"]) == 0
+    assert capsys.readouterr().out.startswith("OK  3 ranks")
+
+
+def test_two_jobs_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        write(tmp_path / f"old_{rank}", [entry(0, "nccl:all_reduce", 1, at_ns=10**18)])
+        write(
+            tmp_path / f"new_{rank}",
+            [entry(0, "nccl:barrier", 1, at_ns=2 * 10**18, state="completed")],
+        )
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert "dumps of 2 jobs lie here; this is the newest" in notes
+    assert "new_" in notes
+    assert "old_" in notes
+
+
+@pytest.mark.parametrize("what", ["global", "cut", "json", "unreadable"])
+def test_a_hostile_file_is_one_sentence(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "rank_0", [entry(0, "nccl:all_reduce", 1)])
+    bad = tmp_path / "rank_1"
+    if what == "global":
+        bad.write_bytes(pickle.dumps({"entries": [os.getcwd]}))
+    elif what == "cut":
+        bad.write_bytes(b"\x80\x02}q")
+    elif what == "json":
+        bad.write_text('{"entries": ' + "[" * 100_000)
+    else:
+        bad.write_bytes(b"\x80\x02}.")
+        bad.write_bytes(pickle.dumps([1, 2]))
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "rank_1" in said
+
+
+def test_fifos_and_links_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path / "rank_0", [entry(0, "nccl:all_reduce", 1, state="completed")])
+    os.mkfifo(tmp_path / "rank_1.pipe")
+    (tmp_path / "rank_2").symlink_to("/dev/zero")
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def entry(
+    number: int,
+    name: str,
+    seq: int,
+    line: int = 7,
+    *,
+    state: str = "scheduled",
+    at_ns: int = 10**18,
+) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": name,
+        "time_created_ns": at_ns + number,
+        "input_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[8]],
+        "output_dtypes": ["Float"],
+        "state": state,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": state == "completed",
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [
+            {
+                "name": "all_reduce",
+                "filename": "/v/site-packages/torch/x.py",
+                "line": 1,
+            },
+            {"name": "step", "filename": "/x/train.py", "line": line},
+        ],
+    }
+
+
+def write(file: Path, entries: list[dict[str, Any]]) -> None:
+    ranks = "[0, 1, 2]" if "rank" in file.name else "[0, 1]"
+    file.write_bytes(
+        pickle.dumps(
+            {
+                "version": "2.10",
+                "comm_lib_version": "2.27.3",
+                "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}},
+                "pg_status": {},
+                "entries": entries,
+            }
+        )
+    )
