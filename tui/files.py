@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from debugger.record.bounds import open_regular
 from debugger.record.json_objects import object_of
 from debugger.record.log_form import readable
 from debugger.record.log_reader import record_on
@@ -19,6 +20,9 @@ from .text import safe
 
 REPORT_SCHEMA = "distdebug.report/1"
 TAIL_BYTES = 1 << 16
+MOST_SAMPLE_BYTES = 1 << 24
+"""Of one sample of host.jsonl: 128 bytes for each of 131,072 ranks."""
+MOST_SAMPLES = 1000
 LOG_BYTES = 1 << 18
 MOST_LOG_LINES = 2000
 MOST_LOG_TEXT = 8000
@@ -40,7 +44,7 @@ def mark_of(path: Path) -> tuple[int, int]:
 def tail(path: Path, most_bytes: int) -> bytes:
     """The end of a file, from the start of a line on; empty where it cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(open_regular(path), "rb", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             start = file.seek(max(0, end - most_bytes))
             data = file.read(most_bytes)
@@ -65,9 +69,9 @@ class HostSamples:
             return
         self._mark = mark
         while True:
-            lines = [one for one in tail(self._path, self._most_bytes).split(b"\n") if one]
+            lines = tail(self._path, self._most_bytes).rsplit(b"\n", MOST_SAMPLES)[1:]
             value = next((found for one in reversed(lines) if (found := object_of(one))), None)
-            if value is not None or self._most_bytes >= mark[1]:
+            if value is not None or self._most_bytes >= min(mark[1], MOST_SAMPLE_BYTES):
                 break
             self._most_bytes *= 4  # a sample of very many ranks is a long line
         self.by_rank = _usage(value or {})
@@ -132,13 +136,14 @@ class Events:
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return
-            with open(self._path, "rb", buffering=0) as file:
+            with open(open_regular(self._path), "rb", buffering=0) as file:
                 file.seek(self._offset)
                 data = file.read(MOST_EVENTS_BYTES)
         except OSError:
             return
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest if len(rest) <= MOST_EVENTS_BYTES else b""  # no line of ours is that long
         for row in lines:
             event = object_of(row)
             message = safe(event.get("message", ""), 2000)

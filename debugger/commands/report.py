@@ -124,7 +124,7 @@ class ReportCommand(Command):
             if sys.stdout.isatty():
                 width = shutil.get_terminal_size((text.WIDTH, 24)).columns
             return text.render(report, colour_wanted(sys.stdout), width)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UsageError(
                 f"{source} is damaged: a part of it is missing or of another type "
                 f"({type(error).__name__}: {error})"

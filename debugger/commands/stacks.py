@@ -14,7 +14,9 @@ from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
+from ..record.bounds import read_regular
 from ..record.breakpoints import stops
+from ..record.json_objects import MOST_BYTES
 from ..record.run_directory import BASE, RunDirectory, is_live
 from ..record.sanitize import clean
 from ..record.snapshot import Snapshot
@@ -56,7 +58,7 @@ class StacksCommand(Command):
 def _stored(directory: RunDirectory, as_json: bool) -> int:
     path = directory.stacks_json if as_json else directory.stacks_text
     try:
-        text = path.read_text(encoding="utf-8", errors="backslashreplace")
+        text = read_regular(path, MOST_BYTES).decode("utf-8", "backslashreplace")
     except FileNotFoundError:
         text = ""
     except OSError as error:

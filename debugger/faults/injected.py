@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..record.appending import append
-from ..record.json_objects import object_of
+from ..record.bounds import read_regular
+from ..record.json_objects import MOST_BYTES, object_of
 
 FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")
@@ -71,7 +72,7 @@ class InjectedLog:
 def read(directory: Path) -> list[Injected]:
     """All that has happened so far, in the order of the file; lines that are torn are left out."""
     try:
-        lines = (directory / FILE).read_bytes().splitlines()
+        lines = read_regular(directory / FILE, MOST_BYTES).splitlines()
     except OSError:
         return []
     return [one for one in map(entry, lines) if one is not None]

@@ -6,13 +6,14 @@ happen at the same call in every run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from ..record.bounds import read_regular
+from ..record.json_objects import MOST_BYTES, parsed
 from ..record.planned_faults import PLAN, SCHEMA
 
 FILE = PLAN
@@ -116,7 +117,7 @@ class Plan:
 def load(directory: Path) -> Plan | None:
     """The plan of a run; None where it has none. Raises as `Plan.from_json`, and OSError."""
     try:
-        text = (directory / FILE).read_bytes()
+        text = read_regular(directory / FILE, MOST_BYTES + 1)
     except FileNotFoundError:
         return None
-    return Plan.from_json(json.loads(text))
+    return Plan.from_json(parsed(text))

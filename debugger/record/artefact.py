@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from .json_objects import MOST_BYTES as MOST_JSON_BYTES
+from .layout import FILE_BYTES
 from .log_reader import TIMES_ENTRY
 
 SUFFIX = ".distdebug.tar.gz"
@@ -35,15 +37,18 @@ RUN = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 """What the archive's one top directory is called."""
 
 MOST_FILES = 8192
-MOST_FILE_BYTES = 256 << 20
 MOST_BYTES = 2 << 30
 """Of all files together, before compression: 800 flight records."""
 LOGS_BYTES = 64 << 20
 """Of all logs together, before compression: the longest ones give way."""
 TIMES_BYTES = 1 << 20
+NOTE_BYTES = 1 << 10
+"""More than the note takes that stands for what was left out of a log."""
 _FIRST = ("run.json", "report.json", "report.txt", "junit.xml")
 _LINE_BYTES = 1 << 16
 _TIMES = ".times"
+_MOST_TIMES_BYTES = 256 << 20
+"""Of one such file, before what belongs to the kept end of its log is chosen."""
 _LATEST_S = 0o77777777777
 """What the archive's form has room for."""
 
@@ -97,7 +102,7 @@ class _Packing:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._files = _files(run)
-        self._kept = _kept({name: size for name, size in self._files.items() if _is_log(name)})
+        self._kept = _kept({name: size for name, size in self._files.items() if is_log(name)})
         self._starts: dict[str, tuple[int, int]] = {}
         """Where the kept end of a log begins, and how long the note before it is."""
 
@@ -117,7 +122,7 @@ class _Packing:
                     continue
                 with contextlib.closing(piece.body):
                     size = piece.size_bytes
-                    fits = size <= MOST_FILE_BYTES and total + size <= MOST_BYTES
+                    fits = size <= most_bytes(name) and total + size <= MOST_BYTES
                     if not fits or files == MOST_FILES:
                         left_out.append(name)
                         continue
@@ -144,7 +149,7 @@ class _Packing:
                 return _Piece(_Joined(note, file), len(note) + size - start, time_s)
             if name.endswith(_TIMES):
                 with file:
-                    times = self._times(name, file.read(MOST_FILE_BYTES))
+                    times = self._times(name, file.read(_MOST_TIMES_BYTES))
                 return _Piece(io.BytesIO(times), len(times), time_s)
         except BaseException:
             file.close()
@@ -185,7 +190,16 @@ def _top(run: Path) -> str:
     return name or "run"
 
 
-def _is_log(name: str) -> bool:
+def most_bytes(name: str) -> int:
+    """How large a file of this name is at most, in an artefact."""
+    if name.endswith(_TIMES):
+        return TIMES_BYTES
+    if name.endswith(".flight"):
+        return FILE_BYTES
+    return LOGS_BYTES + NOTE_BYTES if is_log(name) else MOST_JSON_BYTES
+
+
+def is_log(name: str) -> bool:
     return name.endswith((".out", ".err", ".jsonl", ".jsonl.1"))
 
 

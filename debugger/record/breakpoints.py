@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .bounds import read_regular
+from .json_objects import parsed
 from .unix_sockets import short_name, user_of
 from .wording import printable
 
@@ -83,8 +85,8 @@ def stops(directory: Path) -> list[Stop]:
         if match is None or not os.path.exists(f"/proc/{match[2]}"):
             continue
         rank = None if match[1] == "x" else int(match[1])
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            value = json.loads((folder / name).read_bytes()[:MAX_MESSAGE_BYTES])
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            value = parsed(read_regular(folder / name, MAX_MESSAGE_BYTES))
             place = str(value["file"]), int(value["line"]), str(value["function"])
             words = str(value["why"]), str(value["address"])
             found.append(Stop(rank, int(match[2]), *place, *words))
@@ -201,7 +203,7 @@ class Line:
             if len(self._received) > MAX_MESSAGE_BYTES:
                 return None
             messages = [json.loads(one) for one in whole]
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return messages if all(isinstance(one, dict) for one in messages) else None
 

@@ -7,19 +7,32 @@ hostile writer made is left out, and its id reads as unknown.
 from __future__ import annotations
 
 import functools
-import json
+import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import layout
+from .bounds import MOST_RANKS, whole
+from .json_objects import cost_bytes, parsed
 from .layout import Definition
 from .signature import OPS, Signature
 from .snapshot import CallSite, Creation, GroupKey, Note
 
 UNKNOWN_SIGNATURE = Signature("?")
-MAX_RANKS = 1 << 20
+MOST_COST_BYTES = 20 << 20
+"""Of memory, for all definitions of one record: several times what a full heap of ours takes."""
+_DAMAGED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a definition raises that is none of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class Definitions:
     def __init__(self, mapped: mmap.mmap) -> None:
         self._map = mapped
         self._read = 0
+        self._cost_bytes = 0
         self._signatures: dict[int, Signature] = {}
         self._sites: dict[int, CallSite] = {}
         self._details: dict[int, Mapping[str, Any]] = {}
@@ -67,11 +81,14 @@ class Definitions:
             length, kind, number = head.unpack_from(self._map, at)
             if self._read + head.size + length > used:
                 return
-            text = self._map[at + head.size : at + head.size + length].decode("utf-8", "replace")
+            raw = self._map[at + head.size : at + head.size + length]
             self._read += head.size + length
+            self._cost_bytes += cost_bytes(raw)
+            if self._cost_bytes > MOST_COST_BYTES:
+                continue
             try:
-                self._define(kind, number, text, wall_offset_ns)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                self._define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
+            except _DAMAGED:
                 continue
 
     def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
@@ -81,32 +98,32 @@ class Definitions:
         if kind == Definition.GROUP:
             self._groups[number] = _group(text)
             return
-        value = json.loads(text)
+        value = parsed(text.encode())
         if kind == Definition.SITE:
-            self._sites[number] = CallSite(str(value[0]), int(value[1]), str(value[2]))
+            self._sites[number] = CallSite(str(value[0]), whole(value[1]), str(value[2]))
         elif kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(
-                _key(value), str(value["op"]), int(value["peer"]), int(value["tag"])
+                _key(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
             )
         elif kind == Definition.CREATION:
             self.creations.append(
                 Creation(
-                    index=int(value["index"]),
+                    index=whole(value["index"]),
                     group=_key(value),
                     ranks=_ranks(value["ranks"]),
                     backend=str(value["backend"]),
-                    site=self.site(int(value["site"])),
-                    world_seq=int(value["world_seq"]),
-                    time_ns=int(value["t_ns"]) + wall_offset_ns,
+                    site=self.site(whole(value["site"])),
+                    world_seq=whole(value["world_seq"]),
+                    time_ns=whole(value["t_ns"]) + wall_offset_ns,
                 )
             )
         elif kind == Definition.NOTE:
             self.notes.append(
                 Note(
                     kind=str(value.pop("kind")),
-                    time_ns=int(value.pop("t_ns")) + wall_offset_ns,
+                    time_ns=whole(value.pop("t_ns")) + wall_offset_ns,
                     message=str(value.pop("message")),
-                    site=self.site(int(value.pop("site", 0))),
+                    site=self.site(whole(value.pop("site", 0))),
                     data=value,
                 )
             )
@@ -146,7 +163,7 @@ class Definitions:
             raw = self._map[at : at + layout.VOLATILE_BYTES].rstrip(b"\0")
             try:
                 return Signature.from_json(raw.decode("utf-8", "replace"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 pass  # cut off: it did not fit
         return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
 
@@ -154,14 +171,14 @@ class Definitions:
 # All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
 @functools.lru_cache(maxsize=1024)
 def _group(text: str) -> GroupText:
-    value = json.loads(text)
+    value = parsed(text.encode())
     timeout_s = value.get("timeout_s")
     return GroupText(
         key=_key(value),
         desc=str(value["desc"]),
         ranks=_ranks(value["ranks"]),
         backend=str(value["backend"]),
-        timeout_s=None if timeout_s is None else float(timeout_s),
+        timeout_s=None if timeout_s is None else _finite(timeout_s),
     )
 
 
@@ -169,10 +186,17 @@ _signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
 
 
 def _key(value: Mapping[str, Any]) -> GroupKey:
-    return (str(value["name"]), int(value["incarnation"]))
+    return (str(value["name"]), whole(value["incarnation"]))
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_RANKS:
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
         raise ValueError("not a list of ranks")
-    return tuple(int(rank) for rank in value)
+    return tuple(whole(rank) for rank in value)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("a time without an end")
+    return number

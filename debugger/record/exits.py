@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+from .bounds import open_regular
+from .json_objects import object_of
+
+MOST_LINE_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +74,19 @@ class ExitLog:
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return
-            with open(self._path, "rb", buffering=0) as file:
+            with open(open_regular(self._path), "rb", buffering=0) as file:
                 file.seek(self._offset)
                 received = file.read(1 << 20)
         except OSError:
             return
         self._offset += len(received)
-        *lines, self._unread = (self._unread + received).split(b"\n")
+        *lines, rest = (self._unread + received).split(b"\n")
+        self._unread = rest[-MOST_LINE_BYTES:]  # a longer line is none of ours
         for line in lines:
             try:
-                value = json.loads(line)
+                value = object_of(line)
                 time_ns = int(value["time_ns"])
                 if 0 <= time_ns < 1 << 63:
                     self.add(int(value["pid"]), int(value["status"]), time_ns)
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 continue

@@ -18,6 +18,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from .bounds import open_regular
+from .json_objects import cost_bytes
 from .log_file import older
 
 RECORDS, STDOUT, STDERR = "jsonl", "out", "err"
@@ -25,6 +27,8 @@ STREAMS = (STDOUT, STDERR, RECORDS)
 TIMES_ENTRY = Struct("<QQ")
 MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16
+MOST_PARSED_COST_BYTES = 32 << 20
+"""Of memory, over all places of a line where a record may begin; bounds the time, too."""
 MOST_STARTS = 64
 """Where a record may begin on a line: a torn one may itself hold objects that look like records."""
 _NAME = re.compile(r"(?:(0|[1-9]\d{0,8})|pid-([1-9]\d{0,9}))\.(out|err|jsonl)")
@@ -91,7 +95,7 @@ class Tail:
 
     def _piece(self, path: Path) -> bytes:
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(open_regular(path), "rb", buffering=0) as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset, self.rest = 0, b""  # somebody emptied it
                 file.seek(self._offset)
@@ -132,7 +136,7 @@ class _Times:
 
     def _load(self) -> bool:
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open(open_regular(self._path), "rb", buffering=0) as file:
                 file.seek(self._offset)
                 received = file.read(READ_BYTES)
         except OSError:
@@ -188,10 +192,14 @@ class _Source:
 def record_on(line: bytes) -> dict[str, Any] | None:
     """The record on the line, also where it stands behind others that a full disk has torn; None
     where there is none."""
-    start = 0
+    start, left = 0, MOST_PARSED_COST_BYTES
     for _ in range(MOST_STARTS):
+        piece = line[start:]
+        left -= cost_bytes(piece)
+        if left < 0:
+            return None
         try:
-            fields = json.loads(line[start:])
+            fields = json.loads(piece)
         except ValueError:
             start = line.find(_RECORD_START, start + 1)
         except RecursionError:

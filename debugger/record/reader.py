@@ -8,7 +8,6 @@ one sentence.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from . import layout
+from .bounds import MOST_RANKS, open_regular
 from .definitions import Definitions
+from .json_objects import object_of
 from .layout import Activity, CallState, GroupState, Phase, Role
 from .replicas import NOTE, ReplicaFiles
 from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Wait
@@ -42,7 +43,7 @@ class FlightReader:
         self.path = path
         self.cut = False
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_regular(path)
         except OSError as error:
             raise FlightError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
@@ -109,11 +110,11 @@ class FlightReader:
         ) = layout.HEADER.unpack_from(self._map, 0)
         self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN
         self.started_ns = self._started_ns + self.wall_offset_ns
-        try:
-            identity = json.loads(written[1].rstrip(b"\0") or b"{}")
-        except ValueError:
-            identity = {}
-        self.identity: Mapping[str, Any] = identity if isinstance(identity, dict) else {}
+        if self.rank >= MOST_RANKS:
+            self.rank = -1  # damaged: it reads as a process that does not know its rank
+        if not 0 < self.world_size <= MOST_RANKS:
+            self.world_size = -1
+        self.identity: Mapping[str, Any] = object_of(written[1].rstrip(b"\0"))
 
     @property
     def change_mark(self) -> tuple[int, ...]:
@@ -313,9 +314,11 @@ class FlightReader:
             if row[0] != number + 1 or row[17] != number + 1:
                 return
             yield number, row
-            if not row[8]:
-                return
             distance = (number + 1 - row[8]) & 0xFFFFFFFF
+            # A call that names itself as the one before it, or one that the ring has lost, ends
+            # the walk; so no ring leads round in circles.
+            if not row[8] or not 0 < distance < layout.RING:
+                return
             number -= distance
 
     def _last(self, group: GroupKey) -> int | None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from .bounds import open_regular, whole
+from .json_objects import parsed
 from .snapshot import CallSite, Digest, GroupKey
 
 NOTE = "replicas"
@@ -37,6 +39,8 @@ MARK = Struct("<Q")
 MOST_BYTES = 4 << 20
 MOST_ENTRIES = 256
 LEAST_ENTRIES = 4
+MOST_DEFINITION_BYTES = 64 << 20
+"""Of memory, for the names of the parameters."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")
 
 
@@ -96,7 +100,7 @@ class ReplicaReader:
         self, path: Path, site: Callable[[int], CallSite | None], wall_offset_ns: int
     ) -> None:
         self._path = path
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = open_regular(path)
         try:
             self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         finally:
@@ -106,14 +110,17 @@ class ReplicaReader:
         magic, version, self._entries, self._parameters, length = HEADER.unpack_from(self._map, 0)
         self._start: int = HEADER.size + length
         self._size: int = ENTRY.size + 8 * self._parameters + MARK.size
-        whole = len(self._map) >= self._start + self._entries * self._size
-        if magic != MAGIC or version != VERSION or not whole or not self._entries:
+        complete = len(self._map) >= self._start + self._entries * self._size
+        ours = magic == MAGIC and version == VERSION and 0 < self._entries <= MOST_ENTRIES
+        if not (ours and complete):
             raise ValueError(f"{path} holds no digests, or those of another version")
-        definition = json.loads(self._map[HEADER.size : self._start])
+        definition = parsed(self._map[HEADER.size : self._start], MOST_DEFINITION_BYTES)
         name, incarnation = definition["group"]
-        self.group: GroupKey = (str(name), int(incarnation))
+        self.group: GroupKey = (str(name), whole(incarnation))
         self.key = str(definition["key"])
         self.names: Sequence[str] = [str(one) for one in definition["names"]]
+        if len(self.names) != self._parameters:
+            raise ValueError(f"{path} names {len(self.names)} of {self._parameters} parameters")
         self._site = site
         self._wall_offset_ns = wall_offset_ns
         self._known: dict[int, Digest] = {}
@@ -194,7 +201,7 @@ class ReplicaFiles:
             if _NAME.fullmatch(name):
                 try:
                     reader = ReplicaReader(self._directory / name, site, wall_offset_ns)
-                except (OSError, ValueError, KeyError, TypeError):
+                except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
                     reader = None
             self._readers[name] = reader
         return self._readers[name]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .appending import append
-from .json_objects import object_of
+from .bounds import open_regular, read_regular
+from .json_objects import MOST_BYTES, object_of, parsed
 from .place import (
     RunDirectoryError,
     check_parent,
@@ -368,13 +369,13 @@ def _is_there(path: Path) -> bool:
 def _why_not_ours(path: Path) -> str | None:
     """None for a run directory, otherwise the end of a sentence that begins with its name."""
     try:
-        with open(path / "run.json", "rb") as file:
-            value = json.loads(file.read(1 << 22))
+        with open(open_regular(path / "run.json"), "rb") as file:
+            value = parsed(file.read(1 << 22))
     except FileNotFoundError:
         return "is not a run directory of distdebug: it has no run.json"
     except OSError as error:
         return f"cannot be read: {reason(error)}"
-    except (ValueError, RecursionError):
+    except ValueError:
         return "is not a run directory of distdebug: its run.json is not JSON"
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema == SCHEMA:
@@ -387,7 +388,7 @@ def _why_not_ours(path: Path) -> str | None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        return object_of(path.read_bytes())
+        return object_of(read_regular(path, MOST_BYTES + 1))
     except OSError:
         return {}
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from .bounds import whole
+
 Shape = tuple[int, ...]
 Tensor = tuple[str, Shape]  # dtype without "torch.", sizes
 
 ANY_SOURCE = -1
 MASK = (1 << 64) - 1
+MOST_DIMENSIONS = 256
+"""torch itself takes 64 in most places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +151,14 @@ class Signature:
                 tensors=_tensors(row[1]),
                 others=_tensors(row[2]),
                 reduce_op=str(row[3]),
-                root=None if row[4] is None else int(row[4]),
-                sends=tuple(int(n) for n in row[5]),
-                receives=tuple(int(n) for n in row[6]),
-                peer=None if row[7] is None else int(row[7]),
-                tag=int(row[8]),
+                root=None if row[4] is None else whole(row[4]),
+                sends=tuple(whole(n) for n in row[5]),
+                receives=tuple(whole(n) for n in row[6]),
+                peer=None if row[7] is None else whole(row[7]),
+                tag=whole(row[8]),
                 device=str(row[9]),
             )
-        except (TypeError, IndexError, KeyError) as error:
+        except (TypeError, IndexError, KeyError, OverflowError) as error:
             raise ValueError(f"not a signature: {text[:80]!r}") from error
 
 
@@ -268,4 +272,10 @@ def _even(counts: tuple[int, ...]) -> bool:
 
 
 def _tensors(rows: Any) -> tuple[Tensor, ...]:
-    return tuple((str(dtype), tuple(int(size) for size in shape)) for dtype, shape in rows)
+    return tuple((str(dtype), _shape(sizes)) for dtype, sizes in rows)
+
+
+def _shape(sizes: Any) -> Shape:
+    if len(sizes) > MOST_DIMENSIONS:
+        raise ValueError("a tensor has too many dimensions")
+    return tuple(whole(size) for size in sizes)

@@ -19,7 +19,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from .artefact import FILE, FOLDERS, MOST_BYTES, MOST_FILE_BYTES, MOST_FILES, RUN
+from .artefact import (
+    FILE,
+    FOLDERS,
+    LOGS_BYTES,
+    MOST_BYTES,
+    MOST_FILES,
+    NOTE_BYTES,
+    RUN,
+    is_log,
+    most_bytes,
+)
+from .bounds import open_regular
 from .place import RunDirectoryError, reason
 from .run_directory import BASE, RunDirectory
 from .sanitize import clean
@@ -80,7 +91,7 @@ def unpack(file: Path, into: Path) -> Path:
     Raises ArtefactError.
     """
     try:
-        with open(file, "rb") as packed:
+        with open(open_regular(os.path.realpath(file)), "rb") as packed:
             start = packed.read(4)
             if start[:2] != b"\x1f\x8b":
                 hint = "name the directory of a run, or a file that --ci has packed"
@@ -138,7 +149,7 @@ class _Unpacking:
         self._into = into
         self._top = ""
         self._seen: set[str] = set()
-        self._total_bytes = 0
+        self._total_bytes = self._log_bytes = 0
 
     def read(self, stream: _Forward) -> Path:
         """Raises ArtefactError, OSError, and what is _DAMAGED."""
@@ -169,7 +180,10 @@ class _Unpacking:
             self._refuse(member, "which is no part of a run")
         self._seen.add(name)
         self._total_bytes += member.size
-        if not 0 <= member.size <= MOST_FILE_BYTES or self._total_bytes > MOST_BYTES:
+        if is_log(name):
+            self._log_bytes += max(0, member.size - NOTE_BYTES)
+        too_large = max(self._log_bytes - LOGS_BYTES, self._total_bytes - MOST_BYTES) > 0
+        if too_large or not 0 <= member.size <= most_bytes(name):
             self._refuse(member, "which is too large")
         if len(self._seen) > MOST_FILES:
             self._refuse(member, f"and more than {MOST_FILES} files")

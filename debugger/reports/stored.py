@@ -5,18 +5,17 @@ Apart from the code that builds one, so that showing a report does not load the 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..record.bounds import MOST_RANKS, MOST_WHOLE, read_regular
+from ..record.json_objects import MOST_BYTES, TooCostly, parsed
 from ..record.sanitize import clean
 
 SCHEMA = "distdebug.report/1"
 
 Document = dict[str, Any]
-
-MOST_BYTES = 256 << 20
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "outcome": str,
@@ -36,8 +35,7 @@ def load(path: Path) -> Document | None:
     Raises UsageError for what is not a report of this version of distdebug.
     """
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+        raw = read_regular(path, MOST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -45,8 +43,10 @@ def load(path: Path) -> Document | None:
     if len(raw) > MOST_BYTES:
         raise UsageError(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no report")
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
+        document = parsed(raw)
+    except TooCostly:
+        raise UsageError(f"{path} would take too much memory: it is no report") from None
+    except ValueError:
         raise UsageError(f"{path} is not a report of distdebug: it is not JSON") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, str) and schema.startswith("distdebug.report/") and schema != SCHEMA:
@@ -59,6 +59,8 @@ def load(path: Path) -> Document | None:
     for field, kind in _FIELDS.items():
         if not isinstance(document.get(field), kind):
             raise UsageError(f"{path} is damaged: {field} is missing or of another type")
+    if not 0 <= document["world_size"] <= MOST_RANKS:
+        raise UsageError(f"{path} is damaged: no run has that many ranks")
     harmless: Document = _harmless(document)
     return harmless
 
@@ -67,7 +69,11 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_harmless(one) for one in value]
+        for index, one in enumerate(value):  # in place: a copy would take as much memory again
+            value[index] = _harmless(one)
+        return value
     if isinstance(value, dict):
-        return {clean(key): _harmless(one) for key, one in value.items()}
+        return {clean(key): _harmless(value.pop(key)) for key in list(value)}
+    if isinstance(value, int | float) and not abs(value) < MOST_WHOLE:
+        return None  # JSON as Python reads it has infinities, and numbers that no float can hold
     return value

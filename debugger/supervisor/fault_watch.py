@@ -8,6 +8,7 @@ from pathlib import Path
 from ..faults import plan
 from ..faults.injected import FILE, Injected, entry
 from ..faults.plan import Plan
+from ..record.bounds import open_regular
 
 MOST_BYTES = 1 << 22
 """Read at once; the rest comes with the next look."""
@@ -48,13 +49,13 @@ class FaultWatch:
         self._plan_mark = mark
         try:
             self.plan = plan.load(self._directory) or self.plan
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
             pass  # the one that was there before still holds
 
     def _lines(self) -> list[bytes]:
         """Whole lines that are new."""
         try:
-            with open(self._directory / FILE, "rb") as file:
+            with open(open_regular(self._directory / FILE), "rb") as file:
                 file.seek(self._read_bytes)
                 data = file.read(MOST_BYTES)
         except OSError:

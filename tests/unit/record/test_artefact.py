@@ -178,7 +178,7 @@ def test_a_line_that_is_longer_than_what_is_kept(
 def test_what_is_too_large_is_left_out_and_named(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artefact, "MOST_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(artefact, "FILE_BYTES", 1 << 20)
     assert pack(run.path, tmp_path / "a").left_out == ["ranks/0.flight"]
     monkeypatch.setattr(artefact, "MOST_FILES", 6)
     assert pack(run.path, tmp_path / "b").left_out == [

@@ -1,0 +1,49 @@
+"""Bounds for what is read from files that anybody may have made: a run directory comes from
+elsewhere, too.
+
+Only regular files are read: a pipe would hold its reader up for ever, a device may have no end.
+Nothing is read beyond a size, and no number is taken that no run can have.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_RANKS = 1 << 17
+"""Of a world, or a group. A record that claims more is damaged, or malicious."""
+MOST_WHOLE = 1 << 63
+"""Whole numbers in our files are of 64 bits."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read this file. Raises OSError, also for what is no regular file; never
+    waits for somebody at the other end, and follows no link."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return descriptor
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """What the file holds, up to that many bytes. Raises OSError."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        pieces = []
+        while most_bytes > 0 and (piece := file.read(most_bytes)):
+            pieces.append(piece)
+            most_bytes -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def whole(value: Any) -> int:
+    """A whole number from JSON. Raises ValueError, TypeError or OverflowError for anything that is
+    none, or has more than 64 bits."""
+    number = int(value)
+    if not -MOST_WHOLE < number < MOST_WHOLE:
+        raise ValueError("a number has more than 64 bits")
+    return number
