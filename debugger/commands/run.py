@@ -63,6 +63,7 @@ class RunCommand(Command):
                     shown_command=["distdebug", "run", *request.command_line],
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
+                    one_host=not _several_nodes(torchrun.nnodes),
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
                 )
@@ -86,4 +87,5 @@ class RunCommand(Command):
 
 
 def _several_nodes(nodes: str) -> bool:
+    """By the flag, or by torchrun's own variable for it."""
     return str(nodes) not in ("1", "1:1")

@@ -82,6 +82,7 @@ class Options:
     ci: Ci | None = None
     faults: Plan | None = None
     own_network: int = 0
+    one_host: bool = False
 
 
 class Session:
@@ -338,6 +339,9 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment["DISTDEBUG_ONE_HOST"] = (
+            "1" if self._options.one_host and not self._options.own_network else ""
+        )
         environment.update(self._injection.environment)
         if self._options.ci is not None:
             environment.update(self._options.ci.environment(environment))

@@ -126,7 +126,9 @@ def free_port_arguments(
         name in request.given or environ.get(f"PET_{name.upper()}") for name in _RENDEZVOUS
     )
     if chosen or node_range(request.torchrun.nnodes) != (1, 1):
-        yield ()
+        # Its store is on this host, where nobody needs more than loopback to reach it.
+        alone = request.torchrun.standalone and not request.torchrun.local_addr
+        yield ("--local-addr", _LOOPBACK) if alone else ()
         return
     with socket.socket() as holder:
         # With this option on both sides, torchrun can bind a port that is held but not listened on.

@@ -206,7 +206,6 @@ def test_a_free_port_where_the_user_chose_none() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "--standalone",
         "--master_port 29501",
         "--rdzv-endpoint h:1",
         "--rdzv-backend c10d",
@@ -218,10 +217,15 @@ def test_a_rendezvous_the_user_chose_is_kept(line: str) -> None:
     assert free_port_flags(f"{line} train.py") == ()
 
 
+def test_a_standalone_store_is_reached_by_loopback() -> None:
+    assert free_port_flags("--standalone train.py") == ("--local-addr", "127.0.0.1")
+    assert free_port_flags("--standalone --local-addr h train.py") == ()
+
+
 def test_pet_variables_count_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_port_flags("train.py", PET_MASTER_PORT="1") == ()
     monkeypatch.setenv("PET_STANDALONE", "1")
-    assert free_port_flags("train.py") == ()
+    assert free_port_flags("train.py") == ("--local-addr", "127.0.0.1")
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     assert expected_world_size(split("train.py").torchrun) == 3
 
