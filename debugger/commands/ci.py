@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..record.artefact import SUFFIX, name_of, pack
 from ..record.place import reason
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
+from ..record.workflow_commands import Defused
 from ..reports import github
 
 _MOST_NAMED = 5
@@ -65,6 +66,21 @@ def chosen(args: argparse.Namespace) -> Ci | None:
     return Ci(path and path.absolute(), Path.cwd()) if args.ci else None
 
 
+@contextlib.contextmanager
+def defused(ci: Ci | None) -> Iterator[None]:
+    """Under --ci nothing that is printed is a command to the CI system, but what `finish` says."""
+    if ci is None:
+        yield
+        return
+    kept = sys.stdout, sys.stderr
+    streams: Any = tuple(map(Defused, kept))
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = kept
+
+
 @dataclass(frozen=True, slots=True)
 class Ci:
     """`artifact`: where to pack the run; None: below `cwd`, by the name of the run."""
@@ -84,9 +100,10 @@ class Ci:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             workspace = os.environ.get("GITHUB_WORKSPACE") or str(self.cwd)
             lines = github.annotated(report, workspace)
+            ours = sys.stderr.stream if isinstance(sys.stderr, Defused) else sys.stderr
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write("".join(f"{line}\n" for line in lines))
-                sys.stderr.flush()
+                ours.write("".join(f"{line}\n" for line in lines))
+                ours.flush()
         packed = self._pack(directory, say)
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary:

@@ -63,7 +63,7 @@ class RunCommand(Command):
                     shown_command=["distdebug", "run", *request.command_line],
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
-                    one_host=not _several_nodes(torchrun.nnodes),
+                    environment=_surroundings(request),
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
                 )
@@ -84,6 +84,13 @@ class RunCommand(Command):
                     **options.common(request.own, shown, size),
                 )
             ).run()
+
+
+def _surroundings(request: Any) -> dict[str, str]:
+    """What torch's own listeners are told: where all ranks are on this host, in one network, they
+    keep to loopback."""
+    one_host = not _several_nodes(request.torchrun.nnodes) and not request.own.netns
+    return {"DISTDEBUG_ONE_HOST": "1" if one_host else ""}
 
 
 def _several_nodes(nodes: str) -> bool:

@@ -23,12 +23,13 @@ from ..record.log_file import DEFAULT_MAX_MB, MAX_MB
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
+from ..record.secret_words import masked
 from ..record.snapshot import Rank
 from ..record.wording import finding_line
 from ..reports import document, junit, text
 from ..supervisor.actions import Actions
 from ..supervisor.control import ControlServer
-from ..supervisor.ending import end_tree
+from ..supervisor.ending import can_raise, end_tree
 from ..supervisor.evidence import Evidence, gather
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
@@ -37,7 +38,7 @@ from ..supervisor.output import OutputFollower, colour_wanted
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
 from ..supervisor.watch import Look, Policy, Watch
-from .ci import Ci
+from .ci import Ci, defused
 from .injection import Injection, Plan
 from .terminal_app import Beside
 
@@ -49,8 +50,6 @@ ORPHAN_GRACE_S = 1.0
 OUTPUT_S = 60.0
 INTERRUPT_OUTPUT_S = 0.5
 """How long to go on printing what the ranks have printed before they ended."""
-SILENT_S = 1.5
-"""A heartbeat older than this comes from a process that cannot run Python."""
 EXIT_FAILED = 1
 
 
@@ -82,7 +81,6 @@ class Options:
     ci: Ci | None = None
     faults: Plan | None = None
     own_network: int = 0
-    one_host: bool = False
 
 
 class Session:
@@ -100,6 +98,10 @@ class Session:
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
+        with defused(self._options.ci):
+            return self._run()
+
+    def _run(self) -> int:
         options = self._options
         exits = ExitLog()
         find_command(options.command, os.environ, os.getcwd())
@@ -256,7 +258,7 @@ class Session:
         deadline = time.monotonic() + RAISE_GRACE_S
         while launch.descendants() and time.monotonic() < deadline and self._signal is None:
             look = self._watch.look()
-            if not any(_can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
+            if not any(can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
                 return
             time.sleep(0.05)
 
@@ -339,9 +341,6 @@ class Session:
         if not self._options.redirect:
             environment["DISTDEBUG_REDIRECT"] = "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
-        environment["DISTDEBUG_ONE_HOST"] = (
-            "1" if self._options.one_host and not self._options.own_network else ""
-        )
         environment.update(self._injection.environment)
         if self._options.ci is not None:
             environment.update(self._options.ci.environment(environment))
@@ -365,7 +364,7 @@ class Session:
         self._directory.write_json(
             self._directory.run_json.name,
             {
-                "command": list(self._options.shown_command or self._options.command),
+                "command": masked(self._options.shown_command or self._options.command),
                 "distdebug": __version__,
                 "python": platform.python_version(),
                 "versions": versions,
@@ -396,9 +395,3 @@ class Session:
         finally:
             for number, handler in kept.items():
                 signal.signal(number, handler)
-
-
-def _can_raise(rank: Rank) -> bool:
-    """Whether the rank is alive and its Python still runs."""
-    silent_s = (time.time_ns() - rank.heartbeat_ns) / 1e9
-    return rank.process.alive and rank.process.state not in ("T", "t") and silent_s < SILENT_S

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..errors import UsageError
 from ..record.run_directory import RunDirectory
+from ..record.secret_words import masked
 from . import install as layer
 from .inject import api
 from .log import debug_level
@@ -93,7 +94,7 @@ def _directory(asked: str | None) -> Path:
         directory.write_json(
             directory.run_json.name,
             {
-                "command": sys.orig_argv,
+                "command": masked(sys.orig_argv),
                 "host": platform.node(),
                 "started_ns": time.time_ns(),
                 "supervised": False,

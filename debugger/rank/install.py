@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..record.layout import Activity
+from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import torch_private, torch_private_stores
@@ -165,7 +166,7 @@ def _come_to_rest() -> None:
 def _identity() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
-        "argv": [argument[:200] for argument in sys.argv[:20]],
+        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "parent": os.getppid(),

@@ -15,7 +15,7 @@ import os
 import socket
 from typing import Any
 
-from torch._C import _distributed_c10d as _c10d
+from .torch_private import c10d, dist
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
@@ -38,8 +38,8 @@ def keep_to_loopback() -> None:
     """From now on, in this process, if its run is on one host. Called twice it changes nothing."""
     if os.environ.get(ONE_HOST) != "1":
         return
-    for kind, make in (("TCPStore", _store), ("ProcessGroupGloo", _gloo)):
-        found: Any = getattr(_c10d, kind, None)
+    for owner, kind, make in ((dist, "TCPStore", _store), (c10d, "ProcessGroupGloo", _gloo)):
+        found: Any = getattr(owner, kind, None)
         if found is not None and not hasattr(found.__init__, "__wrapped__"):
             found.__init__ = make(found.__init__)
 
@@ -57,7 +57,7 @@ def loopback_address(host: str) -> str | None:
 
 def _store(original: Any) -> Any:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(_STORE_ARGUMENTS, args, strict=False)), **kwargs}
         serves = given.get("is_master") and given.get("master_listen_fd") is None
         # The other kind of server takes no descriptor.
@@ -88,11 +88,11 @@ def _listener(address: str, port: Any) -> socket.socket | None:
 
 def _gloo(original: Any) -> Any:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(("store", "rank", "size", "timeout"), args, strict=False)), **kwargs}
         options = None
         plain = given.keys() <= {"store", "rank", "size", "timeout"} and not isinstance(
-            given.get("timeout"), _c10d.ProcessGroupGloo._Options
+            given.get("timeout"), c10d.ProcessGroupGloo._Options
         )
         if plain and not os.environ.get(GLOO_INTERFACES) and _is_here(given.get("store")):
             options = _on_loopback(given)
@@ -105,18 +105,18 @@ def _gloo(original: Any) -> Any:
 
 def _is_here(store: Any) -> bool:
     """Whether all who meet in this store are on this host, as far as its address says."""
-    while isinstance(store, _c10d.PrefixStore):
+    while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    if isinstance(store, _c10d.TCPStore):
+    if isinstance(store, dist.TCPStore):
         return loopback_address(str(store.host)) is not None
-    return isinstance(store, _c10d.HashStore)
+    return isinstance(store, dist.HashStore)
 
 
 def _on_loopback(given: dict[str, Any]) -> Any:
     """As torch's own options are, but for the device; None where this torch's are others."""
     try:
-        options: Any = _c10d.ProcessGroupGloo._Options()
-        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options: Any = c10d.ProcessGroupGloo._Options()
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._threads = 2 * len(options._devices)
         if "timeout" in given:
             options._timeout = given["timeout"]

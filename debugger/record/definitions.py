@@ -23,6 +23,8 @@ from .snapshot import CallSite, Creation, GroupKey, Note
 UNKNOWN_SIGNATURE = Signature("?")
 MOST_COST_BYTES = 20 << 20
 """Of memory, for all definitions of one record: several times what a full heap of ours takes."""
+MOST_DAMAGED = 100
+"""Behind so many definitions that make no sense the rest of a heap is not read."""
 _DAMAGED = (
     ValueError,
     KeyError,
@@ -63,6 +65,7 @@ class Definitions:
         self._map = mapped
         self._read = 0
         self._cost_bytes = 0
+        self._damaged = 0
         self._signatures: dict[int, Signature] = {}
         self._sites: dict[int, CallSite] = {}
         self._details: dict[int, Mapping[str, Any]] = {}
@@ -79,7 +82,8 @@ class Definitions:
         while self._read + head.size <= used:
             at = layout.HEAP_OFFSET + self._read
             length, kind, number = head.unpack_from(self._map, at)
-            if self._read + head.size + length > used:
+            torn = not length or self._read + head.size + length > used
+            if torn or self._damaged > MOST_DAMAGED:
                 return
             raw = self._map[at + head.size : at + head.size + length]
             self._read += head.size + length
@@ -89,7 +93,7 @@ class Definitions:
             try:
                 self._define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
             except _DAMAGED:
-                continue
+                self._damaged += 1
 
     def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
         if kind == Definition.SIGNATURE:

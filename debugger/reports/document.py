@@ -16,6 +16,7 @@ from ..diagnosis.facts.world import World, exit_status
 from ..diagnosis.findings import TITLES, Finding, GroupEvidence, RankEvidence
 from ..diagnosis.limits import Limits
 from ..record.sanitize import clean
+from ..record.secret_words import masked, sentence
 from ..record.snapshot import CallSite, Rank, Snapshot
 from . import ddp_times
 from .stored import SCHEMA, Document
@@ -61,14 +62,14 @@ def build(
         "exit_code": exit_code,
         "world_size": world_size,
         "duration_s": round(duration_s, 3),
-        "command": [clean(word) for word in command],
+        "command": [clean(word) for word in masked(command)],
         "run_dir": clean(str(run_dir)),
         "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends or {}, world_size),
         "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
-        "notes": [clean(note) for note in notes],
+        "notes": [clean(note) for note in (*notes, *filter(None, [sentence(command)]))],
     }
 
 

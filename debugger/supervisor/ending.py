@@ -6,11 +6,14 @@ import signal
 import time
 from dataclasses import dataclass
 
+from ..record.snapshot import Rank
 from .launch import Launch
 
 LOOK_EVERY_S = 0.03
 KILL_TIMEOUT_S = 5.0
 _REAP_TIMEOUT_S = 0.5
+SILENT_S = 1.5
+"""A heartbeat older than this comes from a process that cannot run Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +70,9 @@ def end_tree(
     if launch.pid:
         launch.wait(0 if left else _REAP_TIMEOUT_S)
     return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)
+
+
+def can_raise(rank: Rank) -> bool:
+    """Whether the rank is alive and its Python still runs."""
+    silent_s = (time.time_ns() - rank.heartbeat_ns) / 1e9
+    return rank.process.alive and rank.process.state not in ("T", "t") and silent_s < SILENT_S

@@ -1,10 +1,13 @@
 """`--debugger debugpy`: an editor stops the rank, in place of a prompt.
 
-While it is connected, the rank counts as paused: only the editor knows when it lets it run.
+While it is connected, the rank counts as paused: only the editor knows when it lets it run. Nobody
+but this user can connect: see `owners_socket`. debugpy's own listener would let in whoever comes,
+on the host, and run what he sends; so it is replaced, within debugpy, by ours.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +15,16 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
+from ..owners_socket import OwnersSocket
+
 DEBUGPY = "debugpy"
 MISSING = "debugpy is not installed; install it with: pip install debugpy"
+UNGUARDED = (
+    "this release of debugpy cannot be kept from listening to every user of this host, and is not "
+    "used; install debugpy 1.8, or leave out --debugger debugpy"
+)
 _LOOK_EVERY_S = 0.2
+_LISTEN_S = 10.0
 
 _address = ""
 _paused = threading.Lock()
@@ -23,15 +33,15 @@ _paused = threading.Lock()
 def stop(
     announced: Callable[[str], AbstractContextManager[None]], look: Callable[[], None]
 ) -> None:
-    """Wait for an editor, which then stops this thread. ImportError without debugpy.
+    """Wait for an editor, which then stops this thread. ImportError without debugpy, and
+    RuntimeError (UNGUARDED) with one whose listener cannot be replaced.
 
     Within `announced(address)` the rank counts as paused; `look` raises when it must go on.
     """
     global _address
     debugpy: Any = import_module(DEBUGPY)
     if not _address:
-        host, port = debugpy.listen(("127.0.0.1", 0))
-        _address = f"{host}:{port}"
+        _address = _listen(debugpy)
     if not debugpy.is_client_connected():
         with announced(_address):
             while not debugpy.is_client_connected():
@@ -47,6 +57,38 @@ def stop(
         ).start()
         began.wait()
     debugpy.breakpoint()
+
+
+def _listen(debugpy: Any) -> str:
+    """The address to which an editor of this user connects. Raises RuntimeError."""
+    try:
+        import_module(f"{DEBUGPY}.server.api")  # which finds pydevd: it is not on the path
+    except ImportError as error:
+        raise RuntimeError(UNGUARDED) from error
+    pydevd: Any = sys.modules.get("pydevd")
+    if not hasattr(pydevd, "create_server_socket"):
+        raise RuntimeError(UNGUARDED)
+    listener = OwnersSocket.bound()
+    address = "{}:{}".format(*listener.getsockname())
+    kept = pydevd.create_server_socket
+    asked = threading.Event()
+
+    def ours(host: str, port: int) -> OwnersSocket:  # noqa: ARG001 - as pydevd calls it
+        asked.set()
+        return listener
+
+    pydevd.create_server_socket = ours
+    try:
+        # Its adapter in a process of its own would listen by itself.
+        debugpy.listen(("127.0.0.1", 0), in_process_debug_adapter=True)
+        if not asked.wait(_LISTEN_S):
+            raise RuntimeError(UNGUARDED)
+    except (RuntimeError, TypeError) as error:
+        listener.close()
+        raise RuntimeError(UNGUARDED) from error
+    finally:
+        pydevd.create_server_socket = kept
+    return address
 
 
 def _pause(

@@ -324,6 +324,11 @@ class Breakpoints:
         except ImportError:
             say(editors.MISSING)
             return False
+        except RuntimeError as error:
+            if str(error) != editors.UNGUARDED:
+                raise
+            say(editors.UNGUARDED)
+            return False
         return True
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from debugger.rank.breakpoints.stops import editors
+from debugger.rank.owners_socket import OwnersSocket
 
 
 class FakeDebugpy(ModuleType):
@@ -22,9 +23,10 @@ class FakeDebugpy(ModuleType):
         self.gone = threading.Event()
         self.stopped_while: list[str] = []
 
-    def listen(self, address: tuple[str, int]) -> tuple[str, int]:
+    def listen(self, address: tuple[str, int], in_process_debug_adapter: bool) -> None:
         assert address == ("127.0.0.1", 0)
-        return address[0], 5678
+        assert in_process_debug_adapter
+        self.listener = sys.modules["pydevd"].create_server_socket(*address)
 
     def is_client_connected(self) -> bool:
         self.looks += 1
@@ -46,18 +48,42 @@ def announced(address: str) -> Iterator[None]:
         paused.remove(address)
 
 
+def planted(monkeypatch: pytest.MonkeyPatch, debugpy: FakeDebugpy, **pydevd: object) -> None:
+    monkeypatch.setitem(sys.modules, "debugpy", debugpy)
+    monkeypatch.setitem(sys.modules, "debugpy.server", ModuleType("debugpy.server"))
+    monkeypatch.setitem(sys.modules, "debugpy.server.api", ModuleType("debugpy.server.api"))
+    made = ModuleType("pydevd")
+    vars(made).update(pydevd)
+    monkeypatch.setitem(sys.modules, "pydevd", made)
+    monkeypatch.setattr(editors, "_address", "")
+
+
 def test_the_rank_is_paused_until_the_editor_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     debugpy = FakeDebugpy()
-    monkeypatch.setitem(sys.modules, "debugpy", debugpy)
-    monkeypatch.setattr(editors, "_address", "")
+    planted(monkeypatch, debugpy, create_server_socket=lambda host, port: None)
     editors.stop(announced, lambda: None)
-    assert debugpy.stopped_while == ["127.0.0.1:5678"]
+    assert isinstance(debugpy.listener, OwnersSocket)
+    with debugpy.listener as listener:
+        assert debugpy.stopped_while == ["127.0.0.1:{1}".format(*listener.getsockname())]
     assert paused
     debugpy.gone.set()
     for thread in threading.enumerate():
         if thread.name == "distdebug-editor":
             thread.join(30)
     assert not paused
+
+
+@pytest.mark.parametrize("has", [{}, {"create_server_socket": lambda host, port: None}])
+def test_a_release_whose_listener_cannot_be_replaced_is_refused(
+    has: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debugpy = FakeDebugpy()
+    planted(monkeypatch, debugpy, **has)
+    monkeypatch.setattr(editors, "_LISTEN_S", 0.01)
+    monkeypatch.setattr(debugpy, "listen", lambda *_, **__: None)  # it listens by another way
+    with pytest.raises(RuntimeError, match="leave out --debugger debugpy"):
+        editors.stop(announced, lambda: None)
+    assert editors._address == ""
 
 
 def test_without_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
