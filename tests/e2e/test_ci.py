@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -157,6 +158,44 @@ def test_a_success_has_a_file_too_and_no_annotation(workspace: Path) -> None:
     )
     assert list(workspace.glob(f"*{SUFFIX}")) == []
     assert asked(workspace, "report", "kept.tgz").startswith("OK  2 ranks")
+
+
+COMMANDS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for line in ("::stop-commands::x", "  ::add-mask::y", "##[error]z", "a\\r::set-output name=b::c"):
+    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)
+os.write(1, b"::err")
+os.write(1, b"or::in two pieces\\n")
+if dist.get_rank() == 1:
+    raise RuntimeError("no luck\\n::error file=a.py::forged\\n" + "x" * 70 + " ::warning::wrapped")
+dist.barrier()
+"""
+
+
+def test_nothing_that_a_rank_says_is_a_command_and_no_secret_is_kept(workspace: Path) -> None:
+    (workspace / "says.py").write_text(COMMANDS)
+    secret = "q9w8e7r6t5"
+    arguments = ("says.py", "--hf-token", secret, f"wandb.api_key={secret}", "--epochs", "3")
+    done = in_actions(workspace, "run", "--ci", "--ci-artifact", "kept.tgz", "-n", "2", *arguments)
+    assert done.code == 1, done.stderr
+    assert "stop-commands" in done.stdout
+    assert "in two pieces" in done.stdout
+    for text in (done.stdout, done.stderr):
+        lines = [line.strip() for line in re.split("[\r\n]", text)]
+        (*ours,) = [line for line in lines if line.startswith("::")]
+        assert all(line.startswith("::error file=says.py,line=") for line in ours)
+        assert len(ours) == (1 if text is done.stderr else 0)
+        assert "##[" not in text
+    with opened(str(workspace / "kept.tgz")) as directory:
+        held = [one for one in directory.path.rglob("*") if one.is_file()]
+        assert len(held) > 5
+        assert [one for one in held if secret.encode() in one.read_bytes()] == []
+        command = json.loads(directory.report_json.read_text())["command"]
+        assert command[-2:] == ["--epochs", "3"]
+        assert command[-5:-2] == ["--hf-token", "(redacted)", "wandb.api_key=(redacted)"]
+    assert "is recorded as (redacted)" in done.stderr
 
 
 @pytest.mark.parametrize("breakpoint_call", ["breakpoint()", "torch.distributed.breakpoint(0)"])

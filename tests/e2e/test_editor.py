@@ -136,9 +136,8 @@ def use(process: subprocess.Popen[str], script: Path, tmp_path: Path) -> None:
     assert client.ask("evaluate", expression="answer", frameId=frame["id"])["result"] == "41"
     client.ask("evaluate", expression="answer = 50", frameId=frame["id"], context="repl")
     client.ask("continue", threadId=thread)
-    client.ask("disconnect", terminateDebuggee=False)
-    client.close()
     done = finish(process, tmp_path / "run")
+    client.close()
     assert done.exit_code == 0, done.explain()
     assert "the answer is 51" in done.stdout
     assert not pwned.exists()

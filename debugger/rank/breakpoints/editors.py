@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 from ..owners_socket import OwnersSocket
@@ -31,9 +32,11 @@ _paused = threading.Lock()
 
 
 def stop(
-    announced: Callable[[str], AbstractContextManager[None]], look: Callable[[], None]
+    announced: Callable[[str], AbstractContextManager[None]],
+    look: Callable[[], None],
+    frame: FrameType,
 ) -> None:
-    """Wait for an editor, which then stops this thread. ImportError without debugpy, and
+    """Wait for an editor, which then stops this thread in `frame`. ImportError without debugpy, and
     RuntimeError (UNGUARDED) with one whose listener cannot be replaced.
 
     Within `announced(address)` the rank counts as paused; `look` raises when it must go on.
@@ -56,7 +59,15 @@ def stop(
             daemon=True,
         ).start()
         began.wait()
-    debugpy.breakpoint()
+    # `debugpy.breakpoint()` would stop here, in our code.
+    pydevd: Any = sys.modules["pydevd"]
+    pydevd.settrace(
+        suspend=True,
+        trace_only_current_thread=True,
+        patch_multiprocessing=False,
+        notify_stdin=False,
+        stop_at_frame=frame,
+    )
 
 
 def _listen(debugpy: Any) -> str:

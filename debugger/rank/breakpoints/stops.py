@@ -320,7 +320,7 @@ class Breakpoints:
 
         self.on_demand.fulfilled()
         try:
-            editors.stop(announced, self._look)
+            editors.stop(announced, self._look, frame)
         except ImportError:
             say(editors.MISSING)
             return False

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
 
@@ -32,7 +32,9 @@ class FakeDebugpy(ModuleType):
         self.looks += 1
         return self.looks > 2 and not self.gone.is_set()
 
-    def breakpoint(self) -> None:
+    def settrace(self, *, suspend: bool, stop_at_frame: FrameType, **_: bool) -> None:
+        assert suspend
+        assert stop_at_frame.f_code.co_filename == __file__
         self.stopped_while += paused
 
 
@@ -53,7 +55,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, debugpy: FakeDebugpy, **pydevd: obj
     monkeypatch.setitem(sys.modules, "debugpy.server", ModuleType("debugpy.server"))
     monkeypatch.setitem(sys.modules, "debugpy.server.api", ModuleType("debugpy.server.api"))
     made = ModuleType("pydevd")
-    vars(made).update(pydevd)
+    vars(made).update(pydevd, settrace=debugpy.settrace)
     monkeypatch.setitem(sys.modules, "pydevd", made)
     monkeypatch.setattr(editors, "_address", "")
 
@@ -61,7 +63,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, debugpy: FakeDebugpy, **pydevd: obj
 def test_the_rank_is_paused_until_the_editor_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     debugpy = FakeDebugpy()
     planted(monkeypatch, debugpy, create_server_socket=lambda host, port: None)
-    editors.stop(announced, lambda: None)
+    editors.stop(announced, lambda: None, sys._getframe())
     assert isinstance(debugpy.listener, OwnersSocket)
     with debugpy.listener as listener:
         assert debugpy.stopped_while == ["127.0.0.1:{1}".format(*listener.getsockname())]
@@ -82,12 +84,12 @@ def test_a_release_whose_listener_cannot_be_replaced_is_refused(
     monkeypatch.setattr(editors, "_LISTEN_S", 0.01)
     monkeypatch.setattr(debugpy, "listen", lambda *_, **__: None)  # it listens by another way
     with pytest.raises(RuntimeError, match="leave out --debugger debugpy"):
-        editors.stop(announced, lambda: None)
+        editors.stop(announced, lambda: None, sys._getframe())
     assert editors._address == ""
 
 
 def test_without_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "debugpy", None)
     with pytest.raises(ImportError):
-        editors.stop(announced, lambda: None)
+        editors.stop(announced, lambda: None, sys._getframe())
     assert editors.MISSING == "debugpy is not installed; install it with: pip install debugpy"
