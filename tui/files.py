@@ -69,7 +69,7 @@ class HostSamples:
             return
         self._mark = mark
         while True:
-            lines = tail(self._path, self._most_bytes).rsplit(b"\n", MOST_SAMPLES)[1:]
+            lines = tail(self._path, self._most_bytes).rsplit(b"\n", MOST_SAMPLES)[-MOST_SAMPLES:]
             value = next((found for one in reversed(lines) if (found := object_of(one))), None)
             if value is not None or self._most_bytes >= min(mark[1], MOST_SAMPLE_BYTES):
                 break
