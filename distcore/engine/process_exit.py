@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from multiprocessing import util
 from typing import Protocol
@@ -49,6 +50,12 @@ def watch(leaver: Leaver) -> None:
 def forget(leaver: Leaver) -> None:
     """It has been closed."""
     _open.discard(leaver)
+
+
+def by_an_exception() -> bool:
+    """Whether the end of this process, which is on its way, is that of an uncaught exception."""
+    # A child of multiprocessing says goodbye while it handles it, an interpreter afterwards.
+    return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
 
 
 def _say_goodbye_to_all() -> None:

@@ -6,6 +6,7 @@ a call that was left half-way would be taken for those of the next one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..base.deadline import Deadline
+from ..callbacks import Callbacks
 from ..errors import Aborted, GroupFailed
 from . import process_exit
 from .call_queue import CallQueue
@@ -21,7 +23,7 @@ from .work import FINISHED, CallWork, PendingWork
 DRAIN_S = 10.0
 """How long the group's end waits for calls that nobody waited for."""
 EXIT_DRAIN_S = 2.0
-"""The same where the process ends, which somebody may have interrupted."""
+"""The same where the process ends by an exception: somebody may have interrupted it."""
 
 Body = Callable[[Any], object]
 """What a call does once it has its turn, on the network of the group's collectives."""
@@ -45,6 +47,7 @@ class Session:
         self.rank = rank
         self.size = len(self.ranks)
         self.queue = CallQueue(f"group {name!r}")
+        self._callbacks = Callbacks(f"group {name!r}")
         self.calls = 0
         self._rendezvous = rendezvous
         self._mesh = mesh
@@ -80,7 +83,7 @@ class Session:
             return FINISHED
         if self._failure is not None:
             raise self.unusable()
-        work = PendingWork(text, tensors)
+        work = PendingWork(text, tensors, self._callbacks)
 
         def job() -> None:
             failed: BaseException | None = None
@@ -151,8 +154,15 @@ class Session:
         self._rendezvous.abort(reason)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no call runs or waits; whether that came true in time."""
-        return self.queue.drain(timeout_s)
+        """Wait until no call runs or waits, and no callback of a future; whether that came true in
+        time."""
+        until = time.monotonic() + timeout_s
+        while True:
+            for part in (self.queue, self._callbacks):
+                if not part.drain(max(0.0, until - time.monotonic())):
+                    return False
+            if not self.queue.pending:  # a callback may have made a call
+                return True
 
     def abort(self, reason: str) -> None:
         """End every call at once, those of the other ranks too. From any thread."""
@@ -182,19 +192,25 @@ class Session:
         for part in (self._mailbox, self._mesh, self._rendezvous):
             part.close()
         self.queue.stop()
+        self._callbacks.stop()
 
     def say_goodbye(self) -> None:
         """The process ends, and the group is still open. Calls that nobody waited for may finish
-        for up to EXIT_DRAIN_S."""
-        self._finish_pending("ended its process", EXIT_DRAIN_S)
+        as for `close`; for up to EXIT_DRAIN_S where an exception ends it."""
+        limit_s = EXIT_DRAIN_S if process_exit.by_an_exception() else DRAIN_S
+        self._finish_pending("ended its process", limit_s)
         self._mailbox.close()
         self._mesh.say_goodbye()
 
     def _finish_pending(self, why: str, limit_s: float) -> None:
-        if self._failure is None and not self.queue.drain(limit_s):
+        if self._failure is None and not self.drain(limit_s):
             pending = self.queue.pending
-            self.abort(f"rank {self.ranks[self.rank]} {why} while {pending} calls were pending")
-        self.queue.drain(limit_s)
+            if pending:
+                left = f"{pending} calls were pending"
+            else:
+                left = f"{self._callbacks.pending} callbacks of futures were running"
+            self.abort(f"rank {self.ranks[self.rank]} {why} while {left}")
+        self.drain(limit_s)
 
     def let_go(self) -> None:
         """This is a forked child: the connections are its parent's."""

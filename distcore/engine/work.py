@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from ..callbacks import Callbacks, level
 from ..errors import DeadlineExceeded
 
 NO_TIMEOUT = timedelta(0)
@@ -101,6 +102,11 @@ class CallWork(Work):
     def _get_duration(self) -> float:
         raise NotImplementedError("this backend does not time its calls: use torch.profiler")
 
+    def record_future(self) -> Any:
+        """As `get_future`, for the profiler's record: done as soon as the call is, whatever other
+        callbacks wait for."""
+        return self.get_future()
+
     def get_future_result(self) -> Any:
         """A future of 0: the number torch gives success."""
         return self.get_future().then(_succeeded)
@@ -149,12 +155,26 @@ FINISHED = FinishedWork()
 
 
 class PendingWork(CallWork):
-    """Of a call in the group's queue, which calls `finish` once."""
+    """Of a call in the group's queue, which calls `finish` once. `threads` run what futures' users
+    want done then: the group's own thread is needed for the next call."""
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_over", "_tensors", "text")
+    __slots__ = (
+        "_callbacks",
+        "_done",
+        "_error",
+        "_level",
+        "_lock",
+        "_over",
+        "_quick",
+        "_tensors",
+        "_threads",
+        "text",
+    )
 
-    def __init__(self, text: str, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, text: str, tensors: Sequence[Tensor], threads: Callbacks) -> None:
         super().__init__()
+        self._threads = threads
+        self._level = level()
         self.text = text
         self._tensors = tensors
         self._error: BaseException | None = None
@@ -163,6 +183,7 @@ class PendingWork(CallWork):
         self._over = Lock()  # held until the call is over: waiting for it ends early on a signal
         self._over.acquire()
         self._callbacks: list[Callable[[], None]] = []
+        self._quick: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error else "done"
@@ -174,15 +195,21 @@ class PendingWork(CallWork):
             self._error = error
             self._done = True
             callbacks, self._callbacks = self._callbacks, []
+            quick, self._quick = self._quick, []
         self._over.release()
-        for callback in callbacks:
+        for callback in quick:
             callback()
+        if callbacks:
+            self._threads.run(self._level, callbacks)
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call it when the call is over; at once if it is."""
+        """Call it when the call is over, on another thread; here and at once if it is."""
+        self._at_end(self._callbacks, callback)
+
+    def _at_end(self, waiting: list[Callable[[], None]], callback: Callable[[], None]) -> None:
         with self._lock:
             if not self._done:
-                self._callbacks.append(callback)
+                waiting.append(callback)
                 return
         callback()
 
@@ -209,7 +236,10 @@ class PendingWork(CallWork):
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        return as_future(self)
+        return as_future(self, self.on_end)
+
+    def record_future(self) -> Any:
+        return as_future(self, lambda callback: self._at_end(self._quick, callback))
 
 
 class PostedWork(CallWork):
@@ -295,7 +325,7 @@ class PostedWork(CallWork):
         Thread(target=watch, name="distcore message future", daemon=True).start()
 
     def get_future(self) -> Any:
-        return as_future(self)
+        return as_future(self, self.on_end)
 
 
 class JoinedWork(CallWork):
@@ -342,11 +372,11 @@ class JoinedWork(CallWork):
             work.on_end(one_less)
 
     def get_future(self) -> Any:
-        return as_future(self) if self._works else FinishedWork().get_future()
+        return as_future(self, self.on_end) if self._works else FinishedWork().get_future()
 
 
-def as_future(work: PendingWork | PostedWork | JoinedWork) -> Any:
-    """A future of the list of the call's tensors.
+def as_future(work: CallWork, on_end: Callable[[Callable[[], None]], None]) -> Any:
+    """A future of the list of the call's tensors; `on_end` calls back when the call is over.
 
     Not `Future.set_exception`: C++ takes what that sets for a result, and DDP's reducer reads
     gradients out of it. What a callback raises fails the future it gives, for C++ too.
@@ -360,5 +390,5 @@ def as_future(work: PendingWork | PostedWork | JoinedWork) -> Any:
         return work.result()
 
     future = over.then(outcome)
-    work.on_end(lambda: over.set_result(None))
+    on_end(lambda: over.set_result(None))
     return future

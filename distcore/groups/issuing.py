@@ -62,7 +62,7 @@ class Issuing:
             with whole:
                 work = start()
                 if not work.is_completed():
-                    record = whole._call_end_callbacks_on_future(work.get_future())
+                    record = whole._call_end_callbacks_on_future(work.record_future())
                     work.recorded_until(record)
         return work
 

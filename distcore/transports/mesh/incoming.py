@@ -264,7 +264,10 @@ class Incoming:
             for offset in range(0, size, SEGMENT_BYTES):
                 receive.consume(data[offset : offset + SEGMENT_BYTES], self._got + offset)
         self._got += size
-        self._reply(control(CREDIT, slot))
+        # A peer that has ended needs no slot any more, and what it wrote before is here still: only
+        # reading says that nothing more comes.
+        with suppress(Ended):
+            self._reply(control(CREDIT, slot))
         return self._frame_over(receive) or None
 
     def _body(self, receive: Receive) -> bool:

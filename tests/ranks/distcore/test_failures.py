@@ -117,16 +117,58 @@ def test_calls_that_nobody_waits_for_end_before_the_process(crew: Crew) -> None:
     crew.ask([0, 1, 2], "destroy")
 
 
-def test_a_process_that_ends_before_its_calls_can(crew: Crew) -> None:
-    """The others never make those calls: its end is not held up, and the others are told."""
-    join(crew, "store")
-    crew.ask([3], "begin_all_reduces", count=2)
-    crew.tell([3], "exit")
-    crew.wait_for_end(3)
-    for one in crew.ask([0, 1, 2], "all_reduces", count=1):
-        assert one["kind"] == "Aborted", one
-        assert "rank 3 ended its process while 2 calls were pending" in one["text"]
-    crew.ask([0, 1, 2], "destroy")
+def test_a_process_that_ends_before_its_calls_can(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    """The others never make those calls: its end is not held up for long, and they are told."""
+    with Crew(torch_loaded, tmp_path, 3) as crew:
+        join(crew, "store")
+        crew.ask([2], "begin_all_reduces", count=2)
+        crew.tell([2], "exit")
+        crew.wait_for_end(2)
+        for one in crew.ask([0, 1], "all_reduces", count=1):
+            assert one["kind"] == "Aborted", one
+            assert "rank 2 ended its process while 2 calls were pending" in one["text"]
+        crew.ask([0, 1], "destroy")
+
+
+@pytest.mark.parametrize("elements", [5_000, 100_000])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("ends", ["exit", "killed"])
+def test_what_a_blocking_call_sent_outlives_its_process(
+    tmp_path: Path, torch_loaded: TorchLoaded, ends: str, transport: str, elements: int
+) -> None:
+    """The call has returned, and the root is gone before the other rank comes to it; what the root
+    did not send is missed."""
+    with Crew(torch_loaded, tmp_path, 2, {"DISTCORE_TRANSPORT": transport}) as crew:
+        join(crew, "store")
+        crew.everyone("all_reduces")
+        crew.ask([0], "broadcast", src=0, elements=elements)
+        if ends == "exit":
+            crew.tell([0], "exit")
+        else:
+            crew.signal(0, signal.SIGKILL)
+        crew.wait_for_end(0)
+        crew.ask([1], "broadcast", src=0, elements=elements)
+        [missed] = crew.ask([1], "all_reduces")
+        assert missed["kind"] == "PeerLost", missed
+        assert missed["culprit"] == 0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_asynchronous_call_outlives_a_program_in_good_order(
+    tmp_path: Path, torch_loaded: TorchLoaded, transport: str
+) -> None:
+    """More than what lies between two ranks: the process stays until the other has it."""
+    with Crew(torch_loaded, tmp_path, 2, {"DISTCORE_TRANSPORT": transport}) as crew:
+        join(crew, "store")
+        crew.everyone("all_reduces")
+        crew.ask([0], "broadcast", src=0, elements=11_000_000, use_async=True)
+        crew.tell([0], "exit")
+        with pytest.raises(AssertionError, match="rank 0 did not end"):
+            crew.wait_for_end(0, 3)
+        crew.ask([1], "broadcast", src=0, elements=11_000_000)
+        crew.wait_for_end(0)
 
 
 def test_abort_from_a_thread(crew: Crew) -> None:

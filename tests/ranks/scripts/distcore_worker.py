@@ -82,6 +82,13 @@ def command_begin_all_reduces(rank, size, count, elements=200_000):
         dist.all_reduce(torch.ones(elements), async_op=True)
 
 
+def command_broadcast(rank, size, src, elements, use_async=False):
+    """Of sevens."""
+    tensor = torch.full((elements,), 7.0 if rank == src else 0.0)
+    dist.broadcast(tensor, src, async_op=use_async)
+    assert use_async or (tensor == 7.0).all()
+
+
 def command_all_gather(rank, size):
     """In which each rank waits for every other one itself."""
     return repeated(lambda: dist.all_gather(list(torch.ones(size, 9)), torch.ones(9)), 1, False)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.futures import Future
 
+from distcore.callbacks import Callbacks
 from distcore.engine.work import CallWork, JoinedWork, PendingWork, PostedWork
 from distcore.errors import Aborted, DeadlineExceeded
 from distcore.transports.messages.posting import Posting
@@ -19,7 +20,7 @@ TENSORS = [torch.zeros(1)]
 
 
 def pending() -> tuple[CallWork, Callable[..., None]]:
-    work = PendingWork("all_reduce()", TENSORS)
+    work = PendingWork("all_reduce()", TENSORS, Callbacks("a group"))
     return work, work.finish
 
 

@@ -12,6 +12,7 @@ import torch.distributed as torch_dist
 import distcore
 from distcore import torch_private
 from distcore.base import call_text
+from distcore.callbacks import Callbacks
 from distcore.engine import staging
 from distcore.engine.call_queue import CallQueue
 from distcore.engine.work import FINISHED, JoinedWork, PendingWork
@@ -199,7 +200,7 @@ def test_the_queue_keeps_the_order_of_calls() -> None:
 
 
 def test_handles() -> None:
-    works = [PendingWork("barrier()", [ONE]) for _ in range(2)]
+    works = [PendingWork("barrier()", [ONE], Callbacks("a group")) for _ in range(2)]
     joined = JoinedWork(works)
     future = joined.get_future()
     assert repr(works[0]) == "<PendingWork barrier(): pending>"

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 import distcore as dist
 from distcore.testing import check_backend
 from distcore.testing.known_calls import DTYPES
+from tests.ranks.scripts import distcore_hooks
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.backend import on_cuda, use
 
@@ -72,6 +73,14 @@ def more(rank: int, size: int) -> str:
     dist.barrier()
     dist.monitored_barrier()
     return "split, float8, unsigned, mixed groups: right"
+
+
+def hooks(rank: int, size: int) -> str:
+    """What DDP and others do with futures."""
+    for name, scenario in vars(distcore_hooks).items():
+        if name.startswith("scenario_") and "a_later_call" not in name:
+            scenario(rank, size)
+    return "hooks and callbacks: right"
 
 
 def combined(rank: int, size: int) -> str:
@@ -135,7 +144,9 @@ def main() -> None:
         world_size=size,
         device_id=torch.device("cuda", 0) if both else None,
     )
-    said = {"suite": suite, "more": more, "combined": combined}[sys.argv[4]](rank, size)
+    said = {"suite": suite, "more": more, "hooks": hooks, "combined": combined}[sys.argv[4]](
+        rank, size
+    )
     dist.destroy_process_group()
     print(said)
 

@@ -46,3 +46,8 @@ def test_groups_split_and_dtypes_of_nccls_own(tmp_path: Path) -> None:
 def test_beside_tcp_for_the_cpus_tensors(tmp_path: Path) -> None:
     for text in run(2, "combined", tmp_path):
         assert "tcp and NCCL together: right" in text
+
+
+def test_hooks_of_ddp(tmp_path: Path) -> None:
+    for text in run(2, "hooks", tmp_path):
+        assert "hooks and callbacks: right" in text

@@ -73,7 +73,9 @@ def test_consumed_messages_come_in_segments(kind: str) -> None:
     assert on_meshes(2, kind, body) == [None, None]
 
 
-def test_a_rank_that_is_ahead_is_not_lost() -> None:
+@pytest.mark.parametrize("size", [8, 40_000, 150_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_ahead_is_not_lost(kind: str, size: int) -> None:
     """Two broadcasts: the root has sent both, and said goodbye, before anybody has read one."""
     gone = threading.Event()
 
@@ -82,17 +84,17 @@ def test_a_rank_that_is_ahead_is_not_lost() -> None:
         for _ in range(2):
             mesh.begin("broadcast(src=0)", soon())
             if rank == 0:
-                mesh.exchange([Send(1, memoryview(b"12345678"))], [])
+                mesh.exchange([Send(1, memoryview(pattern(size, 1)))], [])
             else:
-                gone.wait(10)
-                into = bytearray(8)
+                assert gone.wait(10)
+                into = bytearray(size)
                 mesh.exchange([], [Receive(0, memoryview(into))])
-                assert into == b"12345678"
+                assert into == pattern(size, 1)
             mesh.end()
         mesh.close()
         gone.set()
 
-    with Wires(2, "tcp") as wires:
+    with Wires(2, kind) as wires:
         assert together(2, body) == [None, None]
 
 
