@@ -23,12 +23,18 @@ class GroupFailed(DistBackendError):
     ranks of its sender and its receiver: then the culprit may be well, and the way between bad.
     """
 
+    in_torchs_words = ""
+    """What programs look for in the messages of torch's own backends."""
+    and_no_more = ""
+
     def __init__(
         self,
         message: str,
         culprit: int | None = None,
         link: tuple[int, int] | None = None,
     ) -> None:
+        if self.in_torchs_words not in message:
+            message = f"{message} ({self.in_torchs_words}{self.and_no_more})"
         super().__init__(message)
         self.culprit = culprit
         self.link = link
@@ -37,6 +43,8 @@ class GroupFailed(DistBackendError):
 class PeerLost(GroupFailed, DistNetworkError):
     """A peer's connection ended, was reset, or does not answer any more."""
 
+    in_torchs_words = "Connection closed by peer"
+
 
 class CallMismatch(GroupFailed):
     """A peer sent data of another call than the one this rank is in."""
@@ -44,6 +52,9 @@ class CallMismatch(GroupFailed):
 
 class DeadlineExceeded(GroupFailed, TimeoutError):
     """The group's timeout ran out before the call was complete."""
+
+    in_torchs_words = "timed out after"
+    and_no_more = " its limit"
 
 
 class CorruptFrame(GroupFailed, DistNetworkError):

@@ -43,6 +43,13 @@ class Deadline(float):
         return made
 
 
+def timed_out(deadline: float) -> str:
+    """As torch's own backends say it, for programs that look for it: ` (timed out after 300ms)`;
+    nothing where it is not known how long that was."""
+    limit_s = getattr(deadline, "limit_s", None)
+    return "" if limit_s is None else f" (timed out after {1000 * limit_s:.0f}ms)"
+
+
 def extended(deadline: float) -> float:
     """The deadline, which has passed, or a later one."""
     if not isinstance(deadline, Deadline):

@@ -257,7 +257,8 @@ class Joining:
         return (
             f"{self._who()} is not complete after {self._timeout_s:g} s: "
             f"{self._named(missing or [0])} of {self._size} did not come; see whether they run, "
-            f"make the same groups in the same order, and reach the store"
+            f"make the same groups in the same order, and reach the store "
+            f"(Socket Timeout: timed out after {1000 * self._timeout_s:.0f}ms)"
         )
 
     def _check_double(self) -> None:

@@ -17,6 +17,14 @@ from ..base.call_text import dtype_name
 from ..engine.staging import MAIN_MEMORY, Reach
 
 
+class InvalidArgument(ValueError, RuntimeError):
+    """What torch's own backends raise for it is a RuntimeError."""
+
+
+class InvalidType(TypeError, RuntimeError):
+    """The same for an argument of the wrong type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who calls what; `ranks` are the group's global ranks, `rank` this one's place in them,
@@ -27,18 +35,20 @@ class Caller:
     rank: int
     reach: Reach = MAIN_MEMORY
 
-    def wrong(self, argument: str, expected: object, given: object) -> NoReturn:
-        """ValueError."""
-        raise ValueError(self._sentence(argument, expected, given))
+    def wrong(self, argument: str, expected: object, given: object, words: str = "") -> NoReturn:
+        """InvalidArgument; `words` are torch's own for it, which programs look for."""
+        raise InvalidArgument(self._sentence(argument, expected, given, words))
 
-    def wrong_type(self, argument: str, expected: object, given: object) -> NoReturn:
-        """TypeError."""
-        raise TypeError(self._sentence(argument, expected, given))
+    def wrong_type(
+        self, argument: str, expected: object, given: object, words: str = ""
+    ) -> NoReturn:
+        """InvalidType."""
+        raise InvalidType(self._sentence(argument, expected, given, words))
 
-    def _sentence(self, argument: str, expected: object, given: object) -> str:
+    def _sentence(self, argument: str, expected: object, given: object, words: str) -> str:
         return (
             f"{self.call} on rank {self.ranks[self.rank]}: {argument}: "
-            f"expected {expected}, given {given}"
+            f"expected {expected}, given {given}{f' ({words})' if words else ''}"
         )
 
 
@@ -54,7 +64,8 @@ def tensor(caller: Caller, argument: str, given: Any, *, written: bool = False) 
         caller.wrong_type(argument, "a tensor", type(given).__name__)
     if given.layout is not torch.strided:
         layout = str(given.layout).removeprefix("torch.")
-        caller.wrong(argument, "a dense tensor", f"one of layout {layout}: use to_dense()")
+        given_layout = f"one of layout {layout}: use to_dense()"
+        caller.wrong(argument, "a dense tensor", given_layout, "unsupported layout")
     if given.device.type not in caller.reach:
         caller.wrong(argument, f"a tensor on {caller.reach.named}", f"one on {given.device}")
     if written and not given.is_contiguous() and torch_private.overlaps_itself(given):
@@ -73,7 +84,10 @@ def tensors(
     if not isinstance(given, list | tuple):
         caller.wrong_type(argument, "a list of tensors", type(given).__name__)
     if length is not None and len(given) != length:
-        caller.wrong(argument, f"{length} tensors, one for each rank", len(given))
+        expected = f"{length} tensors, one for each rank"
+        caller.wrong(
+            argument, expected, len(given), _length_in_torchs_words(argument, given, length)
+        )
     for index, one in enumerate(given):
         tensor(caller, f"{argument}[{index}]", one, written=written)
     if given:
@@ -88,22 +102,34 @@ def tensors(
     return list(given)
 
 
-def only_one(caller: Caller, argument: str, given: Sequence[Any]) -> Any:
+def _length_in_torchs_words(argument: str, given: Sequence[Any], length: int) -> str:
+    side = {"scatter_list": "input", "gather_list": "output"}.get(argument)
+    if side is None:
+        return f"invalid output tensor list at index 0 (expected length {length}, got {len(given)})"
+    return (
+        f"Incorrect {side} list size {len(given)}. {side.capitalize()} list size should be "
+        f"{length}, same as size of the process group."
+    )
+
+
+def only_one(caller: Caller, argument: str, given: Sequence[Any], words: str = "") -> Any:
     """The element of a list that torch's interface allows to be longer."""
     if len(given) != 1:
-        caller.wrong(argument, "a list of one element", len(given))
+        caller.wrong(argument, "a list of one element", len(given), words)
     return given[0]
 
 
 def same_dtype(caller: Caller, argument: str, given: Tensor, name: str, like: Tensor) -> None:
     if given.dtype is not like.dtype:
-        caller.wrong(argument, f"{dtype_name(like.dtype)}, as {name} is", dtype_name(given.dtype))
+        expected = f"{dtype_name(like.dtype)}, as {name} is"
+        caller.wrong(argument, expected, dtype_name(given.dtype), "invalid tensor type")
 
 
 def count(caller: Caller, argument: str, given: Tensor, expected: int, why: str) -> None:
     """The number of elements."""
     if given.numel() != expected:
-        caller.wrong(argument, f"{expected} elements ({why})", f"{given.numel()}, {shown(given)}")
+        wanted = f"{expected} elements ({why})"
+        caller.wrong(argument, wanted, f"{given.numel()}, {shown(given)}", "invalid tensor size")
 
 
 def pair(caller: Caller, written: str, output: Any, read: str, data: Any) -> None:
@@ -124,14 +150,31 @@ def counts(caller: Caller, argument: str, given: Sequence[Tensor], name: str, li
     expected = like.numel()
     for index, one in enumerate(given):
         if one.numel() != expected or one.dtype is not like.dtype:
+            what = "size" if one.dtype is like.dtype else "type"
             caller.wrong(
                 f"{argument}[{index}]",
                 f"{expected} elements of {dtype_name(like.dtype)}, as {name} has",
                 shown(one),
+                f"invalid tensor {what} at index {index}",
             )
 
 
-def group_rank(caller: Caller, argument: str, given: Any) -> int:
+def root(caller: Caller, argument: str, given: Any) -> int:
+    """The rank that a collective starts or ends at, in the group's own numbering."""
+    if given.__class__ is int and 0 <= given < len(caller.ranks):
+        return int(given)
+    return group_rank(caller, argument, given, f"invalid root rank: {given}")
+
+
+def root_tensor(caller: Caller, given: int, tensors: Sequence[Any]) -> int:
+    """Which of the root's tensors it is about."""
+    if not 0 <= given < len(tensors):
+        expected = f"the index of one of {len(tensors)} tensors"
+        caller.wrong("rootTensor", expected, given, f"invalid root tensor: {given}")
+    return given
+
+
+def group_rank(caller: Caller, argument: str, given: Any, words: str = "") -> int:
     """A rank of the group, in the group's own numbering."""
     if not isinstance(given, int):
         caller.wrong_type(argument, "a rank", type(given).__name__)
@@ -140,6 +183,7 @@ def group_rank(caller: Caller, argument: str, given: Any) -> int:
             argument,
             f"a rank of this group of {len(caller.ranks)} (0 to {len(caller.ranks) - 1})",
             given,
+            words,
         )
     return int(given)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import lists
 from ..base import call_text
 from ..base.reduction import reduction_for
 from ..engine.parts import Parts
@@ -75,7 +76,8 @@ class Collectives(Issuing):
             opts = options(AllReduce, opts, timeout, reduceOp=op)
         if not isinstance(tensors, list) or len(tensors) != 1:
             tensors = listed(tensors, tensor)
-            argument_checks.only_one(self._caller("all_reduce"), "tensors", tensors)
+            if len(tensors) != 1:
+                return self._all_reduce_of_several(tensors, opts)
         data = tensors[0]
         reduce_op = opts.reduceOp
         kind = hash(reduce_op)
@@ -95,7 +97,7 @@ class Collectives(Issuing):
     def _staged_all_reduce(self, data: Any, reduce_op: Any, kind: int, opts: Any) -> Any:
         caller = self._caller("all_reduce")
         if isinstance(data, Tensor) and data.layout is torch.sparse_coo:
-            text, body = sparse.all_reduce(caller, data, kind, self._engine)
+            text, body = sparse.all_reduce(caller, [data], kind, self._engine)
             return self._issue("allreduce_", text, opts, body, [data])
         argument_checks.tensor(caller, "tensor", data, written=True)
         combine = self._reduction(kind, reduce_op, data.dtype)
@@ -104,6 +106,16 @@ class Collectives(Issuing):
         text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
         body = staging.around(self._engine.all_reduce(flat, combine))
         return self._issue("allreduce_", text, opts, body, [data])
+
+    def _all_reduce_of_several(self, tensors: Any, opts: Any) -> Any:
+        caller = self._caller("all_reduce")
+        tensors = lists.checked(caller, tensors)
+        kind = hash(opts.reduceOp)
+        combine = None
+        if tensors[0].layout is torch.strided:
+            combine = self._reduction(kind, opts.reduceOp, tensors[0].dtype)
+        text, body = lists.all_reduce(caller, tensors, kind, combine, self._engine)
+        return self._issue("allreduce_", text, opts, body, tensors)
 
     def reduce(
         self,
@@ -117,8 +129,11 @@ class Collectives(Issuing):
     ) -> Any:
         opts = options(Reduce, opts, timeout, rootRank=root, reduceOp=op)
         caller = self._caller("reduce")
-        data = argument_checks.only_one(caller, "tensors", listed(tensors, tensor))
-        root = argument_checks.group_rank(caller, "root", opts.rootRank)
+        tensors = listed(tensors, tensor)
+        root = argument_checks.root(caller, "root", opts.rootRank)
+        words = "requires a single-element tensor list"
+        data = argument_checks.only_one(caller, "tensors", tensors, words)
+        argument_checks.root_tensor(caller, opts.rootTensor, tensors)
         argument_checks.tensor(caller, "tensor", data, written=root == self._rank)
         kind = hash(opts.reduceOp)
         combine = self._reduction(kind, opts.reduceOp, data.dtype)
@@ -198,8 +213,15 @@ class Collectives(Issuing):
         if opts.__class__ is not Broadcast:
             opts = options(Broadcast, opts, timeout, rootRank=root)
         caller = self._caller("broadcast")
-        data = argument_checks.only_one(caller, "tensors", listed(tensors, tensor))
-        root = argument_checks.group_rank(caller, "root", opts.rootRank)
+        tensors = listed(tensors, tensor)
+        root = argument_checks.root(caller, "root", opts.rootRank)
+        if len(tensors) != 1 or opts.rootTensor:
+            which = argument_checks.root_tensor(caller, opts.rootTensor, tensors)
+            lists.checked(caller, tensors)
+            src = self._ranks[root]
+            text, body = lists.broadcast(tensors, root, which, src, self._engine)
+            return self._issue("broadcast_", text, opts, body, tensors)
+        [data] = tensors
         flat, staging = data, None
         if not self._is_plain(data):
             argument_checks.tensor(caller, "tensor", data, written=root != self._rank)
@@ -220,10 +242,14 @@ class Collectives(Issuing):
     ) -> Any:
         opts = options(AllGather, opts, timeout)
         caller = self._caller("all_gather")
-        data = argument_checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        inputs = listed(input_tensors, input_tensor)
         if len(output_tensors) and isinstance(output_tensors[0], Tensor):
             output_tensors = [output_tensors]
-        outputs = argument_checks.only_one(caller, "tensor_list", output_tensors)
+        if len(inputs) != 1 or len(output_tensors) != 1:
+            lists.checked(caller, inputs, "tensor")
+            text, body, written = lists.all_gather(caller, output_tensors, inputs, self._engine)
+            return self._issue("allgather_", text, opts, body, written)
+        [data], [outputs] = inputs, output_tensors
         outputs = argument_checks.tensors(caller, "tensor_list", outputs, self._size, written=True)
         argument_checks.tensor(caller, "tensor", data)
         own = outputs[self._rank]
@@ -267,23 +293,28 @@ class Collectives(Issuing):
     ) -> Any:
         opts = options(Gather, opts, timeout, rootRank=root)
         caller = self._caller("gather")
-        data = argument_checks.only_one(caller, "tensor", listed(input_tensors, input_tensor))
+        words = "requires a single-element input tensor list"
+        data = argument_checks.only_one(
+            caller, "tensor", listed(input_tensors, input_tensor), words
+        )
         argument_checks.tensor(caller, "tensor", data)
-        root = argument_checks.group_rank(caller, "dst", opts.rootRank)
+        root = argument_checks.root(caller, "dst", opts.rootRank)
         if len(output_tensors) and isinstance(output_tensors[0], Tensor):
             output_tensors = [output_tensors]
         staging = self._engine.staging()
         source = staging.inputs([data])[0]
         outputs, targets = [], None
         if root == self._rank:
-            outputs = argument_checks.only_one(caller, "gather_list", output_tensors)
+            words = "requires a single-element output list"
+            outputs = argument_checks.only_one(caller, "gather_list", output_tensors, words)
             outputs = argument_checks.tensors(
                 caller, "gather_list", outputs, self._size, written=True
             )
             argument_checks.counts(caller, "gather_list", outputs, "tensor", data)
             targets = staging.outputs(outputs)
         elif any(len(row) for row in output_tensors):
-            caller.wrong("gather_list", "none, for this rank is not dst", "a list of tensors")
+            expected, words = "none, for this rank is not dst", "requires empty output on non-root"
+            caller.wrong("gather_list", expected, "a list of tensors", words)
         text = call_text.rooted("gather", "dst", self._ranks[root], data.dtype, data.numel())
         body = staging.around(self._engine.gather(targets, source, root))
         return self._issue("gather_", text, opts, body, outputs)
@@ -300,20 +331,25 @@ class Collectives(Issuing):
     ) -> Any:
         opts = options(Scatter, opts, timeout, rootRank=root)
         caller = self._caller("scatter")
-        output = argument_checks.only_one(caller, "tensor", listed(output_tensors, output_tensor))
+        words = "requires a single-element output tensor list"
+        output = argument_checks.only_one(
+            caller, "tensor", listed(output_tensors, output_tensor), words
+        )
         argument_checks.tensor(caller, "tensor", output, written=True)
-        root = argument_checks.group_rank(caller, "src", opts.rootRank)
+        root = argument_checks.root(caller, "src", opts.rootRank)
         if len(input_tensors) and isinstance(input_tensors[0], Tensor):
             input_tensors = [input_tensors]
         staging = self._engine.staging()
         sources = None
         if root == self._rank:
-            inputs = argument_checks.only_one(caller, "scatter_list", input_tensors)
+            words = "requires a single-element input list"
+            inputs = argument_checks.only_one(caller, "scatter_list", input_tensors, words)
             inputs = argument_checks.tensors(caller, "scatter_list", inputs, self._size)
             argument_checks.counts(caller, "scatter_list", inputs, "tensor", output)
             sources = staging.inputs(inputs)
         elif any(len(row) for row in input_tensors):
-            caller.wrong("scatter_list", "none, for this rank is not src", "a list of tensors")
+            expected, words = "none, for this rank is not src", "requires empty input on non-root"
+            caller.wrong("scatter_list", expected, "a list of tensors", words)
         target = staging.outputs([output])[0]
         text = call_text.rooted("scatter", "src", self._ranks[root], output.dtype, output.numel())
         body = staging.around(self._engine.scatter(target, sources, root))

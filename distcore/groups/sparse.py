@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,15 +16,21 @@ from .argument_checks import Caller
 _SUM = "sum"
 
 
-def all_reduce(caller: Caller, tensor: Tensor, kind: int, engine: Engine) -> tuple[str, Body]:
-    """The call's text, and its body: every rank gets the sum. ValueError for another reduce op.
+def all_reduce(
+    caller: Caller, tensors: Sequence[Tensor], kind: int, engine: Engine
+) -> tuple[str, Body]:
+    """The call's text, and its body: each of the alike tensors gets the sum of those of all ranks.
+    ValueError for another reduce op.
 
     Each rank gathers all ranks' element counts, then their indices and values, padded to the
     longest: about `size` times the longest rank's bytes. As gloo does.
     """
+    tensor = tensors[0]
     op = call_text.REDUCE_OPS.get(kind, str(kind))
     if op != _SUM:
-        caller.wrong("op", "SUM, the only one for sparse tensors", op)
+        caller.wrong(
+            "op", "SUM, the only one for sparse tensors", op, "unsupported reduction operation"
+        )
     if not tensor.is_cpu:
         caller.wrong("tensor", "a sparse tensor on the CPU", f"one on {tensor.device}")
     shape = "x".join(map(str, tensor.shape))
@@ -33,7 +40,12 @@ def all_reduce(caller: Caller, tensor: Tensor, kind: int, engine: Engine) -> tup
     def body(net: Any) -> None:
         with torch.no_grad():
             # Not through detach(): a sparse alias does not share where the elements are.
-            tensor.copy_(_sum(net, tensor.detach().coalesce(), len(caller.ranks), engine))
+            mine = tensor.detach()
+            for one in tensors[1:]:
+                mine = mine + one.detach()
+            total = _sum(net, mine.coalesce(), len(caller.ranks), engine)
+            for one in tensors:
+                one.copy_(total)
 
     return text, body
 

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from ..base.deadline import extended
+from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from . import library
 from .line import MOST_SPIN_S, SPIN_S, SPIN_S_PER_BYTE, from_mpi
@@ -291,7 +291,7 @@ class Messages:
             place = self.notices.positions().get(posting.peer)
             where = "has not posted its part" if place is None else f"waits in {place[1]}"
             text += f": rank {culprit} {where}"
-        return DeadlineExceeded(text, culprit)
+        return DeadlineExceeded(text + timed_out(posting.deadline), culprit)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..base.deadline import extended
+from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, PeerLost
 from .notices import Notices
 
@@ -123,7 +123,7 @@ class Watch:
                 culprit = absent[0] if len(absent) == 1 else None
                 did = "came to it, and told nothing since"
             text += f": {named} {did}"
-        return DeadlineExceeded(text, culprit)
+        return DeadlineExceeded(text + timed_out(self._deadline), culprit)
 
 
 class Patience:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ...base.deadline import extended
+from ...base.deadline import extended, timed_out
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
 from .. import shared_memory
 from ..base import Receive, Send, Transport
@@ -298,7 +298,8 @@ class Mesh(Transport):
         blamed = [self.ranks[peer] for peer in silent] or late
         raise DeadlineExceeded(
             f"the timeout of {self._call} ran out in step {self._step - 1}, waiting for {who}: "
-            f"{told or 'nobody took the data'}; {survey.found.explained(self.ranks)}",
+            f"{told or 'nobody took the data'}; {survey.found.explained(self.ranks)}"
+            f"{timed_out(self._deadline)}",
             blamed[0] if len(blamed) == 1 else None,
             survey.unheard,
         )

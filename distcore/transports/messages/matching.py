@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ...base.deadline import extended
+from ...base.deadline import extended, timed_out
 from ...errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from ..frames import TEXT_BYTES, BadFrame, Ended, failure_from
 from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
@@ -287,4 +287,5 @@ class Matching:
 
 
 def _too_late(posting: Posting, progress: str, culprit: int | None) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the timeout of {posting.what} ran out: {progress}", culprit)
+    text = f"the timeout of {posting.what} ran out: {progress}{timed_out(posting.deadline)}"
+    return DeadlineExceeded(text, culprit)

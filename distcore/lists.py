@@ -1,0 +1,134 @@
+"""Calls with several tensors a rank, which torch's interface allows and gloo has: each rank's own
+are put together first, and every one of them gets the result.
+
+What travels is what one tensor a rank would be; ranks may differ in how many they have, but for
+all_gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import call_text
+from .base.reduction import Reduction
+from .engine.base import Engine
+from .engine.parts import Parts
+from .engine.session import Body
+from .groups import argument_checks, sparse
+from .groups.argument_checks import Caller
+
+_WHOLE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
+"""Reduce ops whose result is the same however the elements are put together."""
+
+
+def checked(caller: Caller, given: Any, argument: str = "tensors") -> list[Tensor]:
+    """A list of tensors that are alike. Raises ValueError or TypeError."""
+    if not isinstance(given, list | tuple):
+        caller.wrong_type(argument, "a list of tensors", type(given).__name__)
+    if not given:
+        caller.wrong(argument, "at least one tensor", "none", "requires non-empty tensor list")
+    first = given[0]
+    for index, one in enumerate(given):
+        name = f"{argument}[{index}]"
+        if isinstance(one, Tensor) and isinstance(first, Tensor) and one.layout is not first.layout:
+            words = f"invalid tensor layout at index {index}"
+            caller.wrong(name, f"the layout of {argument}[0]", one.layout, words)
+        if one.layout is torch.strided:
+            argument_checks.tensor(caller, name, one, written=True)
+        argument_checks.same_dtype(caller, name, one, f"{argument}[0]", first)
+        if one.shape != first.shape:
+            expected = f"{argument_checks.shown(first)}, as {argument}[0]"
+            caller.wrong(
+                name, expected, argument_checks.shown(one), f"invalid tensor size at index {index}"
+            )
+        if not one.is_cpu:
+            caller.wrong(name, "one tensor a rank, or several on the CPU", f"one on {one.device}")
+    return list(given)
+
+
+def all_reduce(
+    caller: Caller,
+    tensors: Sequence[Tensor],
+    kind: int,
+    reduction: Reduction | None,
+    engine: Engine,
+) -> tuple[str, Body]:
+    """The call's text and body: each gets the reduction of all tensors of all ranks. `reduction` is
+    None for sparse ones. ValueError for a reduce op that cannot be put together of parts."""
+    if reduction is None:
+        return sparse.all_reduce(caller, tensors, kind, engine)
+    op = call_text.REDUCE_OPS.get(kind, str(kind))
+    if op not in _WHOLE_OPS:
+        caller.wrong("op", f"one of {', '.join(_WHOLE_OPS)} for several tensors a rank", op)
+    first = tensors[0]
+    total = torch.empty(first.shape, dtype=first.dtype)
+    reduce = engine.all_reduce(total, reduction)
+
+    def body(net: Any) -> None:
+        with torch.no_grad():
+            total.copy_(first)
+            for one in tensors[1:]:
+                reduction.combine(total, one.detach().contiguous())
+            reduce(net)
+            for one in tensors:
+                one.copy_(total)
+
+    return call_text.reducing("all_reduce", kind, first.dtype, first.numel()), body
+
+
+def broadcast(
+    tensors: Sequence[Tensor], root: int, which: int, src: int, engine: Engine
+) -> tuple[str, Body]:
+    """The same for `tensors[which]` of group rank `root`, whose global rank is `src`."""
+    chosen = tensors[which]
+    room = torch.empty(chosen.shape, dtype=chosen.dtype)
+    send = engine.broadcast(room, root)
+
+    def body(net: Any) -> None:
+        with torch.no_grad():
+            room.copy_(chosen)
+            send(net)
+            for one in tensors:
+                one.copy_(room)
+
+    return call_text.rooted("broadcast", "src", src, chosen.dtype, chosen.numel()), body
+
+
+def all_gather(
+    caller: Caller, outputs: Sequence[Any], inputs: Sequence[Tensor], engine: Engine
+) -> tuple[str, Body, list[Tensor]]:
+    """The same, and what is written: each list of outputs gets all inputs of all ranks, by rank."""
+    size = len(caller.ranks)
+    if len(outputs) != len(inputs):
+        words = "requires input/output tensor lists to have the same length"
+        caller.wrong("tensor_list", f"{len(inputs)} lists, one for each input", len(outputs), words)
+    each = size * len(inputs)
+    for index, row in enumerate(outputs):
+        name = f"tensor_list[{index}]"
+        if len(row) != each:
+            words = (
+                f"invalid output tensor list at index {index} (expected length {each}, "
+                f"got {len(row)})"
+            )
+            caller.wrong(name, f"{each} tensors, {len(inputs)} for each rank", len(row), words)
+        argument_checks.tensors(caller, name, row, written=True)
+        argument_checks.counts(caller, name, row, "tensor", inputs[0])
+    count = inputs[0].numel()
+    mine = torch.empty(len(inputs) * count, dtype=inputs[0].dtype)
+    every = torch.empty(size * mine.numel(), dtype=mine.dtype)
+    gather = engine.all_gather(Parts.even(every, size), mine)
+
+    def body(net: Any) -> None:
+        with torch.no_grad():
+            mine.copy_(torch.cat([one.detach().reshape(-1) for one in inputs]))
+            gather(net)
+            for row in outputs:
+                for one, part in zip(row, every.view(each, count), strict=True):
+                    one.copy_(part.view(one.shape))
+
+    text = call_text.moving("all_gather", mine.dtype, mine.numel())
+    return text, body, [one for row in outputs for one in row]
