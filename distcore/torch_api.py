@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import torch_private
+from . import operators, torch_private
 from .groups.process_group import CoreGroup
 from .nccl import library
 
@@ -60,6 +60,7 @@ def open_to_our_groups() -> None:
     torch_private.in_front("monitored_barrier", monitored_barrier)
     torch_private.in_front("split_group", split_group)
     torch_private.in_front("batch_isend_irecv", batch_isend_irecv)
+    operators.open_to_python_groups()
 
 
 def _ours(group: Any) -> Any:

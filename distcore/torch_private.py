@@ -154,6 +154,40 @@ def in_front(name: str, ours: Callable[..., Any]) -> None:
         setattr(dist, name, ours)
 
 
+_kernels: Any = None
+
+
+def in_front_of_operator(name: str, devices: Sequence[str], kernel: Callable[..., Any]) -> None:
+    """Have `kernel(group, *arguments)` serve the functional operator of that name for groups that
+    are written in Python; torch's own serves the others. Once; nothing where torch has none."""
+    global _kernels
+    operator = getattr(torch.ops._c10d_functional, name, None)
+    if operator is None or name in _originals:
+        return
+    overload = operator.default
+    own = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
+    schema = overload._schema
+    place = next(i for i, one in enumerate(schema.arguments) if one.name == "group_name")
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        group = c10d._resolve_process_group(args[place])
+        if type(group) is dist.ProcessGroup:
+            return overload.redispatch(own, *args, **kwargs)
+        return kernel(group, *args, **kwargs)
+
+    if _kernels is None:
+        library: Any = torch.library.Library
+        _kernels = library("_c10d_functional", "IMPL")
+    for device in devices:
+        _kernels.impl(name, serve, device)
+    _originals[name] = overload
+
+
+def register_work(tensor: torch.Tensor, work: Any) -> None:
+    """Have `wait_tensor` of this tensor wait for the call that writes it."""
+    torch._C._distributed_c10d._register_work(tensor, work)
+
+
 def coalesced(group: Any, device: Any, p2p_ops: Sequence[Any]) -> list[Any]:
     """What torch's `batch_isend_irecv` does for backends that run calls together. Raises ValueError
     for ops of several groups' backends, RuntimeError for what is no P2POp."""

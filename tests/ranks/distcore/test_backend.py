@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SCENARIOS = "tests.ranks.scripts.distcore_"
 NAMES = [
     (part, name)
-    for part in ("calls", "trouble", "layers", "hooks", "as_gloo")
+    for part in ("calls", "trouble", "layers", "hooks", "as_gloo", "operators")
     for name in re.findall(
         r"^def scenario_(\w+)",
         (Path(__file__).parents[1] / "scripts" / f"distcore_{part}.py").read_text(),

@@ -15,7 +15,13 @@ import torch.distributed as dist
 import distcore  # noqa: F401 - registers the backend
 from distcore.mpi.blocking import BlockingThread
 from distcore.testing import check_backend
-from tests.ranks.scripts import distcore_calls, distcore_hooks, distcore_layers
+from tests.ranks.scripts import (
+    distcore_as_gloo,
+    distcore_calls,
+    distcore_hooks,
+    distcore_layers,
+    distcore_operators,
+)
 
 LIMIT_S = 3.0
 LIMITS_S = {"huge": 100.0, "calls_and_layers": 60.0}
@@ -164,7 +170,8 @@ def scenario_absent_large(rank, size):
 
 def scenario_calls_and_layers(rank, size):
     """What is tried on tcp as well: the calls in their forms, and what torch builds on them."""
-    for part in (distcore_calls, distcore_layers, distcore_hooks):
+    parts = distcore_calls, distcore_layers, distcore_hooks, distcore_operators, distcore_as_gloo
+    for part in parts:
         for name in list(vars(part)):
             if name.startswith("scenario_") and name not in OF_TCP:
                 getattr(part, name)(rank, size)

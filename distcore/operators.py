@@ -1,0 +1,73 @@
+"""torch's operators for compiled code that pass by a group in Python: kernels of ours, which ask
+the group. torch's own still serve every other group.
+
+torch looks for a C++ backend below the group in `all_gather_into_tensor_out`, which inductor's
+memory planning emits, and in `batch_p2p_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import torch_private
+from .groups.call_options import AllGather
+
+DEVICES = ("CPU", "CUDA")
+_OURS: dict[str, Callable[..., Any]] = {}
+
+
+def open_to_python_groups() -> None:
+    """Put ours in front of torch's, once. What this torch does not have is left out."""
+    for name, kernel in _OURS.items():
+        torch_private.in_front_of_operator(name, DEVICES, kernel)
+
+
+def _ours(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        _OURS[name] = kernel
+        return kernel
+
+    return add
+
+
+@_ours("all_gather_into_tensor_out")
+def _all_gather_into_tensor_out(
+    group: Any,
+    input: Tensor,  # noqa: A002 - torch's names
+    _group_size: int,
+    _group_name: str,
+    *,
+    out: Tensor,
+) -> Tensor:
+    options = AllGather()
+    options.asyncOp = True
+    work = group._allgather_base(out, input.contiguous(), options)
+    torch_private.register_work(out, work)
+    return out
+
+
+@_ours("batch_p2p_ops")
+def _batch_p2p_ops(
+    group: Any,
+    ops: Sequence[str],
+    peers: Sequence[int],
+    tags: Sequence[int],
+    tensors: Sequence[Tensor],
+    _group_name: str,
+) -> list[Tensor]:
+    device = tensors[0].device
+    group._start_coalescing(device)
+    try:
+        for op, peer, tag, tensor in zip(ops, peers, tags, tensors, strict=True):
+            call = {"isend": group.send, "irecv": group.recv}[op]
+            call([tensor], peer, tag)
+    except BaseException:
+        group._end_coalescing(device)
+        raise
+    work = group._end_coalescing(device)
+    for tensor in tensors:
+        torch_private.register_work(tensor, work)
+    return list(tensors)
