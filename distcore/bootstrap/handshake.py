@@ -8,9 +8,9 @@ HMAC is HMAC-SHA256, the nonces are 32 random bytes. Everything that was agreed 
 so no part can be exchanged, and the acceptor's nonce is new each time, so a recording is worth
 nothing. Every message has one length: nothing is parsed that was not proven, but the hello.
 
-The secret comes through the group's store, so whoever reads the store can join. What follows the
-handshake is neither encrypted nor signed: somebody who can alter packets between the hosts can
-alter data.
+The secret comes through the group's store, so without a key of the job (see `job_key`) whoever
+reaches the store can join. What follows the handshake is neither encrypted nor signed: somebody who
+can alter packets between the hosts can alter data.
 """
 
 from __future__ import annotations

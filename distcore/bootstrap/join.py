@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from .. import job_key
 from ..base.store import KeyValueStore
 from ..errors import RendezvousError
 from . import handshake
@@ -80,6 +81,7 @@ class Joining:
         timeout_s: float,
         member: Member,
         listen: Listen,
+        key: bytes = b"",
     ) -> None:
         self._store = store
         self._name = name
@@ -91,6 +93,7 @@ class Joining:
         self._nonce = secrets.token_hex(16)
         self._member = replace(member, nonce=self._nonce, ranks=ranks_digest(ranks))
         self._listen = listen
+        self._job_key = key
         self._prefix = f"dc/{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         self._garbage: list[str] = []
 
@@ -218,7 +221,8 @@ class Joining:
 
     def _round(self, identity: str, proposal: Proposal) -> Round:
         digest = hashlib.sha256(f"distcore group {self._prefix} {identity}".encode()).digest()
-        return Round(digest, proposal.secret, proposal.members)
+        secret = job_key.mixed(self._job_key, proposal.secret)
+        return Round(digest, secret, proposal.members)
 
     def _wait(
         self,

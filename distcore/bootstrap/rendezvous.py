@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..base.store import KeyValueStore
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
+from ..job_key import KEY_FILE_VARIABLE, fingerprint, job_key
 from . import handshake, listener, sockets
 from .addresses import Host, candidate_address, listening_address, this_host
 from .dial import Endpoint, Late, TurnedAway, dial
@@ -171,6 +172,7 @@ class Rendezvous:
             listener.release(opened)
 
     def _join(self, store: KeyValueStore, timeout_s: float, host: Host) -> None:
+        key = job_key()
         me = Member(
             nonce="",
             ranks="",
@@ -180,10 +182,13 @@ class Rendezvous:
             candidate=candidate_address(store),
             transport=self._transport,
             algorithms=self._algorithms,
+            key=fingerprint(key),
         )
         self._listener = listener.acquire()
         try:
-            joining = Joining(store, self.name, self.rank, self._ranks, timeout_s, me, self._listen)
+            joining = Joining(
+                store, self.name, self.rank, self._ranks, timeout_s, me, self._listen, key
+            )
             self._round, self._endpoints = joining.run()
         except BaseException as error:
             self.close()
@@ -202,6 +207,14 @@ class Rendezvous:
                 raise RendezvousError(
                     f"group {self.name!a}: rank {self._ranks[rank]} asks for transport 'shm', "
                     f"but rank {self._ranks[others[0]]} is on another host; use 'auto'"
+                )
+            if member.key != agreed.members[self.rank].key:
+                has = {True: "a key", False: "no key"}
+                raise RendezvousError(
+                    f"group {self.name!a}: all ranks must have the same key of the job, but rank "
+                    f"{self._ranks[rank]} has {'another key' if member.key else 'none'}, and rank "
+                    f"{self._ranks[self.rank]} {has[bool(agreed.members[self.rank].key)]}: give "
+                    f"all of them one {KEY_FILE_VARIABLE}"
                 )
             if member.algorithms != agreed.members[0].algorithms:
                 raise RendezvousError(

@@ -17,7 +17,7 @@ from ..errors import RendezvousError
 from .addresses import Host
 from .dial import Endpoint
 
-PROTOCOL = 1
+PROTOCOL = 2
 TRANSPORTS = ("auto", "tcp", "shm")
 
 _ITEM_LIMIT_BYTES = 1024
@@ -38,9 +38,11 @@ _MEMBER_FIELDS = frozenset(
         "candidate",
         "transport",
         "algorithms",
+        "key",
     )
 )
 _TRANSPORT = re.compile("|".join(TRANSPORTS))
+_KEY = re.compile(r"([0-9a-f]{32})?")
 _ALGORITHMS = re.compile(r"[a-z_:,]{0,256}")
 
 
@@ -57,6 +59,8 @@ class Member:
     transport: str
     algorithms: str
     """What the user wishes, for all ranks must choose alike."""
+    key: str = ""
+    """The fingerprint of the job's key; empty where the rank has none."""
 
     def pack(self) -> str:
         return _dump(
@@ -70,6 +74,7 @@ class Member:
             candidate=self.candidate,
             transport=self.transport,
             algorithms=self.algorithms,
+            key=self.key,
         )
 
     @staticmethod
@@ -91,6 +96,7 @@ class Member:
             candidate=fields.address("candidate"),
             transport=fields.text("transport", _TRANSPORT),
             algorithms=fields.text("algorithms", _ALGORITHMS),
+            key=fields.text("key", _KEY),
         )
 
     def __str__(self) -> str:

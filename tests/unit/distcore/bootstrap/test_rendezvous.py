@@ -325,6 +325,7 @@ class TestJoining:
             "x" * 5000,
             '{"version":1}',
             '{"version":true}',
+            '{"version":3}',
             '{"version":2}',
             "spoilt nonce",
             "spoilt pid",
