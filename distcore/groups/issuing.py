@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ..engine.base import Engine
 from ..engine.session import Body
+from ..engine.staging import Staging
 from ..engine.work import CallWork
 from ..torch_private import profiler_enabled
+from . import argument_checks
 from .argument_checks import Caller
 from .call_options import time_limit
 
@@ -35,6 +37,17 @@ class Issuing:
         if known is None:
             known = self._callers[call] = Caller(call, self._ranks, self._rank, self._engine.reach)
         return known
+
+    def _pair(
+        self, caller: Caller, output: Any, data: Any
+    ) -> tuple[Tensor, Tensor, Staging | None]:
+        """Output and input, checked, as the engine shall take them; and their copying, if any."""
+        if self._is_plain(output) and self._is_plain(data):
+            argument_checks.same_dtype(caller, "output", output, "input", data)
+            return output, data, None
+        argument_checks.pair(caller, "output", output, "input", data)
+        staging = self._engine.staging()
+        return staging.take(output, False, True), staging.take(data, True, False), staging
 
     def _issue(
         self, operator: str, text: str, opts: Any, body: Body, tensors: Sequence[Tensor]
