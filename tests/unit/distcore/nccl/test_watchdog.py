@@ -121,7 +121,9 @@ def test_an_error_that_nccl_finds_in_the_background_is_told() -> None:
     assert case.failures == []
     case.communicator.results = [6]
     case.look()
-    assert str(case.failures[0]) == "NCCL says of group '0': fake result 6: the last error"
+    said, _, words = str(case.failures[0]).partition(" (")
+    assert said == "NCCL says of group '0': fake result 6: the last error"
+    assert words == "Connection closed by peer)"
 
 
 def test_a_gpu_that_does_not_answer_ends_the_group_not_the_watchdog() -> None:
