@@ -5,9 +5,9 @@ Written against torch 2.11 to 2.13. What is missing in a release is left out, no
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
+import inspect
 import operator
 import os
 from collections.abc import Callable
@@ -152,14 +152,65 @@ def backend_name(inner: Any) -> str:
     return config if len(set(parts.values())) > 1 else next(iter(parts.values()), config)
 
 
-def treat_as_plain_group(group_class: type) -> None:
-    """Make torch's `type(group) is ProcessGroup` tests (coalescing, hooks) true for our class."""
+def coalesce_messages(group_class: type) -> None:
+    """Let `batch_isend_irecv` coalesce in a group of this class as in the one behind it.
 
-    def type_of(*args: Any) -> Any:
-        found = builtins.type(*args)
-        return c10d.ProcessGroup if found is group_class else found
+    Up to torch 2.14 it does so for groups of torch's own class only, and asks with `type(group) is
+    ProcessGroup`, to which a class in front of it has no answer. Later ones ask the backend.
+    """
 
-    setattr(c10d, "type", type_of)  # noqa: B010 - a module global shadows the builtin there
+    def make(original: Wrapped) -> Wrapped:
+        def batch_isend_irecv(p2p_op_list: Any) -> Any:
+            found = _coalescing(p2p_op_list, group_class)
+            if found is None:
+                return original(p2p_op_list)
+            group, device = found
+            with c10d._coalescing_manager(group, device, async_ops=True) as coalesced:
+                for one in p2p_op_list:
+                    peer = "group_dst" if one.op is c10d.isend else "group_src"
+                    one.op(one.tensor, group=one.group, tag=one.tag, **{peer: one.group_peer})
+            return coalesced.works
+
+        return batch_isend_irecv
+
+    if asks_for_the_class(c10d.batch_isend_irecv):
+        patch(c10d, "batch_isend_irecv", make)
+
+
+def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
+    """Group and device of messages that are coalesced; None where torch's own way is right."""
+    if not isinstance(messages, list) or not messages:
+        return None
+    if not all(isinstance(one, c10d.P2POp) for one in messages):
+        return None
+    group = messages[0].group
+    if not all(group == one.group for one in messages):
+        return None  # which torch refuses
+    group = c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(group, group_class):
+        return None
+    inner: Any = group
+    device = messages[0].tensor.device
+    if is_python_group(inner._inner) or not inner._get_backend(device).supports_coalescing:
+        return None
+    return group, device
+
+
+def asks_for_the_class(function: Any) -> bool:
+    """Whether this function of torch's compares the exact class of something."""
+    code = inspect.unwrap(function).__code__
+    return "type" in code.co_names and "isinstance" not in code.co_names
+
+
+def await_completion_hooks(group: Any, group_class: type) -> None:
+    """Wait for the hooks of works that end: destroy_process_group does so, by the same test of the
+    exact class, for groups of torch's own class only."""
+    found = c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(found, group_class) or c10d._world.pg_map.get(found) is None:
+        return
+    inner: Any = found
+    if not is_python_group(inner._inner) and inner._inner._has_hooks():
+        inner._inner._wait_for_pending_works()
 
 
 def open_monitored_barrier(group_class: type) -> None:

@@ -40,12 +40,12 @@ def choose_class(group_class: type[CheckedGroup]) -> None:
     """Groups that are made from now on are observed by one of this class."""
     global _group_class
     _group_class = group_class
-    torch_private.treat_as_plain_group(group_class)
 
 
 def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) -> None:
     """From now on every new group is observed: by one of this class in front of it."""
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
+    torch_private.coalesce_messages(CheckedGroup)
     choose_class(group_class)
 
 

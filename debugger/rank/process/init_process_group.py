@@ -15,6 +15,7 @@ from ...record import layout
 from ...record.layout import Activity
 from .. import torch_private, torch_private_stores
 from ..group import forks
+from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import Recorder, report_own_fault
 from ..settling import settle
@@ -76,6 +77,8 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
                 unwaited_work.report(recorder)
             except Exception as error:
                 report_own_fault("looking for handles that were dropped", error)
+            group = args[0] if args else kwargs.get("group")
+            torch_private.await_completion_hooks(group, CheckedGroup)
             return original(*args, **kwargs)
 
     return destroy_process_group
