@@ -26,7 +26,7 @@ from ..record.sanitize import clean
 from ..record.secret_words import masked
 from ..record.snapshot import Rank
 from ..record.wording import finding_line
-from ..reports import document, junit, text
+from ..reports import document, junit, off, text
 from ..supervisor.actions import Actions
 from ..supervisor.control import ControlServer
 from ..supervisor.ending import can_raise, end_tree
@@ -192,6 +192,9 @@ class Session:
                 self._told[key] = now_s
                 self._say(notice)
                 self._directory.append_event("notice", notice)
+        for why in off.news(newest_ranks(look.snapshots), self._told):
+            self._say(why)
+            self._directory.append_event("off", why)
         for finding in look.findings:
             if finding.identity not in self._recorded and (
                 finding.severity == "warning" or finding is look.verdict

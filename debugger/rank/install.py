@@ -21,7 +21,7 @@ from ..record.layout import Activity
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
-from . import torch_private, torch_private_stores
+from . import torch_private
 from .agreement import collectives, monitored_barrier
 from .breakpoints import stops as breakpoints
 from .checks import pipeline
@@ -32,14 +32,18 @@ from .process import cleanup_calls, exits, init_process_group, main_thread, unwa
 from .process.heartbeat import Heartbeat
 from .process.verdict import VERDICT, VerdictWatch
 from .record import call_site
-from .record.recorder import Recorder, report_own_fault
+from .record.recorder import Recorder, report_own_fault, say
 from .replicas import check
 from .settling import settle
+from .torch_private import probe
+from .torch_private.stores import on_store_waits
 
 if TYPE_CHECKING:
     from .inject.injector import Injector
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
+STARTED = "DISTDEBUG_RUN_STARTED"
+"""Set where a supervisor watches this process."""
 FAULTS = "DISTDEBUG_FAULTS"
 """`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
 MOST_STORE_KEYS = 1000
@@ -100,6 +104,7 @@ def _install(directory: Path) -> Recorder:
     global _injector, _directory
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())
+    probe.on_off(_part_off(recorder))
     watch = VerdictWatch(directory / VERDICT)
     watch.install()
     rank_log.observe(recorder, directory)
@@ -124,7 +129,7 @@ def _install(directory: Path) -> Recorder:
     stops = breakpoints.observe(recorder, directory, pipeline.look_once)
     limits = timeouts.observe(recorder, directory)
     torch_private.on_not_in_group(_note_not_in_group(recorder))
-    torch_private_stores.on_store_waits(_store_watch(recorder))
+    on_store_waits(_store_watch(recorder))
     torch_private.on_data_end(_note_data_end(recorder))
 
     def look() -> None:
@@ -161,6 +166,18 @@ def _come_to_rest() -> None:
     if _recorder is not None:
         unwaited_work.last_report(_recorder)
     settle()
+
+
+def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:
+    """The supervisor says it, once for all ranks; without one, the process itself does."""
+
+    def tell(part: probe.Part) -> None:
+        sentence = f"{part.lost}: {part.why}"
+        recorder.part_off(part.name, sentence, part.blind)
+        if STARTED not in os.environ:
+            say(sentence)
+
+    return tell
 
 
 def _identity() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..diagnosis.limits import Limits
 from ..record.sanitize import clean
 from ..record.secret_words import masked, sentence
 from ..record.snapshot import CallSite, Rank, Snapshot
-from . import ddp_times
+from . import ddp_times, off
 from .stored import SCHEMA, Document
 
 _MOST_NESTING = 6
@@ -68,6 +68,7 @@ def build(
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends or {}, world_size),
         "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
+        "off": off.of_ranks({**ranks, **(ends or {})}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in (*notes, *filter(None, [sentence(command)]))],
     }

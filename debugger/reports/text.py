@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.wording import spans
-from . import ddp_times, injections, table
+from . import ddp_times, injections, off, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
 
@@ -81,6 +81,8 @@ class _Text:
             yield from self._everybody()
         for sentence in unmade:
             yield from self._wrapped("not injected: ", sentence)
+        for sentence in off.sentences(self.document):
+            yield from self._wrapped("off: ", sentence)
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))

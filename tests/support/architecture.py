@@ -241,9 +241,9 @@ def _absolute(name: str, package: str) -> str:
 
 def _private_torch(file: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Uses of torch's private names outside the one file for them."""
-    if file.name == "torch_private.py":
+    if file.name == "torch_private.py" or file.parent.name == "torch_private":
         return
-    reason = "touches torch's private {}: releases differ there, keep it in torch_private.py"
+    reason = "touches torch's private {}: releases differ there, keep it in torch_private"
     aliases = set()
     for node in ast.walk(tree):
         if (

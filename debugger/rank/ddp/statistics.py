@@ -12,9 +12,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import torch_private_ddp as private
 from ..log import debug_level, rank_log
 from ..record.recorder import Recorder, report_own_fault
+from ..torch_private import ddp as private
 from . import unused_parameters
 
 SETTINGS = (

@@ -14,10 +14,10 @@ import threading
 import weakref
 from typing import Any
 
-from .. import torch_private_ddp as private
 from ..log import rank_log
 from ..process import verdict
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..torch_private import ddp as private
 
 MOST_NAMES = 64
 """Names on record; of further ones only how many."""

@@ -44,6 +44,7 @@ def choose_class(group_class: type[CheckedGroup]) -> None:
 
 def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) -> None:
     """From now on every new group is observed: by one of this class in front of it."""
+    torch_private.try_a_front()
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
     torch_private.coalesce_messages(CheckedGroup)
     choose_class(group_class)
@@ -51,18 +52,22 @@ def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) 
 
 def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
-        given = torch_private.helper_arguments(args, kwargs)
-        ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
-        name = str(given.get("group_name"))
-        backend = str(given.get("backend"))
+        try:
+            given = torch_private.helper_arguments(args, kwargs)
+            ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
+            name = str(given["group_name"])
+            backend = str(given["backend"])
+        except Exception as error:
+            recorder.gone_blind("recording of group creations")
+            report_own_fault("recording of group creations", error)
+            return original(*args, **kwargs)
         if not ranks:
             while _before_default:
                 _before_default.pop()()
             with connections.remembered(name):
                 created = original(*args, **kwargs)
-            size = int(created[0].size())
-            _tell_of_default(created[0], backend)
-            return _wrapped(recorder, created, list(range(size)), name, backend, given)
+            _tell_of_default(created, backend)
+            return _wrapped(recorder, created, ranks, name, backend, given)
         site = recorder.safe_site(_getframe(1))
         if not torch_private.is_hashed_name(name):
             try:
@@ -80,9 +85,10 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
     return create
 
 
-def _tell_of_default(group: Any, backend: str) -> None:
+def _tell_of_default(created: Any, backend: str) -> None:
     for tell in _told_of_default:
         try:
+            group = created[0]
             tell(torch_private.backend_name(group) or backend, int(group.rank()))
         except Exception as error:
             report_own_fault("telling of the default group", error)
@@ -96,10 +102,12 @@ def _wrapped(
     backend: str,
     given: dict[str, Any],
 ) -> Any:
-    inner, store = created
-    if not isinstance(inner, torch_private.c10d.ProcessGroup) or isinstance(inner, CheckedGroup):
-        return created  # this rank is no member, or the group existed already
     try:
+        inner, store = created
+        is_group = isinstance(inner, torch_private.c10d.ProcessGroup)
+        if not is_group or isinstance(inner, CheckedGroup):
+            return created  # this rank is no member, or the group existed already
+        ranks = ranks or list(range(inner.size()))
         desc = str(given.get("group_desc") or "undefined")
         timeout = given.get("timeout")
         outer = _checked(recorder, inner, ranks, name, desc, timeout, backend, store)

@@ -31,7 +31,9 @@ CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _NOTE_LEVELS = {
     **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
     **dict.fromkeys(("forked",), "error"),
-    **dict.fromkeys(("interrupted", "layer_off", "not_in_group", "stale_store"), "warning"),
+    **dict.fromkeys(
+        ("interrupted", "layer_off", "not_in_group", "part_off", "stale_store"), "warning"
+    ),
     **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
 }
 """Of notes on the flight record, by their kind; others are of level info."""

@@ -13,12 +13,13 @@ from urllib.parse import urlparse
 
 from ...record import layout
 from ...record.layout import Activity
-from .. import torch_private, torch_private_stores
+from .. import torch_private
 from ..group import forks
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import Recorder, report_own_fault
 from ..settling import settle
+from ..torch_private.stores import store_address
 from . import unwaited_work
 
 
@@ -97,7 +98,7 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     detail: dict[str, Any] = {"backend": str(given.get("backend"))}
     if given.get("store") is not None:
-        detail["address"] = torch_private_stores.store_address(given["store"])
+        detail["address"] = store_address(given["store"])
     elif method in (None, "env://"):
         environment = os.environ
         rank = int(environment.get("RANK", -1)) if rank < 0 else rank

@@ -147,6 +147,8 @@ class Recorder:
         self.has_messages = False
         writer.identify(self._identity)
         self._record_environment()
+        global _newest
+        _newest = self
 
     def claim(
         self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str
@@ -364,6 +366,11 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self.note("layer_off", f"{what} is switched off")
 
+    def part_off(self, part: str, why: str, blind: bool = False, said: bool = False) -> None:
+        """For the report; `blind`: the record of calls has gaps. `said`: the user knows."""
+        with contextlib.suppress(Exception):
+            self.note("layer_off" if blind else "part_off", why, part=part, said=said)
+
     def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
         """Put an event on record."""
         self.writer.note(kind, message, site=site, **data)
@@ -371,6 +378,9 @@ class Recorder:
         if isinstance(group, list):
             data["group"] = self._shown_names.get(tuple(group), group)
         rank_log.note(kind, message, data, self._places.get(site))
+
+
+_newest: Recorder | None = None
 
 
 def _main_ident() -> int:
@@ -381,6 +391,8 @@ def report_own_fault(what: str, error: BaseException) -> None:
     """One line on stderr: a part of the layer is switched off, the program goes on."""
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
+    if _newest is not None:
+        _newest.part_off(what, f"{what} is switched off: {error!r}", said=True)
     text = f"{what} is switched off in process {os.getpid()}: {error!r}"
     say(text)
     rank_log.put("own_fault", "warning", {"message": text}, printed=True)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .torch_private import Wrapped, dist, patch
+from .modules import Wrapped, dist
+from .probe import patch
 
 
 def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:

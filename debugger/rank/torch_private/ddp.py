@@ -1,7 +1,4 @@
-"""torch's private names of DistributedDataParallel: what its logger knows, what its reducer lacks.
-
-Written against torch 2.11 to 2.13, as `torch_private`.
-"""
+"""Inside DistributedDataParallel: what its logger knows, what its reducer still waits for."""
 
 from __future__ import annotations
 
@@ -12,13 +9,36 @@ from typing import Any
 import torch.autograd
 import torch.nn.parallel
 
-from .torch_private import Wrapped, dist, patch
+from .modules import Wrapped, dist
+from .probe import DIST, Part, Private, patch
 
 # torch exports these names at run time, but its stubs do not say so.
 DDP: Any = torch.nn.parallel.DistributedDataParallel
+_DDP = "torch.nn.parallel.distributed"
+_MODEL = "DistributedDataParallel"
+STATISTICS = Part(
+    "ddp",
+    "what DistributedDataParallel knows of its models is not told",
+    Private(DIST, "Logger._get_ddp_logging_data", ("self",), called=True),
+    Private(DIST, "Logger.set_runtime_stats_and_log", ("self",)),
+)
+UNUSED = Part(
+    "ddp_unused",
+    "parameters without gradient are not looked for",
+    Private(_DDP, f"{_MODEL}._build_params_for_reducer", ("self",), called=True),
+    Private(
+        _DDP,
+        f"{_MODEL}._build_debug_param_to_name_mapping",
+        ("self", "parameters"),
+        called=True,
+    ),
+    Private(_DDP, f"{_MODEL}._check_reducer_finalized", ("self",), called=True),
+)
+
 _INDICES = re.compile(r"indices which did not receive grad for rank \d+: ([\d ]+)")
 
 
+@STATISTICS
 def on_construction(observe: Callable[[Any], None]) -> None:
     """`observe(model)` is called with every DistributedDataParallel that was made."""
 
@@ -32,6 +52,7 @@ def on_construction(observe: Callable[[Any], None]) -> None:
     patch(DDP, "__init__", make)
 
 
+@STATISTICS
 def on_statistics(observe: Callable[[Any], None]) -> None:
     """`observe(logger)` is called in every forward, behind torch's own look at the last one."""
 
@@ -45,6 +66,7 @@ def on_statistics(observe: Callable[[Any], None]) -> None:
     patch(dist.Logger, "set_runtime_stats_and_log", make)
 
 
+@UNUSED
 def on_backward_end(observe: Callable[[], None]) -> None:
     """`observe()` is called at the end of every backward that is in no other one."""
     running: list[None] = []

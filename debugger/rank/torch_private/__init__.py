@@ -1,0 +1,66 @@
+"""The one place that names torch's insides: what is not as known is left alone, see `probe`."""
+
+from .calls import (
+    await_completion_hooks,
+    coalesce_messages,
+    on_blocking_messages,
+    on_not_in_group,
+    open_monitored_barrier,
+)
+from .groups import (
+    backend_name,
+    clone_group,
+    helper_arguments,
+    is_hashed_name,
+    is_python_group,
+    on_group_creation,
+    on_group_timeout,
+    prolong,
+    replace_group,
+    take_times,
+)
+from .modules import c10d, dist
+from .probe import patch
+from .self_test import try_a_front
+from .tools import keep_uncompiled, on_breakpoint, take_debug_level
+from .training import (
+    cannot_look,
+    capturing,
+    on_data_end,
+    on_loss_scaling,
+    on_model_replicated,
+    on_models_averaged,
+    on_optimizer_steps,
+)
+
+__all__ = [
+    "await_completion_hooks",
+    "backend_name",
+    "c10d",
+    "cannot_look",
+    "capturing",
+    "clone_group",
+    "coalesce_messages",
+    "dist",
+    "helper_arguments",
+    "is_hashed_name",
+    "is_python_group",
+    "keep_uncompiled",
+    "on_blocking_messages",
+    "on_breakpoint",
+    "on_data_end",
+    "on_group_creation",
+    "on_group_timeout",
+    "on_loss_scaling",
+    "on_model_replicated",
+    "on_models_averaged",
+    "on_not_in_group",
+    "on_optimizer_steps",
+    "open_monitored_barrier",
+    "patch",
+    "prolong",
+    "replace_group",
+    "take_debug_level",
+    "take_times",
+    "try_a_front",
+]

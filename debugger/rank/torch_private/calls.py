@@ -1,0 +1,153 @@
+"""torch's functions of communication, where the layer must come before or behind them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+from .groups import is_python_group
+from .modules import Wrapped, c10d
+from .probe import Part, patch
+from .probe import c10d as private
+
+COALESCING = Part(
+    "coalesced_messages",
+    "batch_isend_irecv starts its messages one by one",
+    private("_coalescing_manager", ("group", "device", "async_ops"), called=True),
+    private("P2POp"),
+    private("ProcessGroup._get_backend", ("self", "device"), called=True),
+)
+COMPLETION_HOOKS = Part(
+    "completion_hooks",
+    "the end of a group does not wait for completion hooks",
+    private("ProcessGroup._has_hooks", ("self",), called=True),
+    private("ProcessGroup._wait_for_pending_works", ("self",), called=True),
+    private("_world.pg_map", mapping=True),
+)
+MONITORED_BARRIER = Part(
+    "monitored_barrier",
+    "monitored_barrier is torch's own, for gloo alone",
+    private("_check_valid_timeout", ("timeout",), called=True),
+)
+NOT_IN_GROUP = Part(
+    "not_in_group",
+    "calls on groups that a rank is not in are not noticed",
+    private("_warn_not_in_group", ("op_name",)),
+)
+
+
+@COALESCING
+def coalesce_messages(group_class: type) -> None:
+    """Let `batch_isend_irecv` coalesce in a group of this class as in the one behind it.
+
+    Up to torch 2.14 it does so for groups of torch's own class only, and asks with `type(group) is
+    ProcessGroup`, to which a class in front of it has no answer. Later ones ask the backend.
+    """
+
+    def make(original: Wrapped) -> Wrapped:
+        def batch_isend_irecv(p2p_op_list: Any) -> Any:
+            found = _coalescing(p2p_op_list, group_class)
+            if found is None:
+                return original(p2p_op_list)
+            group, device = found
+            with c10d._coalescing_manager(group, device, async_ops=True) as coalesced:
+                for one in p2p_op_list:
+                    peer = "group_dst" if one.op is c10d.isend else "group_src"
+                    one.op(one.tensor, group=one.group, tag=one.tag, **{peer: one.group_peer})
+            return coalesced.works
+
+        return batch_isend_irecv
+
+    if asks_for_the_class(c10d.batch_isend_irecv):
+        patch(c10d, "batch_isend_irecv", make)
+
+
+def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
+    """Group and device of messages that are coalesced; None where torch's own way is right."""
+    if not isinstance(messages, list) or not messages:
+        return None
+    if not all(isinstance(one, c10d.P2POp) for one in messages):
+        return None
+    group = messages[0].group
+    if not all(group == one.group for one in messages):
+        return None  # which torch refuses
+    group = c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(group, group_class):
+        return None
+    inner: Any = group
+    device = messages[0].tensor.device
+    if is_python_group(inner._inner) or not inner._get_backend(device).supports_coalescing:
+        return None
+    return group, device
+
+
+def asks_for_the_class(function: Any) -> bool:
+    """Whether this function of torch's compares the exact class of something."""
+    code = inspect.unwrap(function).__code__
+    return "type" in code.co_names and "isinstance" not in code.co_names
+
+
+@COMPLETION_HOOKS
+def await_completion_hooks(group: Any, group_class: type) -> None:
+    """Wait for the hooks of works that end: destroy_process_group does so, by the same test of the
+    exact class, for groups of torch's own class only."""
+    found = c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(found, group_class) or c10d._world.pg_map.get(found) is None:
+        return
+    inner: Any = found
+    if not is_python_group(inner._inner) and inner._inner._has_hooks():
+        inner._inner._wait_for_pending_works()
+
+
+@MONITORED_BARRIER
+def open_monitored_barrier(group_class: type) -> None:
+    """Let `monitored_barrier` take groups of this class whatever their backend is."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def monitored_barrier(
+            group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+        ) -> Any:
+            found = c10d.GroupMember.WORLD if group is None else group
+            if not isinstance(found, group_class):
+                return original(group, timeout, wait_all_ranks)
+            if isinstance(timeout, int | float):  # torch takes seconds here as well
+                timeout = timedelta(seconds=timeout)
+            if timeout is not None:
+                c10d._check_valid_timeout(timeout)
+            barrier: Any = found
+            return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+        return monitored_barrier
+
+    patch(c10d, "monitored_barrier", make)
+
+
+def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> None:
+    """Be entered around each `send` and `recv`, which wait, unlike `isend` and `irecv`."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            with watch():
+                return original(*args, **kwargs)
+
+        return blocking
+
+    for name in ("send", "recv"):
+        patch(c10d, name, make)
+
+
+@NOT_IN_GROUP
+def on_not_in_group(note: Callable[[str], None]) -> None:
+    """Hear of collectives that torch skips because the rank is not in the group."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def warn(op_name: str) -> Any:
+            note(op_name)
+            return original(op_name)
+
+        return warn
+
+    patch(c10d, "_warn_not_in_group", make)

@@ -1,0 +1,226 @@
+"""Where torch creates, names and drops groups, and how one is put in front of another."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from .modules import Wrapped, c10d
+from .probe import Part, Private, patch
+from .probe import c10d as private
+
+CREATION = Part(
+    "groups",
+    "process groups are not observed, and none of their calls is recorded",
+    private(
+        "_new_process_group_helper",
+        (
+            "group_size",
+            "group_rank",
+            "global_ranks_in_group",
+            "backend",
+            "store",
+            "group_name",
+        ),
+    ),
+    private("_register_process_group", ("group_name", "group"), called=True),
+    private("_unregister_process_group", ("group_name",), called=True),
+    *(
+        private(f"_world.{name}", mapping=True)
+        for name in (
+            "pg_map",
+            "pg_names",
+            "pg_group_ranks",
+            "pg_backend_config",
+            "pg_to_tag",
+            "pg_coalesce_state",
+            "tags_to_pg",
+        )
+    ),
+    private("ProcessGroup._device_types"),
+    private("ProcessGroup._get_backend", ("self", "device"), called=True),
+    private("ProcessGroup._register_backend", ("self", "device", "backend_type", "backend")),
+    private("ProcessGroup._set_default_backend", ("self", "backend_type"), called=True),
+    private("ProcessGroup._set_group_name", ("self",)),
+    private("ProcessGroup._set_group_desc", ("self",)),
+    private("Backend.backend_type_map", mapping=True),
+    private("BackendConfig.get_device_backend_map", ("self",), called=True),
+    blind=True,
+)
+TIMEOUTS = Part(
+    "timeouts",
+    "timeouts that the program changes while it runs are not known",
+    private("_set_pg_timeout", ("timeout", "group")),
+)
+DURATIONS = Part(
+    "durations",
+    "how long NCCL was busy with a call is not known",
+    private("ProcessGroup._enable_collectives_timing", ("self",), called=True),
+    Private("torch.distributed", "Work._get_duration", ("self",), called=True),
+)
+
+
+@CREATION
+def on_group_creation(make: Callable[[Wrapped], Wrapped]) -> None:
+    """Wrap the function through which init_process_group and new_group create every group."""
+    patch(c10d, "_new_process_group_helper", make)
+
+
+def helper_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a group creation by name."""
+    names = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name")
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def is_hashed_name(group_name: str) -> bool:
+    """Whether a group was named after its ranks, so that only its members create it."""
+    return not group_name.isdigit()
+
+
+def replace_group(inner: Any, outer: Any) -> None:
+    """Put `outer` in place of `inner` in torch's registries; or in none of them, and raise."""
+    try:
+        _exchange(inner, outer)
+        name = c10d._world.pg_names.get(outer)
+        if outer not in c10d._world.pg_map or name is None:
+            raise LookupError("torch's registries did not take the group")
+    except BaseException:
+        with contextlib.suppress(Exception):
+            _exchange(outer, inner)
+        raise
+
+
+def _exchange(inner: Any, outer: Any) -> None:
+    world = c10d._world
+    for registry in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.pg_coalesce_state,
+        getattr(world, "pg_flight_recorder_hooks", {}),  # from 2.15 on
+    ):
+        if inner in registry:
+            registry[outer] = registry.pop(inner)
+    for groups in world.tags_to_pg.values():
+        for index, group in enumerate(groups):
+            if group is inner:
+                groups[index] = outer
+    name = world.pg_names.get(outer)
+    if name is not None:
+        c10d._unregister_process_group(name)
+        c10d._register_process_group(name, outer)
+
+
+def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
+    """A group of class `make` with the rank, size, backends and names of `inner`.
+
+    Python subclasses can only be made by the constructor that takes no store.
+    """
+    if is_python_group(inner):
+        outer = _shadow_class(make, type(inner))(inner.rank(), inner.size())
+        outer._inner = inner
+        return outer
+    outer = make(inner.rank(), inner.size())
+    types = c10d.Backend.backend_type_map
+    names = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
+    custom = c10d.ProcessGroup.BackendType.CUSTOM
+    for device in inner._device_types:
+        name = names.get(device.type, "")
+        outer._register_backend(device, types.get(name, custom), inner._get_backend(device))
+    default = names.get("cpu") if len(set(names.values())) > 1 else next(iter(names.values()))
+    if backend == c10d.Backend.UNDEFINED and "nccl" in names.values():
+        default = "nccl"
+    outer._set_default_backend(types.get(default or "", custom))
+    if inner.bound_device_id is not None:
+        outer.bound_device_id = inner.bound_device_id
+    outer._set_group_name(inner.group_name)
+    outer._set_group_desc(inner.group_desc)
+    return outer
+
+
+def is_python_group(group: Any) -> bool:
+    """Whether the group is a backend's own, written in Python, with no C++ backend inside."""
+    return type(group) is not c10d.ProcessGroup
+
+
+_shadows: dict[tuple[Any, Any], Any] = {}
+
+
+def _shadow_class(group_class: Any, inner_class: Any) -> Any:
+    """A subclass of `group_class` that answers by its `_inner` whatever `inner_class` answers in
+    its own way: names, devices, options, and what torch does not know of."""
+    if (group_class, inner_class) in _shadows:
+        return _shadows[group_class, inner_class]
+    shadows: dict[str, Any] = {}
+    plain = set(dir(object)) | {"__init_subclass__", "__new__", "__init__", "__dict__"}
+    ours = [base for base in group_class.__mro__ if not issubclass(c10d.ProcessGroup, base)]
+    own = {name for base in ours for name in vars(base)}
+    for base in reversed(inner_class.__mro__):
+        if issubclass(c10d.ProcessGroup, base):
+            continue  # torch's own: the inner group does nothing else there
+        for name, member in vars(base).items():
+            if name in plain or name in own or name.startswith("__"):
+                continue
+            if callable(member):
+                shadows[name] = _by_inner(name)
+            elif not name.startswith("_abc"):
+                shadows[name] = property(operator.attrgetter(f"_inner.{name}"))
+    made = type(f"{group_class.__name__}Of{inner_class.__name__}", (group_class,), shadows)
+    _shadows[group_class, inner_class] = made
+    return made
+
+
+def _by_inner(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def backend_name(inner: Any) -> str:
+    """ "gloo", or "cpu:gloo,cuda:nccl" where devices differ."""
+    config = str(c10d._world.pg_backend_config.get(inner, ""))
+    parts = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    return config if len(set(parts.values())) > 1 else next(iter(parts.values()), config)
+
+
+def prolong(inner: Any, timeout: timedelta) -> bool:
+    """Give the group's gloo this timeout; whether it could be told."""
+    gloo = getattr(c10d, "ProcessGroupGloo", None)
+    if gloo is None or is_python_group(inner):
+        return False
+    found = [inner._get_backend(device) for device in inner._device_types]
+    if not all(isinstance(one, gloo) and hasattr(one, "set_timeout") for one in found):
+        return False
+    for one in found:
+        one.set_timeout(timeout)
+    return bool(found)
+
+
+@TIMEOUTS
+def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
+    """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def set_timeout(timeout: timedelta, group: Any = None) -> Any:
+            found = c10d.GroupMember.WORLD if group is None else group
+            return None if changed(found, timeout) else original(timeout, group)
+
+        return set_timeout
+
+    patch(c10d, "_set_pg_timeout", make)
+
+
+@DURATIONS
+def take_times(group: Any) -> None:
+    """Have torch's NCCL record when its calls begin, too; without that it knows no durations."""
+    try:
+        group._enable_collectives_timing()
+    except Exception:  # a backend, or a release, that cannot
+        pass

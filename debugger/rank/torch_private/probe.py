@@ -1,0 +1,213 @@
+"""What is private of torch is found out, not assumed: the names that the watching needs, by part.
+
+Each part of the watching lists the private names that it uses, with what is known of them. Where a
+release does not have one, or has something else by that name, the part stays off: torch is left as
+it is, one sentence says what is not watched and why, and the program runs on. The tables are also
+what `tests/rank/test_future_torch.py` takes names away by.
+
+Known are torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+
+C10D = "torch.distributed.distributed_c10d"
+DIST = "torch.distributed"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """A private name of torch's, as the releases that were tried have it.
+
+    `path` leads to it from the module: "_world.pg_map". `takes`: the names of its first parameters,
+    which the caller or the wrapper relies on; None where it is not called, or does not tell them.
+    `called`: whether this package calls it, so that it must need no other argument. `mapping`:
+    whether it is a dictionary that can be written. `old`: what older releases had in its place.
+    """
+
+    module: str
+    path: str
+    takes: tuple[str, ...] | None = None
+    called: bool = False
+    mapping: bool = False
+    old: str = ""
+
+    @property
+    def shown(self) -> str:
+        """`distributed_c10d._world.pg_map`."""
+        return f"{self.module.rpartition('.')[2]}.{self.path}"
+
+    def find(self) -> Any:
+        """What torch has by that name. Raises AttributeError and ImportError."""
+        try:
+            return self._at(self.path)
+        except AttributeError:
+            if self.old:
+                return self._at(self.old)
+            raise
+
+    def _at(self, path: str) -> Any:
+        found: Any = import_module(self.module)
+        for name in path.split("."):
+            found = getattr(found, name)
+        return found
+
+    def unlike(self) -> str:
+        """What is not as known, as a part of a sentence; "" where all is."""
+        version = f"torch {torch.__version__}"
+        try:
+            found = self.find()
+        except (AttributeError, ImportError):
+            return f"{version} has no {self.shown}"
+        except Exception as error:
+            return f"{self.shown} of {version} cannot be read ({type(error).__name__})"
+        if self.mapping and not isinstance(found, dict):
+            return f"{self.shown} of {version} is no dictionary"
+        if self.takes is None:
+            return ""
+        if not callable(found):
+            return f"{self.shown} of {version} cannot be called"
+        parameters = _parameters(found)
+        if parameters is None:
+            return ""
+        if tuple(parameters)[: len(self.takes)] != self.takes:
+            return f"{self.shown} of {version} takes other arguments ({', '.join(parameters)})"
+        more = [name for name, needed in parameters.items() if needed and name not in self.takes]
+        if more and self.called:
+            return f"{self.shown} of {version} needs more arguments ({', '.join(more)})"
+        return ""
+
+
+def _parameters(function: Any) -> dict[str, bool] | None:
+    """The names of the parameters, and whether each must be given; None where nobody can tell."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return _of_documentation(function)
+    if any(one.kind is one.VAR_POSITIONAL for one in found):
+        return None
+    return {one.name: one.default is one.empty for one in found if one.kind is not one.VAR_KEYWORD}
+
+
+def _of_documentation(function: Any) -> dict[str, bool] | None:
+    """The same from the first line that pybind11 writes: `name(self: A, x: B[C, D] = E) -> F`."""
+    name = getattr(function, "__name__", "")
+    line = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
+    if not name or not line.startswith(f"{name}(") or "*args" in line:
+        return None
+    inside, depth, start = [], 0, len(name) + 1
+    for at, letter in enumerate(line[start:], start):
+        depth += (letter in "([{<") - (letter in ")]}>" and line[at - 1] != "-")
+        if depth < 0 or (letter == "," and not depth):
+            inside.append(line[start:at])
+            start = at + 1
+        if depth < 0:
+            break
+    parameters = [part.strip() for part in inside if part.strip()]
+    return {part.partition(":")[0]: " = " not in part for part in parameters}
+
+
+class Part:
+    """A part of the watching that needs private names: on where all are as known, else off."""
+
+    def __init__(self, name: str, lost: str, *needs: Private, blind: bool = False) -> None:
+        """`name` is the part's in a report. `lost` says what is not watched without it. `blind`:
+        whether the record of calls is incomplete then, so that nothing follows from its gaps."""
+        self.name = name
+        self.lost = lost
+        self.needs = needs
+        self.blind = blind
+        self._why: str | None = None
+        PARTS.append(self)
+
+    @property
+    def works(self) -> bool:
+        """Whether it is on. It is looked at once, when it is first asked for."""
+        if self._why is None:
+            self._why = next(filter(None, (one.unlike() for one in self.needs)), "")
+            if self._why:
+                _tell(self)
+        return not self._why
+
+    @property
+    def why(self) -> str:
+        """Why it is off; "" while it is on."""
+        return self._why or ""
+
+    def switch_off(self, why: str) -> None:
+        """It has turned out not to work."""
+        if not self._why:
+            self._why = why
+            _tell(self)
+
+    def __call__(self, function: Function) -> Function:
+        """A decorator: the function does nothing, and returns None, where the part is off."""
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if self.works else None
+
+        return guarded  # type: ignore[return-value]
+
+
+PARTS: list[Part] = []
+"""Every part, each with its private names."""
+
+_listener: Callable[[Part], None] | None = None
+_untold: list[Part] = []
+
+
+def _tell(part: Part) -> None:
+    if _listener is None:
+        _untold.append(part)
+    else:
+        _listener(part)
+
+
+def on_off(listener: Callable[[Part], None]) -> None:
+    """`listener(part)` hears of each part that is off, also of those that were found before."""
+    global _listener
+    _listener = listener
+    while _untold:
+        listener(_untold.pop(0))
+
+
+def c10d(path: str, takes: Sequence[str] | None = None, **more: Any) -> Private:
+    """A private name of `torch.distributed.distributed_c10d`."""
+    return Private(C10D, path, None if takes is None else tuple(takes), **more)
+
+
+def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `owner.name` by `make(original)`; re-exports of it in torch.distributed follow.
+
+    To others it is what it was: its signature, its name, and what pickle finds by that name.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    replacement = functools.wraps(original)(make(original))
+    setattr(owner, name, replacement)
+    distributed = sys.modules[DIST]
+    if getattr(owner, "__name__", "") == C10D and getattr(distributed, name, None) is original:
+        setattr(distributed, name, replacement)
+    if inspect.ismodule(owner):
+        home = sys.modules.get(str(getattr(original, "__module__", "")))
+        if getattr(home, name, _MISSING) is not replacement:
+            replacement.__module__ = owner.__name__
+
+
+def state() -> Mapping[str, str]:
+    """Why each part is off, by its name; of those that were asked for."""
+    return {part.name: part.why for part in PARTS if part.why}

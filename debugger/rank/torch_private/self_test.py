@@ -1,0 +1,72 @@
+"""Tries on a group of one rank whether one group can stand in front of another in this torch.
+
+Names can all be there and mean something else. So a group is made whose backend does nothing, one
+is put in front of it as is done with the program's own, and torch's C++ code makes a call of it by
+name. Nothing of it is left behind. It takes a millisecond, which is why no result is kept: a file
+that says how another build of the same version did would be wrong some day.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .groups import CREATION, clone_group
+from .modules import c10d, dist
+
+_NAME = "distdebug/self-test"
+
+
+def try_a_front() -> None:
+    """Switch the observation of groups off, if one in front of another does not do its work."""
+    if not CREATION.works:
+        return
+    try:
+        unlike = _unlike()
+    except Exception as error:
+        unlike = f"{type(error).__name__}: {error}"
+    if unlike:
+        CREATION.switch_off(f"a trial with torch {torch.__version__} went wrong ({unlike})")
+
+
+def _unlike() -> str:
+    """What is not as it should be; "" where all is, and where there is nothing to try it with."""
+    fake: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
+    make = getattr(fake, "_create_internal", None)
+    if make is None:
+        return ""
+    kind, cpu = c10d.ProcessGroup.BackendType.GLOO, torch.device("cpu")
+    inner = dist.ProcessGroup(dist.PrefixStore(_NAME, dist.HashStore()), 0, 1)
+    inner._set_default_backend(kind)
+    inner._register_backend(cpu, kind, make(rank=0, world_size=1))
+    inner._set_group_name(_NAME)
+    inner._set_group_desc("trial")
+    outer = clone_group(_Front, inner, "gloo")
+    outer.inner, outer.calls = inner, []
+    if (outer.rank(), outer.size(), outer.group_name) != (0, 1, _NAME):
+        return "rank, size or name of the group in front are others"
+    if type(outer._get_backend(cpu)) is not type(inner._get_backend(cpu)):
+        return "the group in front has another backend"
+    c10d._register_process_group(_NAME, outer)
+    try:
+        functional = torch.ops._c10d_functional
+        sums = functional.all_reduce(torch.ones(2, device="cpu"), "sum", _NAME)
+        sums = functional.wait_tensor(sums)
+    finally:
+        c10d._unregister_process_group(_NAME)
+    if outer.calls != ["allreduce"]:
+        return "the group in front does not get the calls of torch's C++ code"
+    return "" if sums.tolist() == [1.0, 1.0] else "the call's result was lost"
+
+
+class _Front(c10d.ProcessGroup):  # type: ignore[misc]
+    """As CheckedGroup, for one call."""
+
+    inner: Any
+    calls: list[str]
+
+    def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Note the call, and forward it."""
+        self.calls.append("allreduce")
+        return self.inner.allreduce(*args, **kwargs)

@@ -1,0 +1,78 @@
+"""Torch's own tools that the layer stands in for: the debug level, the debugger, the compiler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from .modules import dist
+from .probe import DIST, Part, Private, patch
+
+PDB = Part(
+    "torch_breakpoint",
+    "torch.distributed.breakpoint is torch's own",
+    Private(DIST, "_make_distributed_pdb", old="_DistributedPdb"),
+)
+_RULES = "torch._dynamo.trace_rules"
+UNCOMPILED = Part(
+    "compiled_programs",
+    "torch.compile may look into the groups that stand before a program's own",
+    Private(_RULES, "SKIP_DIRS"),
+    Private(_RULES, "_recompile_re", (), called=True),
+)
+
+
+def keep_uncompiled(directories: list[str]) -> None:
+    """Let torch.compile leave alone the code in these directories, when it is ever loaded. It would
+    else look into groups that a compiled program's C++ code calls, and fail."""
+
+    def add(rules: Any) -> None:
+        if UNCOMPILED.works:
+            rules.SKIP_DIRS.extend(directories)
+            rules._recompile_re()
+
+    wrapt.register_post_import_hook(add, "torch._dynamo.trace_rules")
+
+
+@PDB
+def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
+    """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
+        patch(dist, name, lambda _original: lambda: make_pdb())
+
+
+def take_debug_level(current: Callable[[], str], choose: Callable[[str], None], asked: str) -> str:
+    """Make the public functions of the debug level answer `current()` and call `choose(name)`.
+    torch's own code goes on asking its own level, which stays below DETAIL; that level's name now.
+
+    `asked` is what set_debug_level_from_env takes where the variable is not set: distdebug may have
+    taken it away.
+    """
+    levels = dist.DebugLevel
+    own_set, own_get, own_from_env = (
+        dist.set_debug_level,
+        dist.get_debug_level,
+        dist.set_debug_level_from_env,
+    )
+
+    def set_debug_level(level: Any) -> None:
+        own_set(levels.INFO if level == levels.DETAIL else level)
+        choose(level.name)
+
+    def set_debug_level_from_env() -> None:
+        if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+            own_from_env()
+            set_debug_level(own_get())
+        else:
+            set_debug_level(getattr(levels, asked))
+
+    found = own_get()
+    if found == levels.DETAIL:
+        own_set(levels.INFO)  # the program has set the variable before it imported torch
+    patch(dist, "get_debug_level", lambda _own: lambda: getattr(levels, current()))
+    patch(dist, "set_debug_level", lambda _own: set_debug_level)
+    patch(dist, "set_debug_level_from_env", lambda _own: set_debug_level_from_env)
+    return str(found.name)

@@ -1,0 +1,131 @@
+"""What a training loop does between its calls: batches, steps, losses that are scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from .modules import Wrapped
+from .probe import Part, Private, patch
+
+_AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
+_LOCAL_SGD = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"
+
+DATA_END = Part(
+    "data_end",
+    "it is not known which rank ran out of data",
+    Private("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", ("self",)),
+)
+AVERAGING = Part(
+    "model_averaging",
+    "replicas that are averaged now and then are compared as if they were not",
+    Private(_AVERAGERS, "ModelAverager.__init__", ("self",)),
+    Private(_LOCAL_SGD, "PostLocalSGDState.__init__", ("self",)),
+)
+SCALING = Part(
+    "loss_scaling",
+    "a GradScaler is not noticed, whose overflows are none",
+    Private("torch.amp", "GradScaler._lazy_init_scale_growth_tracker", ("self",)),
+)
+
+
+@DATA_END
+def on_data_end(note: Callable[[int], None]) -> None:
+    """Hear of a DataLoader's iterator that has no more batches; with how many it gave."""
+    from torch.utils.data import dataloader
+
+    def make(original: Wrapped) -> Wrapped:
+        def following(self: Any) -> Any:
+            try:
+                return original(self)
+            except StopIteration:
+                note(int(getattr(self, "_num_yielded", 0)))
+                raise
+
+        return following
+
+    patch(dataloader._BaseDataLoaderIter, "__next__", make)
+
+
+def on_model_replicated(model_class: Any, note: Callable[[Any], None]) -> None:
+    """Hear of every DDP model, once it is made."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            note(self)
+
+        return construct
+
+    patch(model_class, "__init__", make)
+
+
+@AVERAGING
+def on_models_averaged(note: Callable[[], None]) -> None:
+    """Hear of torch's own averagers of models (local SGD), as they are made."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging import averagers
+
+    def make(original: Wrapped) -> Wrapped:
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            note()
+            original(self, *args, **kwargs)
+
+        return construct
+
+    patch(averagers.ModelAverager, "__init__", make)
+    patch(post_localSGD_hook.PostLocalSGDState, "__init__", make)
+
+
+@SCALING
+def on_loss_scaling(note: Callable[[], None]) -> None:
+    """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def begin(self: Any, *args: Any) -> Any:
+            note()
+            return original(self, *args)
+
+        return begin
+
+    patch(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", make)
+
+
+def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Hear of each step of each optimiser."""
+    from torch.optim import optimizer
+
+    def hook(tell: Callable[[Any], None]) -> Callable[..., None]:
+        def call(stepping: Any, _args: Any, _kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():  # dynamo must not meet what follows
+                tell(stepping)
+
+        return call
+
+    optimizer.register_optimizer_step_pre_hook(hook(before))
+    optimizer.register_optimizer_step_post_hook(hook(after))
+
+
+def cannot_look(hook: FrameType) -> bool:
+    """Whether a step is no whole one, or its parameters cannot be read now. `hook` is the frame of
+    the function that torch called.
+
+    A step within another optimiser's is a part of that: ZeroRedundancyOptimizer's own brings the
+    ranks together. The capture of a CUDA graph must not meet a wait for the device.
+    """
+    step = hook.f_back
+    above = step.f_back if step is not None else None
+    while above is not None:
+        if step is not None and above.f_code is step.f_code:
+            return True
+        above = above.f_back
+    return capturing()
+
+
+def capturing() -> bool:
+    """Whether this thread captures a CUDA graph."""
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

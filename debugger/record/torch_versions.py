@@ -1,0 +1,56 @@
+"""Which releases of torch this tool is for; which one an interpreter has, without importing it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+OLDEST = (2, 11)
+NEWEST = (2, 15)
+"""The newest that was tried. A newer one is taken as it is, after a sentence."""
+_VERSION = re.compile(r"""^__version__\s*=\s*['"]([^'"]+)['"]""", re.MULTILINE)
+
+
+def parsed(version: str) -> tuple[int, int] | None:
+    """(2, 15) of "2.15.0+cu130"; None where it is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def too_old(version: str) -> str:
+    """A sentence, where this release is older than the oldest that will do; else ""."""
+    found = parsed(version)
+    if found is None or found >= OLDEST:
+        return ""
+    return f"torch {version} is too old: distdebug needs torch {_text(OLDEST)} or newer"
+
+
+def too_new(version: str) -> str:
+    """A sentence, where this release is newer than all that were tried; else ""."""
+    found = parsed(version)
+    if found is None or found <= NEWEST:
+        return ""
+    return (
+        f"torch {version} is newer than {_text(NEWEST)}, the newest that distdebug was tried with: "
+        "what it does not know there it leaves alone, and the report says so"
+    )
+
+
+def installed_in(path: Iterable[str]) -> str | None:
+    """The version of the torch that an interpreter with this `sys.path` would import: "" where it
+    is there and does not tell, None where there is none. Reads a file of it, and runs nothing."""
+    for entry in path:
+        folder = Path(entry or ".") / "torch"
+        if not (folder / "__init__.py").is_file():
+            continue
+        try:
+            found = _VERSION.search((folder / "version.py").read_text(errors="replace"))
+        except OSError:
+            return ""
+        return found[1] if found else ""
+    return None
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
