@@ -12,7 +12,9 @@ from debugger.record.snapshot import Snapshot
 from .picture import Found
 from .text import safe
 
-_SUPERVISORS = frozenset({"rank_died", "rank_exception", "early_exit", "invalid_argument"})
+_SUPERVISORS = frozenset(
+    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "tool_error"}
+)
 """A launcher may answer these with a restart, which only the supervisor knows."""
 
 

@@ -24,7 +24,9 @@ _ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
 _STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
 OVER = frozenset({State.DEAD, State.ENDED, State.FINISHED})
 """States of a process that is no more."""
-_ENDS = frozenset({"rank_died", "rank_exception", "early_exit", "invalid_argument", "forked"})
+_ENDS = frozenset(
+    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "forked", "tool_error"}
+)
 """Findings about ends: their culprits did not end because something else was found."""
 _TOLD = "finding_raised"
 """The note of a rank that raised the verdict at its own line."""

@@ -34,6 +34,7 @@ EXIT_CODES: dict[str, int] = {
     "unsafe_tensor": 95,
     "invalid_argument": 1,
     "ddp_unused_parameters": 1,
+    "tool_error": 96,
     "not_in_group": 0,
     "unwaited_work": 0,
     "straggler": 0,
@@ -60,6 +61,7 @@ TITLES: dict[str, str] = {
     "divergence": "DIVERGENCE",
     "unsafe_tensor": "UNSAFE TENSOR",
     "unwaited_work": "NOT WAITED FOR",
+    "tool_error": "DISTDEBUG ITSELF FAILED",
 }
 """The first word of a printed finding; kinds that are not here are a MISMATCH."""
 

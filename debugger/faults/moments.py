@@ -14,6 +14,7 @@ ALIASES = {
     "irecv": "recv",
     "all_gather_base": "all_gather_into_tensor",
     "_all_gather_base": "all_gather_into_tensor",
+    "gather_single": "gather_into_tensor",
     "reduce_scatter_base": "reduce_scatter_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "allreduce": "all_reduce",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from ..errors import UsageError
+from ..record import torch_versions
 from .definitions import NotTakenError, PackageSource
 
 _MODULE = "torch.distributed.run"
@@ -25,7 +26,8 @@ def torchrun_parser() -> argparse.ArgumentParser:
     The parser is taken from torch's source; where that fails, torch is imported after all.
 
     Raises:
-        UsageError: torch is not installed, cannot be imported, or refuses a `PET_*` variable.
+        UsageError: torch is not installed, is too old, cannot be imported, or refuses a `PET_*`
+            variable.
     """
     try:
         parser = _call(PackageSource("torch", _torch_directory()).take(_MODULE, _FUNCTION))
@@ -45,7 +47,16 @@ def _torch_directory() -> Path:
             "torch is not installed in this Python, and `distdebug run` starts torchrun: "
             "pip install torch"
         )
-    return Path(next(iter(spec.submodule_search_locations)))
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    if not any(folder.glob("_C*")):
+        raise UsageError(
+            f"torch cannot be imported: {folder} lacks its C++ part (torch._C); install it anew: "
+            "pip install --force-reinstall torch"
+        )
+    old = torch_versions.too_old(torch_versions.of_package(folder))
+    if old:
+        raise UsageError(f"{old}: pip install --upgrade torch")
+    return folder
 
 
 def _imported_maker() -> ParserMaker:
@@ -54,7 +65,7 @@ def _imported_maker() -> ParserMaker:
     except Exception as error:
         raise UsageError(
             f"this torch has no usable torchrun ({type(error).__name__}: {error}); "
-            "distdebug supports torch 2.11 to 2.13"
+            "`distdebug exec -- COMMAND` needs none"
         ) from error
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
@@ -105,6 +106,9 @@ def _install(directory: Path) -> Recorder:
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())
     probe.on_off(_part_off(recorder))
+    newer = torch_versions.too_new(torch.__version__)
+    if newer:
+        recorder.part_off("torch", newer)
     watch = VerdictWatch(directory / VERDICT)
     watch.install()
     rank_log.observe(recorder, directory)

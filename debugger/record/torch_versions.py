@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 OLDEST = (2, 11)
@@ -37,19 +36,14 @@ def too_new(version: str) -> str:
     )
 
 
-def installed_in(path: Iterable[str]) -> str | None:
-    """The version of the torch that an interpreter with this `sys.path` would import: "" where it
-    is there and does not tell, None where there is none. Reads a file of it, and runs nothing."""
-    for entry in path:
-        folder = Path(entry or ".") / "torch"
-        if not (folder / "__init__.py").is_file():
-            continue
-        try:
-            found = _VERSION.search((folder / "version.py").read_text(errors="replace"))
-        except OSError:
-            return ""
-        return found[1] if found else ""
-    return None
+def of_package(folder: Path) -> str:
+    """The version of the torch in this folder; "" where it does not tell. Reads a file of it, and
+    runs nothing."""
+    try:
+        found = _VERSION.search((folder / "version.py").read_text(errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def _text(version: tuple[int, int]) -> str:

@@ -38,6 +38,7 @@ _STACK_TELLS = frozenset(
         "rank_died",
         "rank_exception",
         "invalid_argument",
+        "tool_error",
     }
 )
 """Kinds whose culprit is outside a call of ours: its stack says why, not only its line."""
@@ -177,7 +178,8 @@ class _Text:
             raised = finding["data"].get("stack")  # of an exception: outermost call first
             stack = finding["ranks"].get(str(rank), {}).get("stack", ())
             if isinstance(raised, list) and raised:
-                stack = [line for line in raised[::-1] if not _OWN.search(str(line))]
+                ours = finding["kind"] == "tool_error"
+                stack = [line for line in raised[::-1] if ours or not _OWN.search(str(line))]
             if not stack:
                 return
             yield f"  {'traceback' if raised else 'stack'} of rank {rank}, innermost call first:"

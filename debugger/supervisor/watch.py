@@ -33,7 +33,9 @@ _CALL_KINDS = frozenset(
         "split_mismatch",
     }
 )
-_PROCESS_KINDS = frozenset({"rank_died", "rank_exception", "early_exit", "invalid_argument"})
+_PROCESS_KINDS = frozenset(
+    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "tool_error"}
+)
 
 
 @dataclass(frozen=True, slots=True)

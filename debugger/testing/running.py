@@ -26,7 +26,7 @@ FAILED_GRACE_S = 2.0
 """How long the others may go on where one has failed, and none of them waits for it."""
 TEARDOWN_S = 10.0
 STATUS_S = 1.0
-RAISED = frozenset({"rank_exception", "invalid_argument", "ddp_unused_parameters"})
+RAISED = frozenset({"rank_exception", "invalid_argument", "ddp_unused_parameters", "tool_error"})
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ FOLLOWS = frozenset(
         "rank_exception",
         "invalid_argument",
         "ddp_unused_parameters",
+        "tool_error",
     }
 )
 ENDS_ALL = frozenset(
@@ -40,6 +41,7 @@ ENDS_ALL = frozenset(
         "invalid_argument",
         "join_timeout",
         "ddp_unused_parameters",
+        "tool_error",
     }
 )
 SEEN_FIRST_NS = 2_000_000_000

@@ -122,6 +122,8 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
 
 
 def _raised(world: World, rank: Rank, note: Note) -> Candidate:
+    if note.data.get("own_fault") is True:
+        return _failed_ourselves(world, rank, note)
     invalid = note.data.get("invalid_argument") is True
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
@@ -143,6 +145,25 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     if weakness:
         ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
+
+
+def _failed_ourselves(world: World, rank: Rank, note: Note) -> Candidate:
+    others = tuple(sorted(set(world.ranks) - {rank.rank}))
+    finding = Finding(
+        kind="tool_error",
+        message=f"distdebug itself failed in rank {rank.rank}, with {printable(note.message)}"
+        f"{at_site(note.site)}; the program is not to blame",
+        culprits=(rank.rank,),
+        victims=others,
+        ranks=stand(world, chosen((rank.rank,), others)),
+        details=(
+            "please report it, with the traceback below and the versions in run.json",
+            "the program runs as it is without distdebug",
+        ),
+        observable_ns=note.time_ns,
+        data=dict(note.data),
+    )
+    return Candidate(finding, note.time_ns, 0)
 
 
 def _leaving(world: World) -> bool:

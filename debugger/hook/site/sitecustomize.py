@@ -74,7 +74,7 @@ def enter_network(rank):
         try:
             load("hook.network").enter(int(rank))
         except Exception as error:
-            _complain(error)
+            _complain(repr(error))
 
 
 def _quieten_launcher():
@@ -155,7 +155,7 @@ class _Finder:
 
             wrapt.register_post_import_hook(_install, "torch")
         except Exception as error:
-            _complain(error)
+            _complain(repr(error))
 
     awaiting = False
 
@@ -202,9 +202,13 @@ def _install(torch):
     if not _can_be_rank():
         return
     try:
-        load("rank.install").install()
+        too_old = load("record.torch_versions").too_old(torch.__version__)
+        if too_old:
+            _complain(too_old)
+        else:
+            load("rank.install").install()
     except Exception as error:
-        _complain(error)
+        _complain(repr(error))
 
 
 def _hear_last_words():
@@ -216,7 +220,7 @@ def _hear_last_words():
             try:
                 load("rank.process.crash_before_torch").record(error)
             except Exception as fault:
-                _complain(fault)
+                _complain(repr(fault))
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -231,9 +235,9 @@ def _can_be_rank():
     return not any("compile_worker" in argument for argument in sys.orig_argv[:4])
 
 
-def _complain(error):
+def _complain(why):
     try:
-        os.write(2, f"distdebug: this process is not observed: {error!r}\n".encode())
+        os.write(2, f"distdebug: this process is not observed: {why}\n".encode())
     except OSError:
         pass
 
@@ -262,5 +266,5 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
         _report_exits()
         sys.meta_path.insert(0, _Finder())
     except Exception as error:
-        _complain(error)
+        _complain(repr(error))
 _hand_over()

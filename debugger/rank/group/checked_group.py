@@ -31,6 +31,7 @@ _exc_info = sys.exc_info
 _now = time.monotonic_ns
 
 FORWARDED = (
+    "_add_ephemeral_timeout",
     "_enable_collectives_timing",
     "_get_sequence_number_for_group",
     "_has_hooks",
@@ -38,10 +39,41 @@ FORWARDED = (
     "_set_sequence_number_for_group",
     "_wait_for_pending_works",
     "get_group_store",
+    "get_reconfigure_handle",
     "merge_remote_group",
     "name",
+    "register_abort_hook",
+    "register_post_hook",
+    "register_pre_hook",
+    "unregister_abort_hook",
+    "unregister_post_hook",
+    "unregister_pre_hook",
 )
 """Methods that are no communication of the program's: handed through as they are."""
+UNRECORDED = {
+    "new_window": "what is done through a window of its memory",
+    "reconfigure": "what is done once the group was reconfigured, for its ranks may be others then",
+}
+"""Methods that are handed through, and what is not on record from then on."""
+CPP_NAMES = {
+    "recvAnysource": "recv_anysource",
+    "start_coalescing": "_start_coalescing",
+    "end_coalescing": "_end_coalescing",
+    "splitGroup": "split_group",
+}
+"""By what name torch's C++ code looks for a method in a group that is written in Python."""
+HARMLESS = {
+    "rank size": "torch's own for the group in front, which has the same default backend",
+    "_device_types _get_backend get_backend _backend_id": "the same backends are registered",
+    "_get_backend_name bound_device_id group_name group_desc": "copied, or the same backend's",
+    "_register_backend _set_default_backend _set_group_name _set_group_desc": "of the making",
+    "_id boxed unbox": "for the registry of torch's C++ code: it is to find the group in front",
+    "supports_abort_hooks supports_completion_hooks": "asks the default backend, the same one",
+    "supports_reconfigure supports_window": "asks the default backend, the same one",
+    "use_pg_for_symm_mem_rendezvous": "a flag that is read from the group in front alone",
+    "BackendType": "a type",
+}
+"""All other names that a ProcessGroup has, and why they may stay what torch makes of them."""
 
 
 class CheckedGroup(ProcessGroup):
@@ -243,6 +275,29 @@ def _forward(name: str) -> Callable[..., Any]:
 for _name, _method in METHODS.items():
     if hasattr(ProcessGroup, _name):
         setattr(CheckedGroup, _name, _communication(_name, _method))
+
+
+def _unrecorded(name: str) -> Callable[..., Any]:
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        if recorder is not None:
+            why = f"{UNRECORDED[name]} is not recorded (group {self._record.shown_name})"
+            recorder.part_off(name, why, blind=True)
+            if name == "reconfigure":
+                self._recorder = None
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__qualname__ = f"CheckedGroup.{name}"
+    return call
+
+
 for _name in FORWARDED:
     if hasattr(ProcessGroup, _name):
         setattr(CheckedGroup, _name, _forward(_name))
+for _name in UNRECORDED:
+    if hasattr(ProcessGroup, _name):
+        setattr(CheckedGroup, _name, _unrecorded(_name))
+for _name, _ours in CPP_NAMES.items():
+    if hasattr(CheckedGroup, _ours):
+        setattr(CheckedGroup, _name, getattr(CheckedGroup, _ours))

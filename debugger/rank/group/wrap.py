@@ -47,6 +47,7 @@ def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) 
     torch_private.try_a_front()
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
     torch_private.coalesce_messages(CheckedGroup)
+    torch_private.show_to_hooks(CheckedGroup)
     choose_class(group_class)
 
 

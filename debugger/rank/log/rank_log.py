@@ -38,7 +38,15 @@ _NOTE_LEVELS = {
 }
 """Of notes on the flight record, by their kind; others are of level info."""
 _FOR_DIAGNOSIS = frozenset(
-    ("address_in_use", "call", "communication", "destroys", "invalid_argument", "thread_slot")
+    (
+        "address_in_use",
+        "call",
+        "communication",
+        "destroys",
+        "invalid_argument",
+        "own_fault",
+        "thread_slot",
+    )
 )
 """What a note says to the diagnosis and to nobody else."""
 _LOGGED_BY_THEMSELVES = frozenset(("ddp_failed", "ddp_times"))

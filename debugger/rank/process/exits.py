@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from ...record.layout import Phase
 from ...record.wording import FINDING_MARK
+from .. import blame
 from ..agreement import collectives, deferred_work
 from ..ddp import unused_parameters
 from ..group import checked_group
@@ -335,7 +336,15 @@ def nature(error: BaseException) -> dict[str, bool]:
     inside = call_site.is_distributed(innermost)
     text = str(error)
     lost = _is_lost(error)
-    wrong_argument = inside and isinstance(error, (ValueError, TypeError, IndexError))
+    if blame.is_own_fault(error):
+        return {
+            "own_fault": True,
+            "invalid_argument": False,
+            "communication": False,
+            "address_in_use": False,
+        }
+    refused = isinstance(error, (ValueError, TypeError, IndexError)) and not blame.is_unmeant(error)
+    wrong_argument = inside and refused
     if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
         wrong_argument = True  # torch asserts that a backend's name is known
     if innermost in _ISSUED_IN and isinstance(error, RuntimeError) and not lost:

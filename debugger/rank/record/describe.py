@@ -166,6 +166,8 @@ METHODS: dict[str, Method] = {
     "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
     "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
     "gather": Method("gather", _gather, 2, 1),
+    "gather_single": Method("gather_into_tensor", _gather, 2, 1),
+    "gather_into_tensor": Method("gather_into_tensor", _gather, 2, 1),
     "scatter": Method("scatter", _scatter, 2, 1),
     "reduce_scatter": Method("reduce_scatter", _reduce_scattering, 2, 1),
     "_reduce_scatter_base": Method("reduce_scatter_tensor", _reduce_scattering, 2, 1),

@@ -17,6 +17,7 @@ from .groups import (
     on_group_timeout,
     prolong,
     replace_group,
+    show_to_hooks,
     take_times,
 )
 from .modules import c10d, dist
@@ -60,6 +61,7 @@ __all__ = [
     "patch",
     "prolong",
     "replace_group",
+    "show_to_hooks",
     "take_debug_level",
     "take_times",
     "try_a_front",

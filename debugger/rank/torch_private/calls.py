@@ -27,11 +27,6 @@ COMPLETION_HOOKS = Part(
     private("ProcessGroup._wait_for_pending_works", ("self",), called=True),
     private("_world.pg_map", mapping=True),
 )
-MONITORED_BARRIER = Part(
-    "monitored_barrier",
-    "monitored_barrier is torch's own, for gloo alone",
-    private("_check_valid_timeout", ("timeout",), called=True),
-)
 NOT_IN_GROUP = Part(
     "not_in_group",
     "calls on groups that a rank is not in are not noticed",
@@ -39,7 +34,6 @@ NOT_IN_GROUP = Part(
 )
 
 
-@COALESCING
 def coalesce_messages(group_class: type) -> None:
     """Let `batch_isend_irecv` coalesce in a group of this class as in the one behind it.
 
@@ -61,7 +55,7 @@ def coalesce_messages(group_class: type) -> None:
 
         return batch_isend_irecv
 
-    if asks_for_the_class(c10d.batch_isend_irecv):
+    if asks_for_the_class(c10d.batch_isend_irecv) and COALESCING.works:
         patch(c10d, "batch_isend_irecv", make)
 
 
@@ -102,7 +96,6 @@ def await_completion_hooks(group: Any, group_class: type) -> None:
         inner._inner._wait_for_pending_works()
 
 
-@MONITORED_BARRIER
 def open_monitored_barrier(group_class: type) -> None:
     """Let `monitored_barrier` take groups of this class whatever their backend is."""
 
@@ -115,8 +108,11 @@ def open_monitored_barrier(group_class: type) -> None:
                 return original(group, timeout, wait_all_ranks)
             if isinstance(timeout, int | float):  # torch takes seconds here as well
                 timeout = timedelta(seconds=timeout)
-            if timeout is not None:
-                c10d._check_valid_timeout(timeout)
+            if timeout is not None and not isinstance(timeout, timedelta):
+                kind = type(timeout)
+                raise TypeError(
+                    f"Expected timeout argument to be of type datetime.timedelta, got {kind}"
+                )
             barrier: Any = found
             return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 

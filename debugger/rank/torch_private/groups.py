@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable
 from datetime import timedelta
@@ -84,8 +85,10 @@ def replace_group(inner: Any, outer: Any) -> None:
     """Put `outer` in place of `inner` in torch's registries; or in none of them, and raise."""
     try:
         _exchange(inner, outer)
-        name = c10d._world.pg_names.get(outer)
-        if outer not in c10d._world.pg_map or name is None:
+        world = c10d._world
+        if any(inner in registry for registry in _registries()) or not (
+            outer in world.pg_map and outer in world.pg_names
+        ):
             raise LookupError("torch's registries did not take the group")
     except BaseException:
         with contextlib.suppress(Exception):
@@ -95,15 +98,7 @@ def replace_group(inner: Any, outer: Any) -> None:
 
 def _exchange(inner: Any, outer: Any) -> None:
     world = c10d._world
-    for registry in (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-        world.pg_coalesce_state,
-        getattr(world, "pg_flight_recorder_hooks", {}),  # from 2.15 on
-    ):
+    for registry in _registries():
         if inner in registry:
             registry[outer] = registry.pop(inner)
     for groups in world.tags_to_pg.values():
@@ -114,6 +109,20 @@ def _exchange(inner: Any, outer: Any) -> None:
     if name is not None:
         c10d._unregister_process_group(name)
         c10d._register_process_group(name, outer)
+
+
+def _registries() -> tuple[dict[Any, Any], ...]:
+    """Those that have a group as a key."""
+    world = c10d._world
+    return (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.pg_coalesce_state,
+        getattr(world, "pg_flight_recorder_hooks", {}),  # from 2.15 on
+    )
 
 
 def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
@@ -201,6 +210,26 @@ def prolong(inner: Any, timeout: timedelta) -> bool:
     for one in found:
         one.set_timeout(timeout)
     return bool(found)
+
+
+def show_to_hooks(group_class: type) -> None:
+    """Attach torch's hooks of groups (flight recorder, NaN and health checks; from 2.14 on) to the
+    group behind one of this class: they would not see the calls that pass through the one in front.
+    """
+    for name in ("FlightRecorderHook", "NanCheckHook", "HealthCheckHook"):
+        hook = getattr(c10d, name, None)
+        attach = getattr(hook, "attach", None)
+        if callable(attach):
+            setattr(hook, "attach", staticmethod(_behind(attach, group_class)))  # noqa: B010
+
+
+def _behind(attach: Wrapped, group_class: type) -> Wrapped:
+    @functools.wraps(attach)
+    def to_the_one_behind(pg: Any, *args: Any, **kwargs: Any) -> Any:
+        given: Any = pg
+        return attach(given._inner if isinstance(pg, group_class) else pg, *args, **kwargs)
+
+    return to_the_one_behind
 
 
 @TIMEOUTS

@@ -3,7 +3,7 @@
 Each part of the watching lists the private names that it uses, with what is known of them. Where a
 release does not have one, or has something else by that name, the part stays off: torch is left as
 it is, one sentence says what is not watched and why, and the program runs on. The tables are also
-what `tests/rank/test_future_torch.py` takes names away by.
+what `tests/ranks/debugger/test_future_torch.py` takes names away by.
 
 Known are torch 2.11 to 2.15.
 """

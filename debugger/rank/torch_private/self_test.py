@@ -46,9 +46,15 @@ def _unlike() -> str:
     outer.inner, outer.calls = inner, []
     if (outer.rank(), outer.size(), outer.group_name) != (0, 1, _NAME):
         return "rank, size or name of the group in front are others"
-    if type(outer._get_backend(cpu)) is not type(inner._get_backend(cpu)):
+    if not isinstance(inner._get_backend(cpu), fake) or not isinstance(
+        outer._get_backend(cpu), fake
+    ):
         return "the group in front has another backend"
+    if outer.name() != inner.name():
+        return "the group in front has another default backend"
     c10d._register_process_group(_NAME, outer)
+    c10d._unregister_process_group(_NAME)
+    c10d._register_process_group(_NAME, outer)  # raises, if it is still registered
     try:
         functional = torch.ops._c10d_functional
         sums = functional.all_reduce(torch.ones(2, device="cpu"), "sum", _NAME)

@@ -1,0 +1,89 @@
+"""Whose fault an exception is, where it was raised in this tool's code, or in torch's beneath it.
+
+torch refuses a wrong argument with a `raise`, or in C++. What the interpreter itself raises, an
+AttributeError or a subscript of something that has none, nobody has meant: in our own files it is
+our fault, and in torch's it is where the line uses something of ours.
+"""
+
+from __future__ import annotations
+
+import linecache
+import opcode
+import os
+import re
+import sysconfig
+from types import FrameType, TracebackType
+
+_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
+_UNMEANT = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ZeroDivisionError,
+)
+_RAISES = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in opcode.opmap}
+_OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|must be Tensor")
+"""What the bindings of torch's C++ code say of a wrong argument."""
+_OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def is_unmeant(error: BaseException) -> bool:
+    """Whether the interpreter has raised it, and no check of anybody's."""
+    if not isinstance(error, _UNMEANT) or error.__traceback__ is None:
+        return False
+    if isinstance(error, TypeError) and _OF_CPP.search(str(error)):
+        return False
+    trace = _innermost(error.__traceback__)
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti : trace.tb_lasti + 1]
+    return not instruction or instruction[0] not in _RAISES
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Whether this tool has made the program fail."""
+    if not isinstance(error, _UNMEANT) or error.__traceback__ is None:
+        return False
+    where = _below_the_library(error.__traceback__)
+    if where is None:
+        return False
+    frame = where.tb_frame
+    file = frame.f_code.co_filename
+    if file.startswith(_HERE):
+        # What the library raised on our behalf is ours, too.
+        return is_unmeant(error) or where.tb_next is not None
+    if f"{os.sep}torch{os.sep}" not in file or not is_unmeant(error):
+        return False
+    return bool(_OURS.search(str(error))) or _uses_ours(frame, where.tb_lineno)
+
+
+def _innermost(trace: TracebackType) -> TracebackType:
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
+
+
+def _below_the_library(trace: TracebackType) -> TracebackType | None:
+    """The innermost entry that is none of the standard library's."""
+    found = None
+    one: TracebackType | None = trace
+    while one is not None:
+        file = one.tb_frame.f_code.co_filename
+        inside = file.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in file
+        if not inside and not file.startswith("<frozen"):
+            found = one
+        one = one.tb_next
+    return found
+
+
+def _uses_ours(frame: FrameType, line: int) -> bool:
+    """Whether this line of torch's names something that the layer has put there."""
+    for word in _WORD.findall(linecache.getline(frame.f_code.co_filename, line)):
+        code = getattr(frame.f_globals.get(word), "__code__", None)
+        if code is not None and code.co_filename.startswith(_HERE):
+            return True
+    return False

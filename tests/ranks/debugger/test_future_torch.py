@@ -1,0 +1,73 @@
+"""No program is harmed by a torch that is not as known: its private names are taken away, or
+changed, one at a time and several at once, and each program ends as it does without distdebug."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import future_torch, runs
+from tests.support.torch_loaded import TorchLoaded, request
+
+MOST = 400
+BATCHES = 16
+LEAST = 150
+"""So many mutations there must be."""
+A_FEW = random.Random(future_torch.SEED).sample(range(LEAST), 20)
+SILENT = {"durations", "compiled_programs", "coalesced_messages"}
+"""Parts that nothing in the program asks for, so that nothing is said of them."""
+TOLD = {"gone", "something else", "other arguments"}
+"""What can be seen of a name before it is used."""
+
+
+def test_a_few_mutations(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(tried(A_FEW, tmp_path, torch_loaded))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_all_mutations(batch: int, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    results = tried(list(range(batch, MOST, BATCHES)), tmp_path, torch_loaded)
+    assert LEAST <= results["total"] <= MOST
+    check(results)
+
+
+def tried(chosen: list[int], folder: Path, torch_loaded: TorchLoaded) -> dict[str, Any]:
+    out, err = folder / "out", folder / "err"
+    order = request(folder, runs.environment(), out, err, chosen=chosen)
+    ((process, channel),) = torch_loaded.fork("tests.support.future_torch:drive", order)
+    channel.close()
+    code = process.wait(550)
+    assert code == 0, err.read_text()
+    return json.loads((folder / "results.json").read_text())
+
+
+def check(results: dict[str, Any]) -> None:
+    assert results["tried"]
+    wrong = [text for one in results["tried"] for text in complaints(one)]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def complaints(one: dict[str, Any]) -> list[str]:
+    """What is wrong with what came of one mutation."""
+    what = ", ".join(f"{name} {kind}" for name, kind in one["mutation"])
+    if "plain" not in one:
+        return [f"{what}: not tried, status {one['status']}"]
+    found = []
+    for rank in range(future_torch.RANKS):
+        plain, observed = one["plain"][rank], one["observed"][rank]
+        if plain[0] or not plain[1].endswith("done\n"):
+            found.append(f"{what}: the mutated torch itself does not work\n{plain[2][-2000:]}")
+        elif plain[:2] != observed[:2]:
+            found.append(
+                f"{what}: rank {rank} was harmed (exit code {observed[0]})\n"
+                f"{observed[1]}\n{observed[2][-3000:]}"
+            )
+    if one["seen"] != future_torch.RANKS:
+        found.append(f"{what}: {one['seen']} ranks have a record")
+    return found

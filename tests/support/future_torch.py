@@ -1,0 +1,331 @@
+"""A torch as it may be some day: a private name that the layer uses is gone, is something else, or
+takes other arguments, while torch's own code goes on by another name.
+
+Runs in a process that is forked where torch is loaded. The tables that `probe` looks at say which
+names there are, so that a new one is tried without anybody thinking of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import itertools
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from debugger.record.records import Records, newest_ranks
+from debugger.record.run_directory import RunDirectory
+from debugger.reports import off
+from debugger.testing.channel import Channel
+from tests.support import forked_program, hook_by_hand
+from tests.support.in_fork import end, forked, surroundings
+
+SCRIPT = Path(__file__).resolve().parents[1] / "ranks" / "scripts" / "many_ways.py"
+SEED = 14
+LIMIT_S = 60.0
+RANKS = 2
+AT_RANDOM = 40
+"""How many mutations change several names at once."""
+Mutation = tuple[tuple[str, str], ...]
+"""Names (module:path) with what becomes of each."""
+
+
+# -- which there are ----------------------------------------------------------------------------
+
+
+def table() -> dict[str, Any]:
+    """Every private name of the tables that are used with this torch, by module:path."""
+    probe = sys.modules["_distdebug.rank.torch_private.probe"]
+    return {f"{one.module}:{one.path}": one for part in probe.PARTS for one in part.needs}
+
+
+def mutations() -> list[Mutation]:
+    """One name at a time, each in every way; then several at random."""
+    names = table()
+    single = [(name, kind) for name, one in names.items() for kind in kinds(one)]
+    chance = random.Random(SEED)
+    several = [
+        tuple(
+            {
+                name: (name, kind) for name, kind in chance.sample(single, chance.randint(2, 6))
+            }.values()
+        )
+        for _ in range(AT_RANDOM)
+    ]
+    return [*((one,) for one in single), *several]
+
+
+def kinds(private: Any) -> list[str]:
+    """What may become of this name."""
+    if not loaded(private):
+        return []
+    found = private.find()
+    ways = ["gone", "something else", "raises"]
+    if isinstance(found, dict):
+        ways.append("a copy")
+    elif callable(found) and not inspect.isclass(found):
+        ways.append("does nothing")
+        if not component(private)[2]:
+            ways.append("other arguments")
+    return ways
+
+
+def loaded(private: Any) -> bool:
+    """Not what nobody has imported: mutating it would import it."""
+    return private.module in sys.modules
+
+
+def component(private: Any) -> tuple[Any, str, bool]:
+    """The owner and the name in it that is mutated: the last of the path, or the class that has it
+    where it is one of Python's own, such as `__init__`; whether it is that."""
+    *path, last = private.path.split(".")
+    special = last.startswith("__")
+    if special:
+        *path, last = path
+    owner: Any = sys.modules[private.module]
+    for name in path:
+        owner = getattr(owner, name)
+    if not hasattr(owner, last) and private.old:
+        last = private.old
+    in_object = not inspect.isclass(owner) and not inspect.ismodule(owner)
+    if in_object and last not in vars(owner):
+        owner = type(owner)  # a property
+    return owner, last, special
+
+
+# -- mutating -----------------------------------------------------------------------------------
+
+
+def mutate(private: Any, kind: str) -> None:
+    """Make torch as one in which this name has become that."""
+    owner, name, _ = component(private)
+    original = inspect.getattr_static(owner, name)
+    fresh = f"{name}_of_later"
+    _rename(name, fresh)
+    _set(owner, fresh, original)
+    if kind == "gone":
+        _remove(owner, name)
+    elif kind == "something else":
+        _set(owner, name, "something else")
+    elif kind == "raises":
+        _set(owner, name, _raising(original))
+    elif kind == "does nothing":
+        _set(owner, name, _as_was(original, lambda *_args, **_more: None))
+    elif kind == "a copy":
+        _set(owner, name, _copying(original))
+    elif kind == "other arguments":
+        _other_arguments(owner, name, fresh, original)
+    else:
+        raise ValueError(kind)
+
+
+def _rename(name: str, fresh: str) -> None:
+    """All of torch's own code uses the other name, and every other owner has it by both."""
+    for one in _of_torch():
+        if isinstance(one, types.FunctionType):
+            one.__code__ = _renamed(one.__code__, name, fresh)
+        elif name in vars(one) and fresh not in vars(one):
+            with contextlib.suppress(TypeError, AttributeError):
+                setattr(one, fresh, inspect.getattr_static(one, name))
+
+
+def _of_torch() -> Iterator[Any]:
+    for one in gc.get_objects():
+        if isinstance(one, types.FunctionType):
+            if str(one.__globals__.get("__name__")).partition(".")[0] == "torch":
+                yield one
+        elif isinstance(one, type | types.ModuleType):
+            home = one.__module__ if isinstance(one, type) else one.__name__
+            if str(home).partition(".")[0] == "torch":
+                yield one
+
+
+def _renamed(code: types.CodeType, name: str, fresh: str) -> types.CodeType:
+    consts = tuple(
+        _renamed(one, name, fresh) if isinstance(one, types.CodeType) else one
+        for one in code.co_consts
+    )
+    names = tuple(fresh if one == name else one for one in code.co_names)
+    if names == code.co_names and all(map(lambda a, b: a is b, consts, code.co_consts)):
+        return code
+    return code.replace(co_names=names, co_consts=consts)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+def _remove(owner: Any, name: str) -> None:
+    with contextlib.suppress(AttributeError):
+        delattr(owner, name)
+    if hasattr(owner, name) and inspect.isclass(owner):  # inherited
+        _set(owner, name, property(_no_attribute))
+
+
+def _no_attribute(_self: Any) -> Any:
+    raise AttributeError("not in this torch")
+
+
+def _raising(original: Any) -> Any:
+    def raises(*_args: Any, **_more: Any) -> Any:
+        raise NotImplementedError("not in this torch any more")
+
+    if callable(original) or isinstance(original, staticmethod):
+        return _as_was(original, raises)
+    return property(raises)
+
+
+def _as_was(original: Any, function: Callable[..., Any]) -> Any:
+    """The function with the looks of the original."""
+    with contextlib.suppress(ValueError, TypeError):
+        function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    function.__doc__ = getattr(original, "__doc__", None)
+    function.__name__ = getattr(original, "__name__", function.__name__)
+    return staticmethod(function) if isinstance(original, staticmethod) else function
+
+
+def _copying(original: Any) -> Any:
+    if isinstance(original, property):
+        return property(lambda self: dict(original.fget(self)))  # type: ignore[misc]
+    return dict(original)
+
+
+def _other_arguments(owner: Any, name: str, fresh: str, original: Any) -> None:
+    """It needs one more argument in front, which torch's own code gives."""
+    method = inspect.isclass(owner)
+    context = object()
+
+    if method:
+
+        def changed(self: Any, context: object, /, *, given: Any) -> Any:
+            return original(self, *given[0], **given[1])
+
+        def adapter(self: Any, *args: Any, **more: Any) -> Any:
+            return getattr(self, name)(context, given=(args, more))
+
+    else:
+
+        def changed(context: object, /, *, given: Any) -> Any:  # type: ignore[misc]
+            return original(*given[0], **given[1])
+
+        def adapter(*args: Any, **more: Any) -> Any:  # type: ignore[misc]
+            return getattr(owner, name)(context, given=(args, more))
+
+    changed.__name__ = name
+    _set(owner, name, changed)
+    _set(owner, fresh, adapter)
+
+
+# -- running ------------------------------------------------------------------------------------
+
+
+def drive(
+    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+) -> None:
+    """Try the mutations that were asked for, each in a process of its own, and write down what came
+    of them. Never returns."""
+    channel.close()
+    listener.close()
+    surroundings(request)
+    end(lambda: _drive(Path(request["cwd"]), request["chosen"]))
+
+
+def _drive(folder: Path, chosen: Sequence[int]) -> None:
+    gc.unfreeze()
+    found = mutations()
+    results: dict[str, Any] = {"total": len(found), "tried": []}
+    for number in chosen:
+        if number >= len(found):
+            break
+        place = folder / str(number)
+        place.mkdir()
+        mutation = found[number]
+        pid = forked(lambda where=place, what=mutation: _try(where, what))  # type: ignore[misc]
+        _, status = os.waitpid(pid, 0)
+        told = {"mutation": mutation, "status": status}
+        with contextlib.suppress(OSError, ValueError):
+            told |= json.loads((place / "result.json").read_text())
+        results["tried"].append(told)
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def _try(place: Path, mutation: Mutation) -> None:
+    names = table()
+    done = set()
+    for name, kind in mutation:
+        _owner, attribute, _ = component(names[name])
+        if attribute not in done:  # one that another has not changed already
+            done.add(attribute)
+            mutate(names[name], kind)
+    directory = RunDirectory.create(explicit=place / "run")
+    runs = {"plain": None, "observed": directory.path}
+    pids = {
+        forked(lambda m=mode, r=rank, d=path: _rank(place, m, r, d)): (mode, rank)  # type: ignore[misc]
+        for (mode, path), rank in itertools.product(runs.items(), range(RANKS))
+    }
+    codes: dict[str, dict[int, int]] = {mode: {} for mode in runs}
+    until_s = time.monotonic() + LIMIT_S
+    while pids:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            if time.monotonic() > until_s:
+                for left in pids:
+                    os.kill(left, signal.SIGKILL)
+                until_s += LIMIT_S
+            time.sleep(0.01)
+            continue
+        if pid in pids:
+            mode, rank = pids.pop(pid)
+            codes[mode][rank] = os.waitstatus_to_exitcode(status)
+    records = Records(directory.ranks)
+    records.look()
+    ranks = newest_ranks(records.snapshots())
+    result: dict[str, Any] = {"off": off.of_ranks(ranks), "seen": len(ranks)}
+    for mode in runs:
+        result[mode] = [
+            [codes[mode][rank], _text(place, mode, rank, "out"), _text(place, mode, rank, "err")]
+            for rank in range(RANKS)
+        ]
+    (place / "result.json").write_text(json.dumps(result))
+
+
+def _text(place: Path, mode: str, rank: int, stream: str) -> str:
+    return (place / f"{mode}.{rank}.{stream}").read_text(errors="replace")
+
+
+def _rank(place: Path, mode: str, rank: int, directory: Path | None) -> None:
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        path = place / f"{mode}.{rank}.{stream}"
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    import torch
+
+    torch.set_num_threads(1)
+    if directory is not None:
+        os.environ |= {
+            "DISTDEBUG_RUN_DIR": str(directory),
+            "DISTDEBUG_RUN_STARTED": f"{time.time():.3f}",
+            "DISTDEBUG_REDIRECT": "0",
+            "DISTDEBUG_LEVEL": "DETAIL",
+            "DISTDEBUG_CHECK": "nan,replicas",
+        }
+        os.environ.pop("DISTDEBUG_RAISE_OWN_FAULTS", None)
+        hook_by_hand.run()
+        finder, hook = forked_program.hook_of_this_process()
+        sys.meta_path.remove(finder)
+        forked_program.become(rank, finder, hook, torch)
+    sys.argv = [str(SCRIPT), str(place / f"{mode}.store")]
+    runpy.run_path(str(SCRIPT), run_name="__main__")

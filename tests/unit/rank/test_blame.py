@@ -1,0 +1,93 @@
+"""Whose fault an exception is: what nobody has raised on purpose, in our code or because of it."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.rank import blame
+
+OURS = str(Path(blame.__file__).parent / "checked_group.py")
+TORCHS = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def code_in(file: str, text: str, **names: Any) -> Any:
+    """What `f` of this text is when its file is that one."""
+    space: dict[str, Any] = dict(names)
+    exec(compile(text, file, "exec"), space)
+    return space["f"]
+
+
+def raised_by(function: Any, *args: Any) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        function(*args)
+    error: BaseException = caught.value
+    return error
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("def f(): return None.x", True),
+        ("def f(): return {}['a']", True),
+        ("def f(): return no_such_name", True),
+        ("def f(made=len): return made[0]", True),
+        ("def f(): assert 0", False),
+        ("def f(): raise TypeError('an argument of the program')", False),
+        ("def f(): raise ValueError('an argument of the program')", False),
+        ("def f(): return int('x')", False),
+        ("import json\ndef f(): return json.dumps(object())", True),
+    ],
+)
+def test_in_our_own_file(text: str, ours: bool) -> None:
+    assert blame.is_own_fault(raised_by(code_in(OURS, text))) is ours
+
+
+def test_in_torchs_file_because_of_what_we_put_there() -> None:
+    """torch 2.15 subscripts the builtin `type`, where there once was a function of ours."""
+    shadow = code_in(OURS, "def f(*args): return None")
+    function = code_in(TORCHS, "def f(): return type[int]", type=shadow)
+    remembered = types.SimpleNamespace(lines=["def f(): return type[int]"])
+    blame.linecache.cache[TORCHS] = (25, None, remembered.lines, TORCHS)
+    try:
+        assert blame.is_own_fault(raised_by(function))
+    finally:
+        del blame.linecache.cache[TORCHS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(): return None.x",
+        "def f(): return list(5)",
+        "def f(): raise TypeError('wrong')",
+    ],
+)
+def test_in_torchs_file_for_its_own_reasons(text: str) -> None:
+    assert not blame.is_own_fault(raised_by(code_in(TORCHS, text)))
+
+
+def test_a_registry_that_misses_a_group_of_ours() -> None:
+    text = "def f(group): return {}[group]"
+    group = type("CheckedGroup", (), {"__repr__": lambda _: "<CheckedGroup 'tp'>"})()
+    assert blame.is_own_fault(raised_by(code_in(TORCHS, text), group))
+    assert not blame.is_own_fault(raised_by(code_in(TORCHS, text), "tp"))
+
+
+def test_in_the_program() -> None:
+    assert not blame.is_own_fault(raised_by(code_in("/home/me/train.py", "def f(): None.x")))
+    within = code_in("/home/me/train.py", "def f(): None.x")
+    assert not blame.is_own_fault(raised_by(code_in(OURS, "def f(g): g()"), within))
+
+
+def test_the_bindings_refuse_an_argument() -> None:
+    text = "def f(): raise_it()"
+
+    def refuse() -> None:
+        raise TypeError("allreduce(): incompatible function arguments. The following ...")
+
+    error = raised_by(code_in(OURS, text, raise_it=refuse))
+    assert not blame.is_unmeant(error)
