@@ -268,6 +268,11 @@ def _try(place: Path, mutation: Mutation) -> None:
         if attribute not in done:  # one that another has not changed already
             done.add(attribute)
             mutate(names[name], kind)
+    unlike = [
+        part.name
+        for part in sys.modules["_distdebug.rank.torch_private.probe"].PARTS
+        if any(loaded(one) and one.unlike() for one in part.needs)
+    ]
     directory = RunDirectory.create(explicit=place / "run")
     runs = {"plain": None, "observed": directory.path}
     pids = {
@@ -291,7 +296,7 @@ def _try(place: Path, mutation: Mutation) -> None:
     records = Records(directory.ranks)
     records.look()
     ranks = newest_ranks(records.snapshots())
-    result: dict[str, Any] = {"off": off.of_ranks(ranks), "seen": len(ranks)}
+    result: dict[str, Any] = {"off": off.of_ranks(ranks), "seen": len(ranks), "unlike": unlike}
     for mode in runs:
         result[mode] = [
             [codes[mode][rank], _text(place, mode, rank, "out"), _text(place, mode, rank, "err")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,13 @@ def before_default_group(act: Callable[[], None]) -> None:
 
 
 _group_class = CheckedGroup
+_seen: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def check_that_creation_is_seen(recorder: Recorder) -> None:
+    """torch has made the default group: by the function that is wrapped here, or by another?"""
+    if recorder not in _seen:
+        torch_private.creation_was_not_seen()
 
 
 def choose_class(group_class: type[CheckedGroup]) -> None:
@@ -53,6 +61,7 @@ def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) 
 
 def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
+        _seen.add(recorder)
         try:
             given = torch_private.helper_arguments(args, kwargs)
             ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 from ...record import layout
 from ...record.layout import Activity
 from .. import torch_private
-from ..group import forks
+from ..group import forks, wrap
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import Recorder, report_own_fault
@@ -57,6 +57,7 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
         with recorder.waiting_in(Activity.INIT, detail, site):
             result = original(*args, **kwargs)
         with contextlib.suppress(Exception):
+            wrap.check_that_creation_is_seen(recorder)
             if recorder.writer.rank < 0:
                 group = torch_private.c10d.GroupMember.WORLD
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})

@@ -10,6 +10,7 @@ from .calls import (
 from .groups import (
     backend_name,
     clone_group,
+    creation_was_not_seen,
     helper_arguments,
     is_hashed_name,
     is_python_group,
@@ -42,6 +43,7 @@ __all__ = [
     "capturing",
     "clone_group",
     "coalesce_messages",
+    "creation_was_not_seen",
     "dist",
     "helper_arguments",
     "is_hashed_name",

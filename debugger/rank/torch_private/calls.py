@@ -17,7 +17,7 @@ COALESCING = Part(
     "coalesced_messages",
     "batch_isend_irecv starts its messages one by one",
     private("_coalescing_manager", ("group", "device", "async_ops"), called=True),
-    private("P2POp"),
+    private("P2POp", ("op", "tensor", "peer")),
     private("ProcessGroup._get_backend", ("self", "device"), called=True),
 )
 COMPLETION_HOOKS = Part(
@@ -25,7 +25,7 @@ COMPLETION_HOOKS = Part(
     "the end of a group does not wait for completion hooks",
     private("ProcessGroup._has_hooks", ("self",), called=True),
     private("ProcessGroup._wait_for_pending_works", ("self",), called=True),
-    private("_world.pg_map", mapping=True),
+    private("_world.pg_map", kind=dict),
 )
 NOT_IN_GROUP = Part(
     "not_in_group",
@@ -42,10 +42,14 @@ def coalesce_messages(group_class: type) -> None:
     """
 
     def make(original: Wrapped) -> Wrapped:
-        def batch_isend_irecv(p2p_op_list: Any) -> Any:
-            found = _coalescing(p2p_op_list, group_class)
+        def batch_isend_irecv(p2p_op_list: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                found = _coalescing(p2p_op_list, group_class)
+            except Exception as error:
+                COALESCING.switch_off(f"looking at the messages failed: {error!r}")
+                found = None
             if found is None:
-                return original(p2p_op_list)
+                return original(p2p_op_list, *args, **kwargs)
             group, device = found
             with c10d._coalescing_manager(group, device, async_ops=True) as coalesced:
                 for one in p2p_op_list:
@@ -92,8 +96,11 @@ def await_completion_hooks(group: Any, group_class: type) -> None:
     if not isinstance(found, group_class) or c10d._world.pg_map.get(found) is None:
         return
     inner: Any = found
-    if not is_python_group(inner._inner) and inner._inner._has_hooks():
-        inner._inner._wait_for_pending_works()
+    try:
+        if not is_python_group(inner._inner) and inner._inner._has_hooks():
+            inner._inner._wait_for_pending_works()
+    except Exception as error:
+        COMPLETION_HOOKS.switch_off(f"asking for them failed: {error!r}")
 
 
 def open_monitored_barrier(group_class: type) -> None:
@@ -101,11 +108,11 @@ def open_monitored_barrier(group_class: type) -> None:
 
     def make(original: Wrapped) -> Wrapped:
         def monitored_barrier(
-            group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+            group: Any = None, timeout: Any = None, wait_all_ranks: bool = False, **more: Any
         ) -> Any:
             found = c10d.GroupMember.WORLD if group is None else group
-            if not isinstance(found, group_class):
-                return original(group, timeout, wait_all_ranks)
+            if not isinstance(found, group_class) or more:
+                return original(group, timeout, wait_all_ranks, **more)
             if isinstance(timeout, int | float):  # torch takes seconds here as well
                 timeout = timedelta(seconds=timeout)
             if timeout is not None and not isinstance(timeout, timedelta):
@@ -140,9 +147,9 @@ def on_not_in_group(note: Callable[[str], None]) -> None:
     """Hear of collectives that torch skips because the rank is not in the group."""
 
     def make(original: Wrapped) -> Wrapped:
-        def warn(op_name: str) -> Any:
+        def warn(op_name: str, *args: Any, **kwargs: Any) -> Any:
             note(op_name)
-            return original(op_name)
+            return original(op_name, *args, **kwargs)
 
         return warn
 

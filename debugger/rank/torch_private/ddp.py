@@ -57,9 +57,10 @@ def on_statistics(observe: Callable[[Any], None]) -> None:
     """`observe(logger)` is called in every forward, behind torch's own look at the last one."""
 
     def make(original: Wrapped) -> Wrapped:
-        def take(self: Any) -> None:
-            original(self)
+        def take(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
             observe(self)
+            return result
 
         return take
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from .modules import Wrapped, c10d
 from .probe import Part, Private, patch
 from .probe import c10d as private
@@ -30,7 +32,7 @@ CREATION = Part(
     private("_register_process_group", ("group_name", "group"), called=True),
     private("_unregister_process_group", ("group_name",), called=True),
     *(
-        private(f"_world.{name}", mapping=True)
+        private(f"_world.{name}", kind=dict)
         for name in (
             "pg_map",
             "pg_names",
@@ -47,7 +49,7 @@ CREATION = Part(
     private("ProcessGroup._set_default_backend", ("self", "backend_type"), called=True),
     private("ProcessGroup._set_group_name", ("self",)),
     private("ProcessGroup._set_group_desc", ("self",)),
-    private("Backend.backend_type_map", mapping=True),
+    private("Backend.backend_type_map", kind=dict),
     private("BackendConfig.get_device_backend_map", ("self",), called=True),
     blind=True,
 )
@@ -68,6 +70,11 @@ DURATIONS = Part(
 def on_group_creation(make: Callable[[Wrapped], Wrapped]) -> None:
     """Wrap the function through which init_process_group and new_group create every group."""
     patch(c10d, "_new_process_group_helper", make)
+
+
+def creation_was_not_seen() -> None:
+    """A group was made, and what `on_group_creation` has wrapped was not called."""
+    CREATION.switch_off(f"torch {torch.__version__} makes groups without {CREATION.needs[0].shown}")
 
 
 def helper_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -237,9 +244,11 @@ def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
     """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
 
     def make(original: Wrapped) -> Wrapped:
-        def set_timeout(timeout: timedelta, group: Any = None) -> Any:
+        def set_timeout(timeout: timedelta, group: Any = None, **more: Any) -> Any:
             found = c10d.GroupMember.WORLD if group is None else group
-            return None if changed(found, timeout) else original(timeout, group)
+            if not more and changed(found, timeout):
+                return None
+            return original(timeout, group, **more)
 
         return set_timeout
 

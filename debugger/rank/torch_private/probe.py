@@ -33,15 +33,15 @@ class Private:
 
     `path` leads to it from the module: "_world.pg_map". `takes`: the names of its first parameters,
     which the caller or the wrapper relies on; None where it is not called, or does not tell them.
-    `called`: whether this package calls it, so that it must need no other argument. `mapping`:
-    whether it is a dictionary that can be written. `old`: what older releases had in its place.
+    `called`: whether this package calls it, so that it must need no other argument. `kind`: what
+    it is an instance of. `old`: what older releases had in its place.
     """
 
     module: str
     path: str
     takes: tuple[str, ...] | None = None
     called: bool = False
-    mapping: bool = False
+    kind: type | None = None
     old: str = ""
 
     @property
@@ -73,8 +73,8 @@ class Private:
             return f"{version} has no {self.shown}"
         except Exception as error:
             return f"{self.shown} of {version} cannot be read ({type(error).__name__})"
-        if self.mapping and not isinstance(found, dict):
-            return f"{self.shown} of {version} is no dictionary"
+        if self.kind is not None and not isinstance(found, self.kind):
+            return f"{self.shown} of {version} is no {self.kind.__name__}"
         if self.takes is None:
             return ""
         if not callable(found):

@@ -20,7 +20,7 @@ _RULES = "torch._dynamo.trace_rules"
 UNCOMPILED = Part(
     "compiled_programs",
     "torch.compile may look into the groups that stand before a program's own",
-    Private(_RULES, "SKIP_DIRS"),
+    Private(_RULES, "SKIP_DIRS", kind=list),
     Private(_RULES, "_recompile_re", (), called=True),
 )
 
@@ -31,8 +31,11 @@ def keep_uncompiled(directories: list[str]) -> None:
 
     def add(rules: Any) -> None:
         if UNCOMPILED.works:
-            rules.SKIP_DIRS.extend(directories)
-            rules._recompile_re()
+            try:
+                rules.SKIP_DIRS.extend(directories)
+                rules._recompile_re()
+            except Exception as error:
+                UNCOMPILED.switch_off(f"torch.compile was not told: {error!r}")
 
     wrapt.register_post_import_hook(add, "torch._dynamo.trace_rules")
 

@@ -38,9 +38,9 @@ def on_data_end(note: Callable[[int], None]) -> None:
     from torch.utils.data import dataloader
 
     def make(original: Wrapped) -> Wrapped:
-        def following(self: Any) -> Any:
+        def following(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(self)
+                return original(self, *args, **kwargs)
             except StopIteration:
                 note(int(getattr(self, "_num_yielded", 0)))
                 raise
@@ -85,9 +85,9 @@ def on_loss_scaling(note: Callable[[], None]) -> None:
     """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
 
     def make(original: Wrapped) -> Wrapped:
-        def begin(self: Any, *args: Any) -> Any:
+        def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
             note()
-            return original(self, *args)
+            return original(self, *args, **kwargs)
 
         return begin
 
