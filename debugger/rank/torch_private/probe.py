@@ -205,7 +205,7 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
     if inspect.ismodule(owner):
         home = sys.modules.get(str(getattr(original, "__module__", "")))
         if getattr(home, name, _MISSING) is not replacement:
-            replacement.__module__ = owner.__name__
+            replacement.__module__, replacement.__qualname__ = owner.__name__, name
 
 
 def state() -> Mapping[str, str]:

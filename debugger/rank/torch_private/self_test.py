@@ -3,31 +3,69 @@
 Names can all be there and mean something else. So a group is made whose backend does nothing, one
 is put in front of it as is done with the program's own, and torch's C++ code makes a call of it by
 name. Nothing of it is left behind. It takes a millisecond, which is why no result is kept: a file
-that says how another build of the same version did would be wrong some day.
+that says how another build of the same version did would be wrong some day. Where torch is newer
+than all that were tried, a forked child does it: it may end there in any way, or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ...record import torch_versions
 from .groups import CREATION, clone_group
 from .modules import c10d, dist
 
 _NAME = "distdebug/self-test"
+_LIMIT_S = 10.0
 
 
 def try_a_front() -> None:
     """Switch the observation of groups off, if one in front of another does not do its work."""
     if not CREATION.works:
         return
-    try:
-        unlike = _unlike()
-    except Exception as error:
-        unlike = f"{type(error).__name__}: {error}"
+    is_new = bool(torch_versions.too_new(torch.__version__))
+    unlike = _in_child(_outcome) if is_new else _outcome()
     if unlike:
         CREATION.switch_off(f"a trial with torch {torch.__version__} went wrong ({unlike})")
+
+
+def _outcome() -> str:
+    try:
+        return _unlike()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _in_child(trial: Callable[[], str]) -> str:
+    """What it returns in a forked child, or how that has ended."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python 3.12 on, where there are threads
+        pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, b"+" + trial().encode()[:1000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        if not select.select([reading], [], [], _LIMIT_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+            return f"it has not ended in {_LIMIT_S:.0f} s"
+        told = os.read(reading, 2000).decode(errors="replace")
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ChildProcessError):
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return told[1:] if told else f"it ended with {status}, by signal {-status}"
 
 
 def _unlike() -> str:
@@ -75,4 +113,7 @@ class _Front(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
         """Note the call, and forward it."""
         self.calls.append("allreduce")
-        return self.inner.allreduce(*args, **kwargs)
+        work = self.inner.allreduce(*args, **kwargs)
+        if not isinstance(work, dist.Work):  # which C++ code would use as it is
+            raise TypeError(f"a call returned {type(work).__name__}, no Work")
+        return work

@@ -1,0 +1,91 @@
+"""What torch's functions are to others with the layer in place, and what newer torches have: each
+line says what it looked at. Two ranks; fails where something is not as it should be."""
+
+import builtins
+import inspect
+import os
+import pickle
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+rank = int(os.environ["RANK"])
+
+shadowed = [
+    (name, module.__name__)
+    for module in list(sys.modules.values())
+    if str(getattr(module, "__name__", "")).partition(".")[0] == "torch"
+    for name, value in vars(module).items()
+    if name in vars(builtins)
+    and "distdebug"
+    in str(getattr(inspect.unwrap(value) if callable(value) else value, "__module__", ""))
+]
+assert not shadowed, shadowed
+print("builtins")
+
+for name in (
+    "init_process_group",
+    "destroy_process_group",
+    "batch_isend_irecv",
+    "get_debug_level",
+    "set_debug_level",
+    "monitored_barrier",
+    "send",
+    "recv",
+):
+    function = getattr(dist, name)
+    assert pickle.loads(pickle.dumps(function)) is function, name
+    assert function.__name__ == name, function
+    if "debug_level" not in name:  # of which torch's own code has its own
+        assert getattr(c10d, name, function) is function, name
+assert next(iter(inspect.signature(dist.init_process_group).parameters)) == "backend"
+assert list(inspect.signature(dist.batch_isend_irecv).parameters) == ["p2p_op_list"]
+assert next(iter(inspect.signature(c10d._new_process_group_helper).parameters)) == "group_size"
+print("functions")
+
+dist.init_process_group("gloo")
+world = dist.group.WORLD
+assert type(world).__name__ == "CheckedGroup", world
+sent, received = torch.full((2,), float(rank)), torch.zeros(2)
+batch = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+for one in dist.batch_isend_irecv(batch):
+    one.wait()
+assert received.tolist() == [1.0 - rank] * 2
+print("messages")
+
+if hasattr(world, "register_pre_hook"):
+    seen = []
+    world.register_pre_hook(77, lambda given: seen.append(str(given.name)))
+    dist.all_reduce(torch.ones(1))
+    assert len(seen) == 1, seen
+    world.unregister_pre_hook(77)
+    dist.all_reduce(torch.ones(1))
+    assert len(seen) == 1, seen
+print("hooks")
+
+if hasattr(c10d, "NanCheckHook"):
+    own = dist.new_group([0, 1])
+    hook = c10d.NanCheckHook.attach(own)
+    dist.all_reduce(torch.ones(1), group=own)
+    try:
+        dist.all_reduce(torch.tensor([float("nan")]), group=own)
+        raise AssertionError("torch's check for NaN did not see the call")
+    except RuntimeError as error:
+        refused = str(error)
+    assert "NaN" in refused, refused
+    hook.remove()
+print("nan check")
+
+if hasattr(dist, "gather_single"):
+    rows, refused = torch.zeros(2, 3) if rank == 0 else None, ""
+    try:
+        dist.gather_single(torch.full((1, 3), float(rank)), rows, dst=0)
+        assert rows is None or rows.tolist() == [[0.0] * 3, [1.0] * 3]
+    except RuntimeError as error:
+        refused = str(error)
+    assert not refused or "does not support" in refused, refused  # gloo in 2.14 and 2.15
+print("gather_single")
+dist.barrier()
+dist.destroy_process_group()
