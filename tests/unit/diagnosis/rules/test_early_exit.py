@@ -154,6 +154,15 @@ class TestDeaths:
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("invalid_argument", (2,))
 
+    def test_a_fault_of_this_tool_is_nobody_elses(self) -> None:
+        run = waiting()
+        run[2].raises("AttributeError: 'NoneType' object has no attribute 'x'", own_fault=True)
+        run[0].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.exit_code) == ("tool_error", (2,), 96)
+        assert "distdebug itself failed in rank 2" in found.message
+        assert "report it" in found.details[0]
+
     def test_a_rank_that_is_still_leaving_explains_a_lost_connection(self) -> None:
         run = waiting()
         run[2].phase = Phase.ENDED
