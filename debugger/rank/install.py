@@ -11,7 +11,7 @@ import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,17 +124,25 @@ def _install(directory: Path) -> Recorder:
     cleanup_calls.observe(recorder)
     collectives.observe()
     pipeline.observe(recorder)
-    check.observe(recorder, directory)
-    monitored_barrier.observe()
-    debug_level.observe()
-    torch_private.keep_uncompiled(call_site.DIRECTORIES)
-    statistics.observe(recorder)
+    _each_by_itself(
+        {
+            "the check of replicas": lambda: check.observe(recorder, directory),
+            "monitored_barrier on every backend": monitored_barrier.observe,
+            "the debug level": debug_level.observe,
+            "watching compiled programs": lambda: torch_private.keep_uncompiled(
+                call_site.DIRECTORIES
+            ),
+            "what is told of DistributedDataParallel": lambda: statistics.observe(recorder),
+            "watching calls on other groups": lambda: torch_private.on_not_in_group(
+                _note_not_in_group(recorder)
+            ),
+            "watching waits for stores": lambda: on_store_waits(_store_watch(recorder)),
+            "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
+        }
+    )
     main_thread.observe()
     stops = breakpoints.observe(recorder, directory, pipeline.look_once)
     limits = timeouts.observe(recorder, directory)
-    torch_private.on_not_in_group(_note_not_in_group(recorder))
-    on_store_waits(_store_watch(recorder))
-    torch_private.on_data_end(_note_data_end(recorder))
 
     def look() -> None:
         watch.look()
@@ -152,6 +160,15 @@ def _install(directory: Path) -> Recorder:
     begin()
     forks.observe(recorder, directory, _identity, begin)
     return recorder
+
+
+def _each_by_itself(parts: Mapping[str, Callable[[], None]]) -> None:
+    """What fails of these is left out, and takes nothing else with it."""
+    for what, begin in parts.items():
+        try:
+            begin()
+        except Exception as error:
+            report_own_fault(what, error)
 
 
 def _planned(recorder: Recorder, directory: Path) -> Injector | None:

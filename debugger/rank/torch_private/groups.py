@@ -148,15 +148,26 @@ def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
     for device in inner._device_types:
         name = names.get(device.type, "")
         outer._register_backend(device, types.get(name, custom), inner._get_backend(device))
-    default = names.get("cpu") if len(set(names.values())) > 1 else next(iter(names.values()))
-    if backend == c10d.Backend.UNDEFINED and "nccl" in names.values():
-        default = "nccl"
-    outer._set_default_backend(types.get(default or "", custom))
+    outer._set_default_backend(types.get(_default_backend(inner, names, backend), custom))
     if inner.bound_device_id is not None:
         outer.bound_device_id = inner.bound_device_id
     outer._set_group_name(inner.group_name)
     outer._set_group_desc(inner.group_desc)
     return outer
+
+
+def _default_backend(inner: Any, names: dict[str, str], asked: str) -> str:
+    """The name of the backend that answers for a group that has several: by its own word, for the
+    rule is the accelerator's from torch 2.14 on, and was the CPU's before."""
+    with contextlib.suppress(Exception):
+        own = inner.name()
+        for device in inner._device_types:
+            if inner._get_backend(device).name() == own:
+                return names[device.type]
+    if asked == c10d.Backend.UNDEFINED and "nccl" in names.values():
+        return "nccl"
+    several = len(set(names.values())) > 1
+    return names.get("cpu", "") if several else next(iter(names.values()))
 
 
 def is_python_group(group: Any) -> bool:
