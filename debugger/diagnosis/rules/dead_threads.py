@@ -95,15 +95,17 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
     else:
         waiting = [pending.rank]
     victims = tuple(sorted(set(waiting) - {rank}))
+    own = note.data.get("own_fault") is True
+    whose = "distdebug itself failed: " if own else ""
     gone = world.ended(rank)
     suspected = "" if gone else "suspected: "
     evidence = stand(world, chosen((rank,), victims), call)
     evidence[rank] = RankEvidence(f"lost {_thread(note)}", None, note.site)
     finding = Finding(
-        kind="rank_exception",
+        kind="tool_error" if own else "rank_exception",
         message=(
-            f"rank {rank} raised {printable(note.message)} in {_thread(note)}{at_site(note.site)}, "
-            f"which ended that thread only; {suspected}{ranks_text(victims)} "
+            f"{whose}rank {rank} raised {printable(note.message)} in {_thread(note)}"
+            f"{at_site(note.site)}, which ended that thread only; {suspected}{ranks_text(victims)} "
             f"{verb(victims, 'waits', 'wait')} for its next call {doing(world, pending)}"
         ),
         culprits=(rank,),

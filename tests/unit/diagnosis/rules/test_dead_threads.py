@@ -72,6 +72,16 @@ def test_others_wait_for_a_thread_that_lives() -> None:
     )
 
 
+def test_a_thread_that_this_tool_has_ended() -> None:
+    run = side_by_side()
+    run[1].notes_down("thread_exception", ERROR, 9, thread="t", thread_slot=2, own_fault=True)
+    run[0].calls(all_reduce(4), group="1", thread=2, waits=True)
+    run.passes(6)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.exit_code) == ("tool_error", (1,), 96)
+    assert found.message.startswith("distdebug itself failed: rank 1 raised KeyError")
+
+
 def test_a_thread_that_failed_since_another_rank_did_is_not_the_cause() -> None:
     run = side_by_side()
     run[1].notes_down(
