@@ -22,12 +22,13 @@ SILENT = {"durations", "coalesced_messages"}
 """Parts that not every torch and backend asks for: nothing need be said of them."""
 
 
+@pytest.mark.timeout(400)
 def test_a_few_mutations(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     check(tried(A_FEW, tmp_path, torch_loaded))
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_all_mutations(batch: int, tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     results = tried(list(range(batch, MOST, BATCHES)), tmp_path, torch_loaded)
@@ -40,7 +41,7 @@ def tried(chosen: list[int], folder: Path, torch_loaded: TorchLoaded) -> dict[st
     order = request(folder, runs.environment(), out, err, chosen=chosen)
     ((process, channel),) = torch_loaded.fork("tests.support.future_torch:drive", order)
     channel.close()
-    code = process.wait(550)
+    code = process.wait(580)
     assert code == 0, err.read_text()
     return json.loads((folder / "results.json").read_text())
 

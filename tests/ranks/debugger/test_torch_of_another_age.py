@@ -54,7 +54,8 @@ def test_too_old_below_run(tmp_path: Path) -> None:
     fake_torch(tmp_path / "path", "2.10.0+cpu")
     script = tmp_path / "train.py"
     script.write_text("print('ran')\n")
-    extra = {"PYTHONPATH": str(tmp_path / "path")}
+    paths = [str(tmp_path / "path"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    extra = {"PYTHONPATH": os.pathsep.join(paths)}
     process = runs.start("run", ["-n", "2", str(script)], tmp_path / "run", tmp_path, extra)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (2, "")
