@@ -13,7 +13,6 @@ from typing import Any as _Any
 import torch.distributed as _torch
 
 from . import algorithms as _algorithms
-from .backend import register as _register
 from .errors import (
     Aborted,
     CallMismatch,
@@ -23,10 +22,7 @@ from .errors import (
     PeerLost,
     RendezvousError,
 )
-from .mpi.backend import MpiBackend as _MpiBackend
-from .mpi.torch_api import open_torch as _open_torch
-from .nccl.backend import NcclBackend as _NcclBackend
-from .tcp.backend import TcpBackend as _TcpBackend
+from .registration import register_all as _register_all
 from .torch_api import (
     init_process_group,
     is_nccl_available,
@@ -52,11 +48,10 @@ __all__ = [
     "unavailable",
 ]
 
-# What importing this package is for; it opens nothing and starts nothing.
-_register(_TcpBackend())
-_register(_MpiBackend())
-_register(_NcclBackend())
-_open_torch()
+# What importing this package is for; it opens nothing and starts nothing. Who needs parts of it in
+# a program that has not asked for it sets `_for_itself` before the module is executed.
+if not globals().get("_for_itself"):
+    _register_all()
 
 
 def _of_torch(package: _Any, name: str) -> _Any:

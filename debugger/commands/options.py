@@ -108,7 +108,8 @@ def common(
     `world_size` ranks where that is known. Raises UsageError."""
     if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
-    level = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() or "INFO"
+    asked = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
+    level = asked or "INFO"
     if level not in LEVELS:
         raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
     if args.tui:
@@ -117,6 +118,7 @@ def common(
         "run_dir": args.run_dir,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
+        "level_asked": bool(asked),
         "checks": _checks(args.check),
         "log_max_mb": args.log_max_mb,
         "breaks": break_flags.places(args.breaks, command, world_size),

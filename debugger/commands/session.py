@@ -64,6 +64,7 @@ class Options:
     run_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
+    level_asked: bool = False  # else the program is told torch's own
     checks: tuple[str, ...] = ()
     log_max_mb: float = DEFAULT_MAX_MB
     breaks: tuple[str, ...] = ()
@@ -341,9 +342,9 @@ class Session:
     def _environment(self, directory: RunDirectory) -> dict[str, str]:
         outer = {**os.environ, **self._options.environment}
         environment = hook.environment(outer, directory.path, self._options.launcher)
-        if not self._options.redirect:
-            environment["DISTDEBUG_REDIRECT"] = "0"
+        environment["DISTDEBUG_REDIRECT"] = "1" if self._options.redirect else "0"
         environment["DISTDEBUG_LEVEL"] = self._options.level
+        environment["DISTDEBUG_LEVEL_UNASKED"] = "" if self._options.level_asked else "1"
         environment.update(self._injection.environment)
         if self._options.ci is not None:
             environment.update(self._options.ci.environment(environment))
@@ -354,9 +355,8 @@ class Session:
         environment["DISTDEBUG_DEBUGGER"] = self._options.debugger
         environment["DISTDEBUG_CHECK"] = ",".join(self._options.checks)
         environment["DISTDEBUG_CHECK_EVERY"] = str(self._options.check_every)
-        if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-            # torch's own wrapper at DETAIL crashes DDP on gloo; ours takes its place.
-            environment["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+        if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() not in ("", self._options.level):
+            environment["TORCH_DISTRIBUTED_DEBUG"] = self._options.level  # which a flag overrides
         return environment
 
     def _write_run(self) -> None:

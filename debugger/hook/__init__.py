@@ -21,8 +21,10 @@ def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> 
     environment says; "" for any other command.
     """
     changed = dict(base)
-    paths = [str(SITE), *filter(None, changed.get("PYTHONPATH", "").split(os.pathsep))]
-    changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    before = changed.get("PYTHONPATH", "")
+    # An empty entry is the current directory, but an empty variable has none.
+    paths = [one for one in before.split(os.pathsep) if one != str(SITE)] if before else []
+    changed["PYTHONPATH"] = os.pathsep.join([str(SITE), *paths])
     changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
     changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
     changed["DISTDEBUG_LAUNCHER"] = launcher

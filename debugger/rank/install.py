@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distcore.registration import stand_by
+
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.secret_words import masked
@@ -103,6 +105,7 @@ def take_faults() -> None:
 
 def _install(directory: Path) -> Recorder:
     global _injector, _directory
+    stand_by()  # before all that goes in front of torch's functions here
     writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
     recorder = Recorder(writer, _identity())
     probe.on_off(_part_off(recorder))

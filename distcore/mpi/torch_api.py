@@ -8,8 +8,8 @@ size and store from MPI; afterwards the group's backend is called "mpi" again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,23 +21,24 @@ REGISTERED = "distcore_mpi"
 _DEFAULT_S = 1800.0
 
 
-def open_torch() -> None:
-    """Put ours in front of torch's functions; once. A torch with an MPI of its own keeps it."""
-    if torch_private.has_own_mpi():
-        return
-    torch_private.in_front("is_mpi_available", is_mpi_available)
-    for name, make in (
-        ("init_process_group", initialisation),
-        ("_new_group_with_tag", _new_group_with_tag),
-        ("_new_process_group_helper", _create_group),
-    ):
-        theirs = getattr(torch_private.c10d, name)
-        torch_private.in_front(name, functools.wraps(theirs)(make(theirs)))
+def answer_for_torch() -> None:
+    """Put our `is_mpi_available` in front of torch's; once. A torch with an MPI of its own keeps
+    its own."""
+    if not torch_private.has_own_mpi():
+        torch_private.in_front("is_mpi_available", is_mpi_available)
+
+
+_asked_for = False
+"""Whether the program has named the backend mpi."""
 
 
 def is_mpi_available() -> bool:
-    """Check if the MPI backend is available."""
-    return library.unavailable() is None
+    """Check if the MPI backend is available.
+
+    A process that no MPI launcher has started is a world of one for MPI. Programs take this answer
+    for a reason to choose mpi, so there it is no until they have asked for mpi by its name.
+    """
+    return (_asked_for or world.was_launched()) and library.unavailable() is None
 
 
 def _is_ours(backend: Any) -> bool:
@@ -54,6 +55,8 @@ def _translated(backend: Any) -> str:
 
 
 def _check_available() -> None:
+    global _asked_for
+    _asked_for = True
     reason = library.unavailable()
     if reason is not None:
         raise RuntimeError(reason)
@@ -153,3 +156,11 @@ def _create_group(theirs: Any) -> Any:
         return made
 
     return create
+
+
+ADAPTED: dict[str, Callable[[Any], Any]] = {
+    "init_process_group": initialisation,
+    "_new_group_with_tag": _new_group_with_tag,
+    "_new_process_group_helper": _create_group,
+}
+"""How to make torch's functions take the name "mpi": from torch's own to one that goes in front."""

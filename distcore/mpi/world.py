@@ -19,6 +19,16 @@ from ..torch_private import dist
 from . import library
 
 _TOLD_BYTES = 512
+_LAUNCHED = (
+    "OMPI_COMM_WORLD_SIZE",  # Open MPI
+    "PMIX_RANK",  # Open MPI's PRRTE, srun --mpi=pmix
+    "PMI_SIZE",  # MPICH, Intel MPI, srun --mpi=pmi2
+    "PMI_RANK",
+    "PALS_RANKID",  # Cray MPICH
+    "MV2_COMM_WORLD_SIZE",  # MVAPICH
+    "MPI_LOCALNRANKS",  # MPICH's Hydra
+)
+"""What launchers of MPI give to the processes that they start; one of these is enough."""
 _LOOPBACK = "127.0.0.1"
 _PAUSE_S = 0.001
 
@@ -58,6 +68,11 @@ def join(timeout_s: float) -> World:
             comm.Set_errhandler(mpi.ERRORS_RETURN)
             _world = World(mpi, comm)
         return _world
+
+
+def was_launched() -> bool:
+    """Whether this process was started by an MPI launcher; or MPI is in use already."""
+    return _world is not None or any(name in os.environ for name in _LAUNCHED)
 
 
 def check_agrees(world: World, rank: int, size: int) -> None:

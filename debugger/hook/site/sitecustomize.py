@@ -16,6 +16,7 @@ _SITE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_SITE))
 _ALIAS = "_distdebug"
 """Our package's name inside a rank, where `debugger` may be the user's own module."""
+_CORE = "distcore"
 
 
 def _is_rank_of_launcher():
@@ -138,6 +139,12 @@ class _Finder:
             return spec
         if name.startswith("debugger.") and sys.modules.get("debugger") is sys.modules.get(_ALIAS):
             return ModuleSpec(name, _Alias(), is_package=True)
+        if name == _CORE and (_core.loading or _core.modules):
+            spec = self._ordinary(name, path)
+            ours = os.path.join(os.path.dirname(_PACKAGE), _CORE, "__init__.py")
+            if spec is not None and os.path.abspath(spec.origin or "") == ours:
+                spec.loader = _CoreLoader(spec.loader)
+            return spec
         return None
 
     def _ordinary(self, name, path):
@@ -172,6 +179,54 @@ class _Alias:
         module.__spec__ = self._spec
 
 
+class _Core:
+    """The layer's own use of distcore, of which the program sees nothing: neither the modules nor
+    the backends, until it imports distcore itself."""
+
+    def __init__(self):
+        self.loading = False
+        self.modules = {}
+
+    def __enter__(self):
+        # If distcore is there already it is the program's: it may be importing torch just now.
+        self.loading = _CORE not in sys.modules
+
+    def __exit__(self, *_):
+        if self.loading:
+            self.loading = False
+            names = [name for name in sys.modules if name.partition(".")[0] == _CORE]
+            self.modules = {name: sys.modules.pop(name) for name in names}
+
+
+class _CoreLoader:
+    """Executes distcore for the layer, and gives the program what the layer has of it."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        if _core.loading:
+            return self._loader.create_module(spec)
+        module = _core.modules.pop(_CORE)
+        sys.modules.update(_core.modules)
+        _core.modules = {}
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        if _core.loading:
+            module.__spec__.loader = module.__loader__ = self._loader
+            module._for_itself = True
+            self._loader.exec_module(module)
+        else:
+            module.__spec__ = self._spec
+            module.__loader__ = self._spec.loader
+            module._register_all()
+
+
+_core = _Core()
+
+
 def load(name):
     """Our package, or a module of it, under the name it has inside ranks."""
     if _ALIAS not in sys.modules:
@@ -198,7 +253,7 @@ def _install(torch):
         try:
             load("rank.torch_private_loopback").keep_to_loopback()
         except Exception as error:
-            _complain(error)
+            _complain(repr(error))
     if not _can_be_rank():
         return
     try:
@@ -206,7 +261,8 @@ def _install(torch):
         if too_old:
             _complain(too_old)
         else:
-            load("rank.install").install()
+            with _core:
+                load("rank.install").install()
     except Exception as error:
         _complain(repr(error))
 
@@ -243,10 +299,14 @@ def _complain(why):
 
 
 def _hand_over():
-    """Run the `sitecustomize` that this one hides."""
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _SITE]
-    spec = PathFinder.find_spec("sitecustomize", others)
+    """Leave no trace on the path, and run the `sitecustomize` that this one hides."""
+    sys.path[:] = [entry for entry in sys.path if entry != _SITE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
+        own = sys.modules.get("sitecustomize")
+        if own is not None and own.__dict__ is globals():
+            # What `site` meets where there is none; the module goes, and its functions stay.
+            raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
         return
     from importlib import util
 

@@ -47,12 +47,13 @@ def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
         patch(dist, name, lambda _original: lambda: make_pdb())
 
 
-def take_debug_level(current: Callable[[], str], choose: Callable[[str], None], asked: str) -> str:
+def take_debug_level(
+    current: Callable[[], str], choose: Callable[[str], None], choose_default: Callable[[], None]
+) -> str:
     """Make the public functions of the debug level answer `current()` and call `choose(name)`.
     torch's own code goes on asking its own level, which stays below DETAIL; that level's name now.
 
-    `asked` is what set_debug_level_from_env takes where the variable is not set: distdebug may have
-    taken it away.
+    `choose_default` is what set_debug_level_from_env does where the variable is not set.
     """
     levels = dist.DebugLevel
     own_set, own_get, own_from_env = (
@@ -70,7 +71,8 @@ def take_debug_level(current: Callable[[], str], choose: Callable[[str], None], 
             own_from_env()
             set_debug_level(own_get())
         else:
-            set_debug_level(getattr(levels, asked))
+            own_set(levels.INFO if found == levels.DETAIL else found)
+            choose_default()
 
     found = own_get()
     if found == levels.DETAIL:

@@ -62,6 +62,31 @@ def test_own_modules_and_sitecustomize(tmp_path: Path) -> None:
     }
 
 
+def test_a_backend_of_ours_is_there_for_who_names_it(tmp_path: Path) -> None:
+    found = alone(
+        tmp_path,
+        "dist.destroy_process_group()\n"
+        "before = 'tcp' in dist.Backend.backend_list, 'distcore' in sys.modules\n"
+        "dist.init_process_group('cpu:tcp,cuda:tcp', init_method='tcp://127.0.0.1:0',\n"
+        "    rank=0, world_size=1)\n"
+        "import distcore.errors, torch, pickle\n"
+        "dist.all_reduce(torch.ones(2))\n"
+        "print(json.dumps({'before': before, 'after': dist.is_backend_available('tcp'),\n"
+        "    'backend': dist.get_backend_config(), 'group': type(dist.group.WORLD).__name__,\n"
+        "    'pickled': pickle.dumps(distcore.errors.PeerLost).count(b'distcore.errors'),\n"
+        "    'mpi': dist.is_mpi_available()}))\n",
+        [Path(__file__).parents[3]],
+    )
+    assert found == {
+        "before": [False, False],
+        "after": True,
+        "backend": "cpu:tcp,cuda:tcp",
+        "group": "CheckedGroupOfCoreGroup",
+        "pickled": 1,
+        "mpi": False,
+    }
+
+
 def test_importing_debugger_gives_the_layers_modules(tmp_path: Path) -> None:
     found = alone(
         tmp_path,

@@ -227,9 +227,24 @@ def test_without_mpi_one_sentence_says_so(hidden: str, reason: str, tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(
+    ("program", "extra", "available"),
+    [
+        ("", {}, False),
+        ("", {"PMIX_RANK": "0"}, True),
+        ("try: dist.init_process_group('mpi', rank=1)\nexcept ValueError: pass\n", {}, True),
+    ],
+    ids=["alone", "launched", "asked for"],
+)
+def test_mpi_is_there_where_it_was_started_or_asked_for(
+    program: str, extra: dict[str, str], available: bool
+) -> None:
+    said = _alone(f"{program}print(dist.is_mpi_available())", extra)
+    assert said == f"{available}\n"
+
+
 def test_importing_it_starts_no_mpi() -> None:
-    said = _alone("import sys; print('mpi4py' in sys.modules, dist.is_mpi_available())", {})
-    assert said == "False True\n"
+    assert _alone("import sys; print('mpi4py' in sys.modules)", {}) == "False\n"
 
 
 def _alone(program: str, extra: dict[str, str]) -> str:

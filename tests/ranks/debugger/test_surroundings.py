@@ -1,0 +1,131 @@
+"""What a program sees of its process and of torch is what it would see without distdebug.
+
+Everything that differs all the same is listed here, with the reason; what is not listed is equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import runs
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "surroundings.py"
+Seen = dict[str, dict[str, dict[str, Any]]]
+
+DIFFER = {
+    "sys.meta_path": "the layer must hear of the import of torch",
+    "sys.excepthook": "the exception that ends a rank is put on record before peers react to it",
+    "threading.excepthook": "the same for threads",
+    "os.waitpid": "a child's exit status is told to its parent alone",
+    "os._exit": "a rank that leaves without cleaning up says so first",
+    "sys.exit": "the line that ends a rank is known there alone",
+    "warnings.showwarning": "warnings go to the rank's log as well",
+}
+"""Answers that may differ in any way."""
+NEW_VARIABLES = "DISTDEBUG_"
+"""How child processes are reached. PYTHONPATH is the other way: it has our folder in front."""
+NEW_MODULES = {
+    "_distdebug": "the layer, under a name that no program has",
+    "wrapt": "import hooks",
+    "structlog": "the rank's log",
+}
+TORCH_MODULES = "torch."
+"""Parts of torch that the layer wraps are imported with it, rather than when they are used."""
+NEW_THREADS = {"distdebug-heartbeat"}
+NEW_DESCRIPTORS = 2
+OUR_FILE = re.compile(r"^(\d+\.txt|\S+\.flight)( \(deleted\))?, inheritable: False$")
+"""The flight record, and the file for stacks: close-on-exec, both of them."""
+
+
+def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
+    done = subprocess.run(
+        [*command, sys.executable, "-W", "ignore::ResourceWarning", str(SCRIPT), str(path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=runs.LIMIT_S,
+        cwd=path.parent,
+        env=runs.environment({"OMP_NUM_THREADS": "1", **extra}),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: Seen = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "level"),
+    [
+        ([], {}, "DebugLevel.OFF"),
+        (["--debug-level", "DETAIL"], {}, "DebugLevel.DETAIL"),
+        ([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "DebugLevel.DETAIL"),
+    ],
+    ids=["default", "flag", "variable"],
+)
+def test_a_program_sees_what_it_would_see_alone(
+    tmp_path: Path, flags: list[str], variables: dict[str, str], level: str
+) -> None:
+    extra = {"PYTHONPATH": f":{tmp_path / 'one'}::{tmp_path / 'two'}", **variables}
+    (tmp_path / "same").mkdir()
+    path = tmp_path / "same" / "seen.json"
+    alone = _seen(path, [], extra)
+    path.unlink()
+    command = [str(runs.DISTDEBUG), "exec", "--run-dir", str(tmp_path / "run"), *flags, "--"]
+    below = _seen(path, command, extra)
+    assert below["with torch"]["torch"]["debug level"] == level
+    for one in (alone, below):
+        for moment in one.values():
+            moment.get("torch", {}).pop("debug level", None)
+    differences = []
+    for moment, parts in alone.items():
+        for part, answers in parts.items():
+            for question, answer in answers.items():
+                ours = below[moment][part][question]
+                rest = _unexplained(question, answer, ours, bool(variables))
+                if rest:
+                    differences.append(f"{moment}: {question}: {rest}")
+    assert not differences, "\n".join(differences)
+
+
+def _unexplained(question: str, alone: Any, below: Any, wrapped: bool) -> Any:
+    """What of the difference between the two answers nobody has given a reason for. `wrapped`:
+    alone, torch puts its own wrapper for DETAIL around the group, which has a network of its own.
+    """
+    if alone == below or question in DIFFER:
+        return None
+    match question:
+        case "environment":
+            new = {name for name in below.keys() - alone.keys() if name[:10] != NEW_VARIABLES}
+            lost = alone.keys() - below.keys()
+            other = {name for name in alone.keys() & below.keys() if alone[name] != below[name]}
+            front, _, rest = below["PYTHONPATH"].partition(":")
+            if front.endswith("/hook/site") and rest == alone["PYTHONPATH"]:
+                other.discard("PYTHONPATH")
+            return new | lost | other
+        case "sys.modules":
+            new = {name for name in set(below) - set(alone) if not name.startswith(TORCH_MODULES)}
+            standard = sys.stdlib_module_names
+            known = NEW_MODULES.keys() | standard
+            return {name for name in new if name.split(".")[0] not in known} | (
+                set(alone) - set(below)
+            )
+        case "threads":
+            return set(alone) ^ set(below) ^ (NEW_THREADS & set(below))
+        case "descriptors":
+            new = Counter(below.values())
+            new.subtract(Counter(alone.values()))
+            ours = {text: count for text, count in new.items() if count}
+            more = {text: count for text, count in ours.items() if count > 0}
+            fine = all(map(OUR_FILE.search, more)) and sum(more.values()) <= NEW_DESCRIPTORS
+            return None if fine and (more == ours or wrapped) else ours
+        case "atexit":
+            return None if alone < below <= alone + 6 else (alone, below)
+        case _:
+            return (alone, below)
