@@ -162,6 +162,7 @@ class FlightReader:
             process=process,
             host=str(self.identity.get("host", "")),
             job=str(self.identity.get("job", "")),
+            joins=self.identity.get("joins") is not False,
             local_rank=self.local_rank,
             restart_count=self.restart_count,
             started_ns=self.started_ns,

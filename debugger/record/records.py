@@ -188,6 +188,9 @@ def _snapshot(
             view = replace(view, notes=(*view.notes, *notes))
         taken = ranks.get(view.rank)
         if taken is not None and _rivals(taken, view):
+            if taken.joins != view.joins:
+                ranks[view.rank] = taken if taken.joins else view
+                continue  # the other is a helper, which has inherited the name of the rank
             if taken.process.alive and not view.process.alive:
                 taken, view = view, taken  # the one that is left is what the run is about
             rivals.append(taken)

@@ -219,6 +219,8 @@ class Rank:
     `free_threads`: threads with user code on their stack that are in no recorded wait (-1: not
     counted since the last change), so that the rank as a whole may still act. `location` is where
     the main thread stood at the last heartbeat. `layer_serial` changes when any wait changes.
+    `joins`: it has begun to make a group as this rank, and is not only named so by its environment,
+    which its helper processes share.
     """
 
     rank: int
@@ -227,6 +229,7 @@ class Rank:
     process: Process
     host: str = ""
     job: str = ""
+    joins: bool = True
     local_rank: int = -1
     restart_count: int = 0
     started_ns: int = 0

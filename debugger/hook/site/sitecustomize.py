@@ -24,9 +24,31 @@ def _is_rank_of_launcher():
     environment = os.environ
     if "RANK" not in environment or "DISTDEBUG_RANK_PID" in environment:
         return False
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        parent = _observed_ancestor()
+        if parent:  # a rank that has set RANK itself, most likely: its children inherit it
+            environment["DISTDEBUG_RANK_PID"] = str(parent)
+            return False
     return environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or (
         "TORCHELASTIC_RUN_ID" in environment
     )
+
+
+def _observed_ancestor():
+    """The process nearest above this one that has imported torch in this run; 0 for none."""
+    ranks = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "ranks")
+    pid = os.getppid()
+    for _ in range(8):
+        if pid <= 1:
+            break
+        if os.path.exists(os.path.join(ranks, f"pid-{pid}.flight")):
+            return pid
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return 0
 
 
 def redirect(rank):

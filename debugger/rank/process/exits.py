@@ -19,6 +19,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from distcore.errors import GroupFailed
+
 from ...record.layout import Phase
 from ...record.wording import FINDING_MARK
 from .. import blame
@@ -363,8 +365,7 @@ def nature(error: BaseException) -> dict[str, bool]:
 
 def _is_lost(error: BaseException) -> bool:
     """Whether communication was lost: by the backend's words or, of our own, by its type."""
-    own = sys.modules.get("distcore.errors")
-    if own is not None and isinstance(error, own.GroupFailed):
+    if isinstance(error, GroupFailed):
         return True
     return bool(_COMMUNICATION.search(str(error)))
 

@@ -30,7 +30,7 @@ def observe(recorder: Recorder, directory: Path) -> None:
     """
     if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
         try:
-            _claim(recorder, directory, _rendezvous((), {}))
+            _claim(recorder, directory, _rendezvous((), {}), joins=False)
         except Exception as error:
             report_own_fault("claiming the rank", error)
     c10d = torch_private.c10d
@@ -133,17 +133,21 @@ def _stale(path: Path) -> str:
     )
 
 
-def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any]) -> None:
-    """Say which rank this is, and give the record its name, if no living process has it."""
+def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: bool = True) -> None:
+    """Say which rank this is, and give the record its name, if no living process has it. `joins`:
+    it makes a group; from then on its children are helpers, though they inherit RANK."""
     rank, size = int(detail["rank"]), int(detail["world_size"])
     if rank < 0:
         return
+    if joins and "RANK" in os.environ:
+        os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
     recorder.claim(
         rank,
         size,
         int(os.environ.get("LOCAL_RANK", -1)),
         int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
         str(detail.get("address", "")),
+        joins,
     )
     _name_file(recorder.writer.path, directory / "ranks" / f"{rank}.flight")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+
+from distcore.errors import GroupFailed
 
 from ...record import network
 
@@ -18,8 +19,7 @@ def named_by(error: BaseException) -> dict[str, list[int]]:
     distcore's errors name them. Other backends name the other end's address, which is one rank's
     alone where ranks have a network of their own.
     """
-    own = sys.modules.get("distcore.errors")
-    if own is not None and isinstance(error, own.GroupFailed):
+    if isinstance(error, GroupFailed):
         return {} if error.link is None else {"link": list(error.link)}
     rank = os.environ.get(network.RANK_VARIABLE, "")
     if not rank.isdigit() or not isinstance(error, RuntimeError):

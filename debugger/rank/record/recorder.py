@@ -151,10 +151,10 @@ class Recorder:
         _newest = self
 
     def claim(
-        self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str
+        self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str, joins: bool
     ) -> None:
-        """Say which rank of which job this process is."""
-        self._identity["job"] = job
+        """Say which rank of which job this process is; `joins`: it makes a group as that rank."""
+        self._identity.update(job=job, joins=joins)
         self.writer.identify(self._identity)
         self.writer.claim(rank, world_size, local_rank, restart_count)
         self._record_environment()  # which the program may have completed

@@ -13,9 +13,9 @@ import pytest
 from debugger import hook
 from debugger.diagnosis.diagnose import diagnose
 from debugger.record.exits import ExitLog
-from debugger.record.records import Records, worlds_of
+from debugger.record.records import Records, _snapshot, worlds_of
 from debugger.record.run_directory import RunDirectory
-from debugger.record.snapshot import Process, Rank
+from debugger.record.snapshot import Process, Rank, Snapshot
 from debugger.supervisor.processes import ProcessTable
 from tests.unit.diagnosis.builder import Run
 
@@ -48,6 +48,25 @@ def test_parts_of_one_world_that_wait_at_different_addresses() -> None:
 )
 def test_worlds_apart(other: list[Rank]) -> None:
     assert len(numbers([*waiting_at("a:1", 0, 1), *other])) == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_helper_that_has_inherited_the_name_of_a_rank_is_no_rival(order: int) -> None:
+    rank, other = waiting_at("here", 0, 1)
+    helper = replace(rank, pid=99, joins=False, waits=())
+    (snapshot,) = _snapshots([*[rank, helper][::order], other])
+    assert snapshot.ranks == {0: rank, 1: other}
+    assert not snapshot.rivals
+
+
+def test_two_that_join_as_one_rank_are_rivals() -> None:
+    rank, other = waiting_at("here", 0, 1)
+    (snapshot,) = _snapshots([rank, replace(rank, pid=99), other])
+    assert [rival.pid for rival in snapshot.rivals] == [rank.pid]
+
+
+def _snapshots(views: list[Rank]) -> list[Snapshot]:
+    return [_snapshot(world, [], 1, None, False) for world in worlds_of(views)]
 
 
 def test_an_exception_before_torch_is_imported(tmp_path: Path) -> None:
