@@ -15,7 +15,7 @@ from struct import Struct
 
 from . import layout
 from .layout import Activity, CallState, Role
-from .places import FlightPlaces
+from .refused_calls import RefusedCalls
 from .signature import MASK
 from .slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
 
@@ -56,7 +56,7 @@ _GROUP_COMPLETED_WORD = layout.GROUP_COMPLETED_AT // 8
 _HEARTBEAT_WORD = layout.DYNAMIC_OFFSET // 8
 
 
-class FlightWriter(FlightPlaces):
+class FlightWriter(RefusedCalls):
     """The flight record of this process."""
 
     def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:

@@ -20,6 +20,7 @@ from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
 from ..agreement import collectives
 from ..checks import in_flight
+from ..process import lost_connections
 from ..record.describe import METHODS, Method
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
 from ..record.waiting import NO_TIMEOUT, instead
@@ -222,7 +223,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)
         counted = group.slot if known.channel is None else None
-        after = None
+        after = work = None
         try:
             inspect = group.inspect  # which another thread may change
             if inspect is not None:
@@ -250,6 +251,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 writer.hand_over(number, thread)
                 return work
         except BaseException as error:
+            if work is None and lost_connections.is_refusal(error, op, group.backend):
+                writer.take_back(number, group.slot, known)
             writer.break_off(number, thread)
             better = instead(error)
             if better is error:

@@ -19,8 +19,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-from distcore.errors import GroupFailed
-
 from ...record.layout import Phase
 from ...record.wording import FINDING_MARK
 from .. import blame
@@ -35,14 +33,6 @@ from ..record.recorder import Recorder
 from . import lost_connections
 from .verdict import stand_down, verdict_was_raised
 
-_COMMUNICATION = re.compile(
-    r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
-    r"socket|connectFullMesh|watchdog|recvvalue|sendbytes|"
-    r"mismatch between collectives|"
-    # distcore's own, as torch's C++ code quotes them.
-    r"\b(PeerLost|DeadlineExceeded|CorruptFrame|CallMismatch|Aborted): ",
-    re.IGNORECASE,
-)
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 _ISSUED_IN = frozenset({checked_group.__file__, collectives.__file__, deferred_work.__file__})
 _WAITED_IN = waiting.__file__
@@ -285,7 +275,7 @@ def _revealed(error: BaseException) -> BaseException:
     of itself; or the error itself."""
     if not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
         return error
-    if not (_is_lost(error) or FINDING_MARK in str(error)):
+    if not (lost_connections.is_lost(error) or FINDING_MARK in str(error)):
         return error
     better = waiting.instead(error)
     return error if better is error else better.with_traceback(error.__traceback__)
@@ -337,7 +327,7 @@ def nature(error: BaseException) -> dict[str, bool]:
     innermost = summary[-1].filename if summary else ""
     inside = call_site.is_distributed(innermost)
     text = str(error)
-    lost = _is_lost(error)
+    lost = lost_connections.is_lost(error)
     if blame.is_own_fault(error):
         return {
             "own_fault": True,
@@ -361,13 +351,6 @@ def nature(error: BaseException) -> dict[str, bool]:
         "communication": communication,
         "address_in_use": bool(_ADDRESS_IN_USE.search(text)),
     }
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether communication was lost: by the backend's words or, of our own, by its type."""
-    if isinstance(error, GroupFailed):
-        return True
-    return bool(_COMMUNICATION.search(str(error)))
 
 
 def users_site(recorder: Recorder, error: BaseException) -> int:

@@ -1,15 +1,49 @@
-"""Which connection an error of lost communication is about, where it says so."""
+"""Whether an error is one of lost communication, and which connection it is about, if it says so.
+
+What a backend refuses at once is another matter: then nothing was sent."""
 
 from __future__ import annotations
 
 import os
 import re
 
+import torch.distributed
+
 from distcore.errors import GroupFailed
 
 from ...record import network
+from ..record.errors import FindingRaised
 
+_DistError: type[Exception] = torch.distributed.DistError
+
+_COMMUNICATION = re.compile(
+    r"connection (closed|reset|refused|was)|closed by peer|timed? ?out|broken pipe|"
+    r"socket|connectFullMesh|watchdog|recvvalue|sendbytes|"
+    r"mismatch between collectives|"
+    # distcore's own, as torch's C++ code quotes them.
+    r"\b(PeerLost|DeadlineExceeded|CorruptFrame|CallMismatch|Aborted): ",
+    re.IGNORECASE,
+)
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether communication was lost: by the backend's words or, of our own, by its type."""
+    return isinstance(error, GroupFailed) or bool(_COMMUNICATION.search(str(error)))
+
+
+def is_refusal(error: BaseException, op: str, backend: str) -> bool:
+    """Whether this, raised by a backend's method before there was a work, only says that the call's
+    arguments are wrong, so that the other ranks never meet the call.
+
+    Not a finding of ours; DistError is what NCCL calls its own failures. gloo counts an all-to-all
+    before it looks at the splits: its next calls do not meet those of ranks that made none.
+    """
+    if isinstance(error, FindingRaised | _DistError) or op == "monitored_barrier":
+        return False
+    if op == "all_to_all_single" and "gloo" in backend:
+        return False
+    return isinstance(error, Exception) and not is_lost(error)
 
 
 def named_by(error: BaseException) -> dict[str, list[int]]:

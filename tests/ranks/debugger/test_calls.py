@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from debugger.record.layout import CallState, GroupState
+from debugger.record.signature import MASK
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 
@@ -79,6 +80,27 @@ def test_results_are_those_of_stock_torch(
     assert sorted(stock.stdout.splitlines()) == ours
     assert len(ours) > 30
     assert stock.views() == []
+
+
+def test_a_call_that_is_refused_at_once_counts_for_nothing(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    run = ranks.forked(torch_loaded, tmp_path / "run", 2, SCRIPTS / "refused.py")
+    run.extra = {"DISTDEBUG_LEVEL": "INFO"}
+    assert run.run() == 0, run.explain()
+    first, second = run.views()
+    (group,) = first.groups.values()
+    (other,) = second.groups.values()
+    assert (group.issued, group.chain, group.exact) == (other.issued, other.chain, other.exact)
+    assert group.issued == group.completed == 7
+    assert (group.balance + other.balance) & MASK == 0
+    (sent,) = [channel for channel in first.channels if channel.issued]
+    (received,) = [channel for channel in second.channels if channel.issued]
+    assert (sent.issued, sent.chain) == (received.issued, received.chain)
+    assert first.history is not None
+    made = first.history.recent(100)
+    assert [call.state for call in made].count(CallState.FAILED) == 5
+    assert [call.seq for call in first.history.recent(8, group.key)] == list(range(7))
 
 
 def test_the_hash_of_a_reduce_op_is_its_number() -> None:
