@@ -61,6 +61,9 @@ def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) 
 
 def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
+        if torch_private.has_threads_for_ranks():
+            recorder.gone_blind("recording of ranks that are threads")
+            return original(*args, **kwargs)
         _seen.add(recorder)
         try:
             given = torch_private.helper_arguments(args, kwargs)

@@ -44,6 +44,8 @@ def observe(recorder: Recorder, directory: Path) -> None:
 
 def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if torch_private.has_threads_for_ranks():
+            return original(*args, **kwargs)  # the record has one rank a process
         detail: dict[str, Any] = {"op": "init_process_group"}
         site = recorder.safe_site(sys._getframe(1))
         try:

@@ -91,7 +91,7 @@ def _reduce(args: Arguments) -> Facts:
     options: Any = args[1] if len(args) > 1 else 0
     if hasattr(options, "rootRank"):
         return (_list(args[0]), (), _reduce_op(args), options.rootRank)
-    return (_list(args[0]), (), _reduce_op(args, 2), options)
+    return (_list(args[0]), (), _reduce_op(args, 2), int(options))
 
 
 def _broadcast(args: Arguments) -> Facts:
@@ -119,8 +119,8 @@ def _all_to_all(args: Arguments) -> Facts:
 
 
 def _all_to_all_single(args: Arguments) -> Facts:
-    receives = tuple(args[2]) if len(args) > 2 else ()
-    sends = tuple(args[3]) if len(args) > 3 else ()
+    receives = tuple(map(int, args[2])) if len(args) > 2 else ()  # they may come as a tensor
+    sends = tuple(map(int, args[3])) if len(args) > 3 else ()
     return (_list(args[1]), _list(args[0]), None, None, (sends, receives))
 
 

@@ -23,6 +23,7 @@ from .groups import (
 )
 from .modules import c10d, dist
 from .probe import patch
+from .python_groups import has_threads_for_ranks
 from .self_test import try_a_front
 from .tools import keep_uncompiled, on_breakpoint, take_debug_level
 from .training import (
@@ -45,6 +46,7 @@ __all__ = [
     "coalesce_messages",
     "creation_was_not_seen",
     "dist",
+    "has_threads_for_ranks",
     "helper_arguments",
     "is_hashed_name",
     "is_python_group",

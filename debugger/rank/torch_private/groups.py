@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from . import python_groups
 from .modules import Wrapped, c10d
 from .probe import Part, Private, patch
 from .probe import c10d as private
@@ -101,6 +102,8 @@ def replace_group(inner: Any, outer: Any) -> None:
         with contextlib.suppress(Exception):
             _exchange(outer, inner)
         raise
+    if is_python_group(inner):
+        python_groups.answer_for(inner, outer)
 
 
 def _exchange(inner: Any, outer: Any) -> None:
@@ -197,6 +200,7 @@ def _shadow_class(group_class: Any, inner_class: Any) -> Any:
                 shadows[name] = _by_inner(name)
             elif not name.startswith("_abc"):
                 shadows[name] = property(operator.attrgetter(f"_inner.{name}"))
+    shadows |= python_groups.attributes(ours)
     made = type(f"{group_class.__name__}Of{inner_class.__name__}", (group_class,), shadows)
     _shadows[group_class, inner_class] = made
     return made

@@ -129,3 +129,18 @@ def test_nothing_is_loaded_without_distdebug() -> None:
     )
     assert done.stdout.startswith("set() ")
     assert "sitecustomize" not in done.stdout
+
+
+def test_groups_that_are_written_in_python(tmp_path: Path) -> None:
+    script = SCRIPTS / "python_groups.py"
+    run = ranks.Ranks(tmp_path / "run", [sys.executable, str(script)], extra=ALONE)
+    assert run.run() == 0, run.explain()
+    (view,) = run.views()
+    made = [str(call.signature) for call in ranks.calls(view, script)]
+    assert made == [
+        "all_reduce(sum, float32[2])",
+        "all_to_all_single(float32[2])",
+        "all_reduce(sum, float32[2])",
+    ]
+    (told,) = [note for note in view.notes if note.kind == "layer_off"]
+    assert told.message == "recording of ranks that are threads is switched off"
