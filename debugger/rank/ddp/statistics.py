@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..group import outstanding
 from ..log import debug_level, rank_log
 from ..record.recorder import Recorder, report_own_fault
 from ..torch_private import ddp as private
@@ -68,6 +69,7 @@ def observe(recorder: Recorder) -> None:
     unused_parameters.observe(recorder)
     private.on_construction(watch.made)
     private.on_statistics(watch.forward)
+    private.on_join_notices(outstanding.keep)
     atexit.register(watch.note_times)
 
 

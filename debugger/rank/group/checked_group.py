@@ -25,7 +25,7 @@ from ..record.describe import METHODS, Method
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
 from ..record.waiting import NO_TIMEOUT, instead
 from . import gpu_completion, outstanding
-from .tracked_work import track
+from .tracked_work import TrackedWork, track
 
 _getframe = sys._getframe
 _exc_info = sys.exc_info
@@ -102,6 +102,9 @@ class CheckedGroup(ProcessGroup):
         self._wrap_split = wrap_split
         self._monitored = monitored
         self._refuse = None
+        outstanding.barriers.pop(record.slot.index, None)
+        if record.backend == "gloo":
+            outstanding.barriers[record.slot.index] = {}
 
     def __repr__(self) -> str:
         record = self._record
@@ -266,6 +269,22 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     return call
 
 
+def _barrier(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and says when one is over, where that tells of other calls."""
+
+    def barrier(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        work = call(self, *args, **kwargs)
+        slot, recorder = self._record.slot, self._recorder
+        over = outstanding.barriers.get(slot.index)
+        if over is not None and recorder is not None and not isinstance(work, TrackedWork):
+            made = recorder.writer.call_at(slot.last - 1)
+            if made is not None:
+                over[recorder.function_of(made[1])] = slot.last - 1
+        return work
+
+    return barrier
+
+
 def _forward(name: str) -> Callable[..., Any]:
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._inner, name)(*args, **kwargs)
@@ -277,7 +296,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 for _name, _method in METHODS.items():
     if hasattr(ProcessGroup, _name):
-        setattr(CheckedGroup, _name, _communication(_name, _method))
+        _made = _communication(_name, _method)
+        setattr(CheckedGroup, _name, _barrier(_made) if _name == "barrier" else _made)
 
 
 def _unrecorded(name: str) -> Callable[..., Any]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .tracked_work import TrackedWork
 
 
+Function = tuple[str, str]
+"""A file, and the name of a function in it."""
+
+
 class Handle(weakref.ref["TrackedWork"]):
     """A call's handle, as long as the program has it; the call's number, the backend's work."""
 
@@ -31,6 +35,11 @@ works: dict[int, Handle] = {}
 awaited: dict[int, TrackedWork] = {}
 """The calls whose future was handed out: somebody may be waiting without our knowledge, and may
 have dropped the handle (DDP does), so it is kept here until the call is done."""
+kept: dict[int, TrackedWork] = {}
+"""Calls of torch's own whose handle the program is given, and need not wait for."""
+barriers: dict[int, dict[Function, int]] = {}
+"""The last barriers that groups have returned from, for groups where that means that all calls
+before are complete: by the group's index and the function that called it, the barrier's number."""
 unwaited: deque[int] = deque()
 """Calls whose handle was dropped before they were complete."""
 
@@ -67,10 +76,18 @@ def gather(on: bool) -> None:
     _gathering = max(0, _gathering + (1 if on else -1))
 
 
+def keep(work: Any) -> None:
+    """Nobody need wait for this call: hold its handle, if it is one, until the call is done."""
+    number = getattr(work, "_number", None)
+    if number in works:
+        kept[number] = work
+
+
 def remove(number: int) -> None:
     """The call is over."""
     works.pop(number, None)
     awaited.pop(number, None)
+    kept.pop(number, None)
 
 
 def oldest_awaited() -> int | None:
@@ -94,7 +111,7 @@ def pending() -> list[int]:
     return [
         number
         for number, handle in list(works.items())
-        if number not in awaited and not handle.work.is_completed()
+        if number not in awaited and number not in kept and not handle.work.is_completed()
     ]
 
 
@@ -102,4 +119,6 @@ def forget() -> None:
     """In a forked child: these calls are the parent's."""
     works.clear()
     awaited.clear()
+    kept.clear()
+    barriers.clear()
     unwaited.clear()

@@ -78,7 +78,7 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
             settle()
             try:
                 # The end of the process, which tells them too, may wait for the other ranks.
-                unwaited_work.report(recorder)
+                unwaited_work.report(recorder, over=True)
             except Exception as error:
                 report_own_fault("looking for handles that were dropped", error)
             group = args[0] if args else kwargs.get("group")

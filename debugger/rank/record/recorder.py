@@ -139,6 +139,7 @@ class Recorder:
         self._identity = dict(identity)
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._places: dict[int, tuple[str, int]] = {}
+        self._functions: dict[int, tuple[str, str]] = {}
         self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
         self._namesakes: dict[tuple[int, str], int] = {}
@@ -206,7 +207,12 @@ class Recorder:
         number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
         if number:  # 0: there was no room for it
             self._places[number] = (file, line)
+            self._functions[number] = (file, function)
         return number
+
+    def function_of(self, site: int) -> tuple[str, str]:
+        """File and function of a line by its id."""
+        return self._functions.get(site, ("", ""))
 
     # -- groups --------------------------------------------------------------------------------
 

@@ -22,6 +22,11 @@ STATISTICS = Part(
     Private(DIST, "Logger._get_ddp_logging_data", ("self",), called=True),
     Private(DIST, "Logger.set_runtime_stats_and_log", ("self",)),
 )
+JOIN = Part(
+    "join",
+    "notices of Join that nobody waits for are taken for handles that were dropped",
+    Private("torch.distributed.algorithms.join", "Join.notify_join_context", ("joinable",)),
+)
 UNUSED = Part(
     "ddp_unused",
     "parameters without gradient are not looked for",
@@ -50,6 +55,24 @@ def on_construction(observe: Callable[[Any], None]) -> None:
         return construct
 
     patch(DDP, "__init__", make)
+
+
+@JOIN
+def on_join_notices(note: Callable[[Any], None]) -> None:
+    """`note(work)` is called with what Join gives to a model that tells it of an iteration. torch's
+    own pages, and its ZeroRedundancyOptimizer, do not wait for it."""
+    from torch.distributed.algorithms.join import Join
+
+    def make(original: Wrapped) -> Wrapped:
+        def notify_join_context(*args: Any, **kwargs: Any) -> Any:
+            work = original(*args, **kwargs)
+            note(work)
+            return work
+
+        return notify_join_context
+
+    patch(Join, "notify_join_context", make)
+    Join.notify_join_context = staticmethod(Join.notify_join_context)  # type: ignore[method-assign]
 
 
 @STATISTICS

@@ -37,6 +37,12 @@ class Rank:
     def call_at(self, number: int) -> tuple[int, int]:
         return OP_CODES[self.ops[number]], 3
 
+    def group_of(self, number: int) -> tuple[int, bool]:
+        return 7, self.ops[number] in ("send", "recv")
+
+    def function_of(self, _site: int) -> tuple[str, str]:
+        return "train.py", "step"
+
     def note(self, _kind: str, _message: str, _site: int, **data: Any) -> None:
         self.notes.append((data["op"], data["count"], data["kept"]))
 
@@ -44,7 +50,7 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     outstanding.forget()
-    for name in ("_counts", "_noted"):
+    for name in ("_counts", "_noted", "_held"):
         monkeypatch.setattr(unwaited_work, name, {})
     yield Rank()
     outstanding.forget()
@@ -66,3 +72,32 @@ def test_dropped(rank: Rank) -> None:
     recorder: Any = rank
     unwaited_work.report(recorder)
     assert sorted(rank.notes) == [("all_reduce", 1, False), ("send", 2, False)]
+
+
+def test_a_barrier_completes_what_was_dropped_before(rank: Rank) -> None:
+    """On groups whose barrier waits for all calls before it; what is dropped later counts."""
+    recorder: Any = rank
+    outstanding.barriers[7] = {}
+    for op in ("all_reduce", "send", "broadcast"):
+        handle = rank.call(op)
+        del handle
+    unwaited_work.report(recorder)
+    assert rank.notes == [("send", 1, False)]
+    outstanding.barriers[7] = {("train.py", "another"): 4, ("train.py", "step"): 3}
+    rank.ops[3] = "barrier"
+    handle = rank.call("all_reduce")
+    del handle
+    unwaited_work.report(recorder)
+    assert len(rank.notes) == 1
+    unwaited_work.report(recorder, over=True)
+    assert rank.notes[1:] == [("all_reduce", 1, False)]
+
+
+def test_what_nobody_need_wait_for(rank: Rank) -> None:
+    recorder: Any = rank
+    handle = rank.call("all_reduce")
+    vars(handle)["_number"] = 0
+    outstanding.keep(handle)
+    del handle
+    unwaited_work.last_report(recorder)
+    assert rank.notes == []
