@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ...record.layout import Activity, CallState, Phase
@@ -12,6 +13,8 @@ from .world import STOPPED, World, exit_status
 
 RUNS = "runs user code"
 """The state of a rank that waits for nobody, as far as is known."""
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""In the paths of files that are not the user's own."""
 MOST_RANKS = 128
 """Evidence is given for at most so many ranks of a finding, culprits first."""
 
@@ -122,17 +125,27 @@ def last_call(world: World, rank: int) -> Call | None:
 
 def last_site(world: World, rank: int) -> CallSite | None:
     """The line of the uncaught exception or of sys.exit, else of the last heartbeat, else of the
-    last call. A SystemExit that the program caught is no end: calls came after it."""
+    last call; always of the user's own code. A SystemExit that the program caught is no end: calls
+    came after it."""
     record = world.ranks[rank]
     for note in reversed(record.notes):
         if note.kind in ("exception", "interrupted") and note.site:
             return note.site
-    exits = [note for note in record.notes if note.kind == "exit" and note.site]
+    exits = [
+        note
+        for note in record.notes
+        if note.kind == "exit" and note.site and not _INSTALLED.search(note.site.file)
+    ]
     if exits and (record.phase >= Phase.EXITING or world.ended(rank)):
         last = last_call(world, rank)
         if last is None or last.issued_ns <= exits[-1].time_ns:
             return exits[-1].site
-    return _whereabouts(world, rank)
+    site = _whereabouts(world, rank)
+    if site is None or not _INSTALLED.search(site.file):
+        return site
+    call = last_call(world, rank)
+    own = call.site if call is not None else None
+    return None if own is None or _INSTALLED.search(own.file) else own
 
 
 def _whereabouts(world: World, rank: int) -> CallSite | None:

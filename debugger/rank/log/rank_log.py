@@ -136,7 +136,10 @@ def held() -> Iterator[None]:
     finally:
         late, _thread.late = _thread.late, None
         for record in late:
-            record()
+            # Ctrl-C comes from the terminal and again from the launcher: the process ends already,
+            # and its last words are those of the first.
+            with contextlib.suppress(KeyboardInterrupt):
+                record()
 
 
 def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printed: bool) -> None:

@@ -11,6 +11,7 @@ from debugger.diagnosis.facts.world import World
 from debugger.diagnosis.limits import Limits
 from debugger.diagnosis.rules.late_rank import refine_cause
 from debugger.record.layout import Activity, Phase
+from debugger.record.snapshot import CallSite
 
 from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv
 
@@ -491,4 +492,15 @@ class TestLine:
         run[2].heartbeat_ns = run.now_ns - 50_000_000
         run[2].exits(signal=9)
         (found,) = run.errors(settled=False)
+        assert found.ranks[2].location.line == 88
+
+    def test_the_last_call_where_the_heartbeat_saw_an_installed_package(self) -> None:
+        """pytest, at the end of a run with a failed test."""
+        run = waiting()
+        file = "/venv/lib/python3.11/site-packages/_pytest/unraisableexception.py"
+        run[2].location = CallSite(file, 29, "gc_collect_harder")
+        run[2].exits(1)
+        (found,) = run.errors(settled=False)
+        assert found.kind == "rank_died"
+        assert "unraisableexception" not in found.message
         assert found.ranks[2].location.line == 88

@@ -316,6 +316,22 @@ def test_a_record_that_cannot_be_made_is_left_out(
     assert _records(logs)[0]["message"] in line
 
 
+def test_an_interrupt_while_the_last_words_are_written_is_not_told(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that ends says its own reason, not where this tool was when the launcher's own
+    SIGINT came. Before the end it is the program's."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rank_log, "_chain", interrupted)
+    with rank_log.held():
+        rank_log.put("exception", "error", {})
+    with pytest.raises(KeyboardInterrupt):
+        rank_log.put("exception", "error", {})
+
+
 def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(rank_log, "_broken", False)
