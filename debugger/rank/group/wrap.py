@@ -56,6 +56,9 @@ def observe(recorder: Recorder, group_class: type[CheckedGroup] = CheckedGroup) 
     torch_private.on_group_creation(lambda original: _creation(recorder, original))
     torch_private.coalesce_messages(CheckedGroup)
     torch_private.show_to_hooks(CheckedGroup)
+    torch_private.on_unregistered_groups(
+        lambda: recorder.gone_blind("recording of groups of torch.distributed._dist2")
+    )
     choose_class(group_class)
 
 

@@ -23,7 +23,7 @@ from .groups import (
 )
 from .modules import c10d, dist
 from .probe import patch
-from .python_groups import has_threads_for_ranks
+from .python_groups import has_threads_for_ranks, on_unregistered_groups
 from .self_test import try_a_front
 from .tools import keep_uncompiled, on_breakpoint, take_debug_level
 from .training import (
@@ -61,6 +61,7 @@ __all__ = [
     "on_models_averaged",
     "on_not_in_group",
     "on_optimizer_steps",
+    "on_unregistered_groups",
     "open_monitored_barrier",
     "patch",
     "prolong",

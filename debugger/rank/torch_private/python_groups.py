@@ -1,14 +1,18 @@
 """What a group that is written in Python needs where one of ours stands in front of it.
 
 It may look itself up in torch's registries: its name, its ranks, its rank. The program may read and
-set attributes of it. Ranks that are threads are left alone.
+set attributes of it. Ranks that are threads, and groups that torch does not register, are left
+alone.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import wrapt
 
 from .modules import c10d
 
@@ -26,6 +30,25 @@ _own_world = type(getattr(c10d, "_world", None))
 def has_threads_for_ranks() -> bool:
     """Whether torch's world is one a thread, as torch's own tests have it: no process is a rank."""
     return type(getattr(c10d, "_world", None)) is not _own_world
+
+
+def on_unregistered_groups(note: Callable[[], None]) -> None:
+    """`note()` is called when `torch.distributed._dist2` makes a group: it comes past the function
+    that makes all others, and no registry has it."""
+
+    def observe(module: Any) -> None:
+        original = getattr(module, "new_group", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            note()
+            return original(*args, **kwargs)
+
+        module.new_group = new_group
+
+    wrapt.register_post_import_hook(observe, "torch.distributed._dist2")
 
 
 def answer_for(inner: Any, outer: Any) -> None:

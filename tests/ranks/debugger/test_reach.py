@@ -144,3 +144,18 @@ def test_groups_that_are_written_in_python(tmp_path: Path) -> None:
     ]
     (told,) = [note for note in view.notes if note.kind == "layer_off"]
     assert told.message == "recording of ranks that are threads is switched off"
+
+
+def test_groups_that_torch_does_not_register_are_told_of(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import datetime, torch\n"
+        "from torch.distributed import _dist2\n"
+        "group = _dist2.new_group('gloo', datetime.timedelta(seconds=30), 'cpu')\n"
+        "group.allreduce([torch.ones(2)]).wait()\n"
+    )
+    run = ranks.Ranks(tmp_path / "run", [sys.executable, str(script)], extra=ALONE)
+    assert run.run() == 0, run.explain()
+    (view,) = run.views()
+    (told,) = [note for note in view.notes if note.kind == "layer_off"]
+    assert told.message == "recording of groups of torch.distributed._dist2 is switched off"
