@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from .. import reduced_gradients
 from ..breakpoints import stops
 from ..log import debug_level
 from ..record import call_site
@@ -22,6 +23,8 @@ from .non_finite import After, Inspect
 CHECKS = "DISTDEBUG_CHECK"
 """The names, with commas between."""
 ALL = "all"
+REPLICAS = "replicas"
+"""Asked for by name, it also looks at models that nothing but their gradients tells as replicas."""
 
 
 def asked() -> frozenset[str]:
@@ -62,11 +65,6 @@ def look_once(look: Callable[[], None] | None) -> None:
         record.inspect = order if order else None
 
 
-def groups() -> list[GroupRecord]:
-    """The groups of this process that have other ranks."""
-    return [record for record in _groups if len(record.ranks) > 1]
-
-
 ON_DEMAND = "stopping on demand"
 _groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
 _once: Callable[[], None] | None = None
@@ -88,6 +86,11 @@ def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
         "the check of tensors": memory_layout.TensorCheck(recorder, record).before
         if strided
         else None,
+        "the check of replicas": (
+            reduced_gradients.of_this_process.before(record)
+            if REPLICAS in asked() and len(record.ranks) > 1
+            else None
+        ),
         "the check of data": non_finite.inspector(names, recorder, record),
         "breakpoints at calls": stops.before_calls(record),
         ON_DEMAND: None if _once is None else _looking(_once),

@@ -126,8 +126,6 @@ class Recorder:
 
     writer: FlightWriter
     world: GroupRecord | None
-    has_messages: bool
-    """Whether the program sends or receives from rank to rank."""
 
     def __init__(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
         self.start(writer, identity)
@@ -145,7 +143,6 @@ class Recorder:
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
         self._blind = False
-        self.has_messages = False
         writer.identify(self._identity)
         self._record_environment()
         global _newest
@@ -328,7 +325,6 @@ class Recorder:
         return known
 
     def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot:
-        self.has_messages = True
         key = (signature.op, signature.peer or 0, signature.tag)
         if key not in group.channels:
             group.channels[key] = self.writer.add_channel(

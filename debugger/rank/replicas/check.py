@@ -1,10 +1,10 @@
 """`--check replicas`: puts digests of the parameters on record around optimiser steps.
 
-What must be equal is what the program or the user has declared so: the parameters of each DDP model
-over its group, and where there is no DDP model and `replicas` was asked for by name, those of every
-optimiser over the default group, unless the ranks seem to share out one model: they send messages,
-talk in smaller groups, or hold shards. A rank only writes. That they differ is found by the
-supervisor (`diagnosis.replicas`), so that no rank ever waits for another one.
+What must be equal is what is known to be so: the parameters of each DDP model over its group, and
+where there is no DDP model and `replicas` was asked for by name, every parameter whose gradient a
+group has summed up before its first step, over that group, for as long as that goes on before each
+further step. All else may be a part of a model, or one of many. A rank only writes. That they
+differ is found by the supervisor (`diagnosis.replicas`), so that no rank ever waits for another.
 
 Steps of different ranks belong together by the collectives of the group that came before them, not
 by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps, rightly so.
@@ -34,12 +34,13 @@ from ...record.replicas import NOTE, ReplicaWriter, file_name
 from ...record.signature import hash64
 from .. import torch_private
 from ..checks import pipeline
+from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..reduced_gradients import ReducedGradients, of_this_process
 from . import digest, parameter_names
 
-REPLICAS = "replicas"
 EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -48,15 +49,16 @@ _MASK = (1 << 64) - 1
 Named = list[tuple[str, torch.Tensor]]
 Row = tuple[tuple[int, int], int, int, int, Sequence[int]]
 """What `ReplicaWriter.append` takes."""
-DECLARED = -1
-"""Stands for the model where the user says that all optimisers hold replicas."""
+BY_GRADIENTS = -1
+"""Stands for the model where only their gradients tell that parameters are replicas."""
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
     """From now on the steps of all optimisers are looked at, if the check is asked for."""
     if not pipeline.wants(REPLICAS):
         return
-    check = ReplicaCheck(recorder, directory / "ranks", REPLICAS in pipeline.asked())
+    gradients = of_this_process if REPLICAS in pipeline.asked() else None
+    check = ReplicaCheck(recorder, directory / "ranks", gradients)
     torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
     torch_private.on_models_averaged(check.averaged)
     torch_private.on_optimizer_steps(check.before_step, check.after_step)
@@ -80,6 +82,9 @@ class Replica:
     writer: ReplicaWriter
     moment: tuple[int, int] = (-1, 0)
     withheld: Row | None = None
+    reduced: int = 0
+    """The count of reduced gradients at its last step."""
+    left_alone: bool = False
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
@@ -108,12 +113,14 @@ class Steps:
 
 
 class ReplicaCheck:
-    """The optimisers of this process. `declared`: the user says that they hold replicas."""
+    """The optimisers of this process. `gradients`: which were reduced; None: DDP's models only."""
 
-    def __init__(self, recorder: Recorder, directory: Path, declared: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, directory: Path, gradients: ReducedGradients | None
+    ) -> None:
         self._recorder = recorder
         self._directory = directory
-        self._declared = declared
+        self._gradients = gradients
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
@@ -177,8 +184,10 @@ class ReplicaCheck:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
             if made and self._is_local(replica, tensors):
                 self._leave_alone(replica)
-            elif replica.model not in self._local and (made or replica.moment[0] < 0):
+            elif not self._is_left_alone(replica) and (made or replica.moment[0] < 0):
                 self._add(replica, tensors, steps.made, site)
+        if made and self._gradients is not None:
+            self._gradients.forget()
 
     def _steps_of(self, optimizer: Optimizer) -> Steps:
         number, every = id(optimizer), self._steps
@@ -211,22 +220,38 @@ class ReplicaCheck:
 
     def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this step was made without the other ranks."""
+        if replica.model == BY_GRADIENTS:
+            return not self._were_reduced(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
         places = [(number, id(one)) for one in tensors]
         before = max(self._stepped.get(place, -1) for place in places) if places else -1
         self._stepped.update(dict.fromkeys(places, issued))
-        if number != DECLARED:
-            model = self._models[number].reference()
-            if model is None or not model.require_forward_param_sync:
-                return True  # the last forward was within no_sync()
-            if issued == self._models[number].issued:
-                return False  # nobody has ever brought this model together, DDP included
+        model = self._models[number].reference()
+        if model is None or not model.require_forward_param_sync:
+            return True  # the last forward was within no_sync()
+        if issued == self._models[number].issued:
+            return False  # nobody has ever brought this model together, DDP included
         return before == issued
+
+    def _were_reduced(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether all gradients that this step has used were summed up since the step before."""
+        gradients = self._gradients
+        if gradients is None:
+            return False
+        since, replica.reduced = replica.reduced, gradients.count
+        return all(
+            one.grad is None or gradients.holds(replica.group, one.grad, since) for one in tensors
+        )
+
+    def _is_left_alone(self, replica: Replica) -> bool:
+        return replica.left_alone or replica.model in self._local
 
     def _leave_alone(self, replica: Replica) -> None:
         replica.withheld = None
-        if replica.model not in self._local:
-            self._local.add(replica.model)
+        if not self._is_left_alone(replica):
+            replica.left_alone = True
+            if replica.model != BY_GRADIENTS:
+                self._local.add(replica.model)
             rank_log.write("the check of replicas is off: steps without synchronisation")
 
     # -- what must be equal --------------------------------------------------------------------
@@ -255,17 +280,20 @@ class ReplicaCheck:
                     if id(one) in mine and name not in ignored
                 ]
                 yield number, group._record, named
-        world = self._recorder.world
-        if not self._models and self._declared and world is not None:
-            names = None if self._is_shared_out(world) else parameter_names.find(optimizer)
-            if names is not None:
-                yield DECLARED, world, [(names[id(one)], one) for one in parameters]
+        if not self._models and self._gradients is not None:
+            yield from self._by_gradients(optimizer, parameters, self._gradients)
 
-    def _is_shared_out(self, world: GroupRecord) -> bool:
-        """Whether the ranks do different things, as the stages of a pipeline do."""
-        return self._recorder.has_messages or any(
-            len(group.ranks) < len(world.ranks) and group.slot.issued for group in pipeline.groups()
-        )
+    def _by_gradients(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], gradients: ReducedGradients
+    ) -> Iterator[tuple[int, GroupRecord, Named]]:
+        names: dict[int, str] | None = {}
+        for group in gradients.groups():
+            reduced = [one for one in parameters if gradients.holds(group, one.grad)]
+            if reduced and not names:
+                names = parameter_names.find(optimizer)
+            if names is None:
+                return
+            yield BY_GRADIENTS, group, [(names[id(one)], one) for one in reduced]
 
     def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)

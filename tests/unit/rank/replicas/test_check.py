@@ -14,8 +14,10 @@ from torch import nn
 from debugger.rank import torch_private
 from debugger.rank.log import rank_log
 from debugger.rank.record.recorder import GroupRecord
+from debugger.rank.reduced_gradients import ReducedGradients
 from debugger.rank.replicas.check import Model, ReplicaCheck, check
 from debugger.record.replicas import ReplicaReader
+from debugger.record.signature import Signature
 
 
 class Bench:
@@ -27,9 +29,10 @@ class Bench:
         slot: Any = self.slot
         self.group = GroupRecord("0", "default_pg", 0, (0, 1), 0, slot, "gloo", None)
         self.world = self.group
-        self.has_messages = False
         recorder: Any = self
-        self.check = ReplicaCheck(recorder, directory, declared=False)
+        self.gradients = ReducedGradients()
+        self.look = self.gradients.before(self.group)
+        self.check = ReplicaCheck(recorder, directory, self.gradients)
 
     def safe_site(self, _frame: object) -> int:
         return 1
@@ -46,6 +49,11 @@ class Bench:
         self.slot.issued += collectives
         self.check.before_step(optimizer)
         self.check.after_step(optimizer)
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
+        self.slot.issued += 1
+        known: Any = SimpleNamespace(text=Signature("all_reduce", reduce_op=op).to_json())
+        self.look("allreduce", ([tensor],), known, self.slot.issued)
 
     def moments(self) -> list[list[tuple[int, int]]]:
         """Of each file."""
@@ -178,3 +186,66 @@ def test_an_optimizer_that_is_not_hashable(bench: Bench) -> None:
     for _ in range(2):
         bench.step(optimizer, collectives=1)
     assert bench.moments() == [[(6, 0), (6, 1), (7, 0)]]
+
+
+def trained(module: nn.Module) -> None:
+    module.zero_grad()
+    module(torch.ones(1, 2)).sum().backward()
+
+
+def test_reduced_gradients_tell_replicas(bench: Bench, logged: list[str]) -> None:
+    module = nn.Linear(2, 2)
+    optimizer = sgd(module)
+    for _ in range(2):
+        trained(module)
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            bench.all_reduce(parameter.grad.data)
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == [[(7, 0), (7, 1), (9, 0)]]
+    assert not logged
+
+
+@pytest.mark.parametrize("op", ["sum", "min"])
+def test_other_reductions_tell_nothing(bench: Bench, op: str) -> None:
+    """A loss, the parameters, a part of a gradient; and gradients that are not added up."""
+    module = nn.Linear(2, 2)
+    optimizer = sgd(module)
+    for _ in range(3):
+        trained(module)
+        gradient = module.weight.grad
+        assert gradient is not None
+        bench.all_reduce(gradient.sum(), op)
+        bench.all_reduce(module.weight.data, op)
+        bench.all_reduce(gradient[0] if op == "sum" else gradient, op)
+        bench.step(optimizer, collectives=1)
+    assert bench.moments() == []
+
+
+def test_only_what_is_reduced_is_compared(bench: Bench) -> None:
+    """Each rank has a head of its own."""
+    body, head = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = sgd(body, head)
+    for _ in range(2):
+        trained(nn.Sequential(body, head))
+        for parameter in body.parameters():
+            assert parameter.grad is not None
+            bench.all_reduce(parameter.grad)
+        bench.step(optimizer, collectives=0)
+    (path,) = bench.directory.glob("*.replicas")
+    assert len(ReplicaReader(path, lambda _: None, 0).names) == 2
+
+
+def test_a_step_without_reduction_ends_it(bench: Bench, logged: list[str]) -> None:
+    """The gradients are in the memory of before, and other collectives go on."""
+    module = nn.Linear(2, 2)
+    optimizer = sgd(module)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        module(torch.ones(1, 2)).sum().backward()
+        for parameter in module.parameters() if step < 2 else ():
+            assert parameter.grad is not None
+            bench.all_reduce(parameter.grad)
+        bench.step(optimizer, collectives=1)
+    assert bench.moments() == [[(8, 0), (8, 1), (11, 0)]]
+    assert logged == ["the check of replicas is off: steps without synchronisation"]
