@@ -4,12 +4,15 @@ Looked at when a run has ended, or is asked about: over the calls that are still
 is a straggler of a group when all of this is so, and a balanced group has none:
 
 1. It was the last to arrive at more than half of the collectives.
-2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`).
-3. Between its calls it takes `FACTOR` times as long as the median of the others, and what it takes
-   more is a `COST` of the time looked at. The `OUTLIERS` longest turns of each rank do not count:
-   one stall on a busy machine makes nobody a straggler.
+2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`), and that did
+   not change hands: where, in a part of the time, another rank caused most, that was `NOISE`.
+3. Between its calls it takes `FACTOR` times as long as the median of the others. The `OUTLIERS`
+   longest turns of each rank do not count: one stall on a busy machine makes nobody a straggler.
+4. It costs: what it takes more between its calls, and the time by which it came after the last but
+   one, are both a `COST` of the time looked at.
 
-The beginning, where some import and compile longer than others, is left out.
+Of a short run more is asked (`FEW`). The beginning, where some import and compile longer than
+others, is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +28,18 @@ from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
 
-SHARE = 0.6
+SHARE = 0.75
+PARTS = 4
+NOISE = 0.1
 FACTOR = 1.25
 COST = 0.1
 OUTLIERS = 3
-FEWEST = 20
+FEWEST = 7
 """Collectives that all ranks of the group have on record."""
-WARM_UP = 10
+FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
+"""Of fewer than that it must be last at all but one, and take three times as long."""
+WARM_UP, WARM_UP_SHARE = 10, 4
+"""Collectives at the beginning that do not count, but no more than one in four."""
 LEAST_NS = 100_000_000
 """What a straggler takes more, in total."""
 MOST_CALLS = 200_000
@@ -52,12 +60,18 @@ class Lateness:
     """One rank in one group."""
 
     last: int = 0
-    caused_ns: int = 0
+    parts_ns: list[int] = field(default_factory=lambda: [0] * PARTS)
+    """How long others waited for it, by parts of the time looked at."""
     turns_ns: list[int] = field(default_factory=list)
     """What it took between its calls."""
     margins_ns: list[int] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
     sites: Counter[CallSite] = field(default_factory=Counter)
+
+    @property
+    def caused_ns(self) -> int:
+        """How long others waited for it."""
+        return sum(self.parts_ns)
 
     def usual_ns(self) -> int:
         """What it took between its calls, in total, but for the longest turns."""
@@ -116,14 +130,16 @@ def _judge(
     if len(members) < 2:
         return None
     numbers = [{seq for key, seq in arrivals[rank] if key == group.key} for rank in members]
-    seqs = sorted(seq for seq in set.intersection(*numbers) if seq >= WARM_UP)
+    common = set.intersection(*numbers)
+    warm_up = min(WARM_UP, (max(common, default=0) + 1) // WARM_UP_SHARE)
+    seqs = sorted(seq for seq in common if seq >= warm_up)
     if len(seqs) < FEWEST:
         return None
     lateness = {rank: Lateness() for rank in members}
-    waited_ns = 0
-    for seq in seqs:
+    for index, seq in enumerate(seqs):
         row = {rank: arrivals[rank][group.key, seq] for rank in members}
-        waited_ns += _count(row, lateness)
+        _count(row, lateness, index * PARTS // len(seqs))
+    waited_ns = sum(one.caused_ns for one in lateness.values())
     rank = max(members, key=lambda one: lateness[one].caused_ns)
     late = lateness[rank]
     own_ns = late.usual_ns()
@@ -132,11 +148,13 @@ def _judge(
     firsts = [arrivals[one][group.key, seqs[0]].call.issued_ns for one in members]
     ends = [arrivals[one][group.key, seqs[-1]].call.issued_ns for one in members]
     span_ns = max(ends) - min(firsts)
+    few = len(seqs) < FEW
     if (
-        late.last * 2 <= len(seqs)
+        (late.last < len(seqs) - FEW_EXCEPTIONS if few else late.last * 2 <= len(seqs))
         or late.caused_ns < SHARE * waited_ns
-        or own_ns < FACTOR * others_ns
-        or more_ns < max(COST * span_ns, LEAST_NS)
+        or _by_others_ns(late, list(lateness.values())) > NOISE * waited_ns
+        or own_ns < (FEW_FACTOR if few else FACTOR) * others_ns
+        or min(more_ns, sum(late.margins_ns)) < max(COST * span_ns, LEAST_NS)
     ):
         return None
     factor = min(MOST_FACTOR, own_ns / others_ns if others_ns else MOST_FACTOR)
@@ -144,14 +162,19 @@ def _judge(
     return rank, more_ns, _finding(group, members, rank, late, len(seqs), factor, share, span_ns)
 
 
-def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness]) -> int:
-    """Enter one collective; the time that was spent waiting in it."""
+def _by_others_ns(late: Lateness, every: Sequence[Lateness]) -> int:
+    """The waiting in those parts of the time in which another rank caused most, by that rank."""
+    leaders = (max(one.parts_ns[part] for one in every) for part in range(PARTS))
+    return sum(most for most, own in zip(leaders, late.parts_ns, strict=True) if most > own)
+
+
+def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness], part: int) -> None:
+    """Enter one collective of that part of the time."""
     times = sorted((arrival.call.issued_ns, rank) for rank, arrival in row.items())
     last_ns, last = times[-1]
-    waited_ns = sum(last_ns - issued_ns for issued_ns, _ in times)
     late = lateness[last]
     late.last += 1
-    late.caused_ns += waited_ns
+    late.parts_ns[part] += sum(last_ns - issued_ns for issued_ns, _ in times)
     late.margins_ns.append(last_ns - times[-2][0])
     late.ops[row[last].call.signature.op] += 1
     site = row[last].call.site
@@ -159,7 +182,6 @@ def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness]) -> int:
         late.sites[site] += 1
     for rank, arrival in row.items():
         lateness[rank].turns_ns.append(arrival.own_ns)
-    return waited_ns
 
 
 def _finding(

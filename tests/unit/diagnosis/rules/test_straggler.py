@@ -52,6 +52,9 @@ jitter = random.Random(7)
 BALANCED: dict[str, Callable[[int, int], float]] = {
     "all alike": lambda rank, step: 0.02,
     "noise": lambda rank, step: jitter.uniform(0.01, 0.04),
+    "changes hands": lambda rank, step: (
+        0.1 if (rank == 1 and step < 32) or (rank == 2 and step >= 32) else 0.02
+    ),
     "in turns": lambda rank, step: 0.1 if step % 4 == rank else 0.02,
     "one slow step": lambda rank, step: 5.0 if (rank, step) == (1, 20) else 0.02,
     "stalls of a busy machine": lambda rank, step: (
@@ -71,9 +74,48 @@ def test_quiet_when_balanced(name: str) -> None:
     assert stragglers(trained(BALANCED[name]).snapshot()) == []
 
 
+def test_ten_slow_steps_are_enough() -> None:
+    """At ten times as long, where no noise looks like that."""
+    slow = trained(lambda rank, _: 0.2 if rank == 1 else 0.02, size=2, steps=10)
+    (found,) = stragglers(slow.snapshot())
+    assert found.culprits == (1,)
+    assert found.data["collectives"] == found.data["last"] == 8
+    assert found.data["factor"] == pytest.approx(10, abs=1)
+
+
+def test_of_a_short_run_more_is_asked() -> None:
+    for work_s in (
+        lambda rank, _: 0.2 if rank == 1 else 0.1,
+        lambda rank, step: 0.2 if rank == 1 and step not in (4, 7) else 0.02,
+    ):
+        assert stragglers(trained(work_s, steps=12).snapshot()) == []
+
+
 def test_quiet_after_few_collectives() -> None:
-    slow = trained(lambda rank, _: 1.0 if rank == 1 else 0.0, steps=29)
+    slow = trained(lambda rank, _: 1.0 if rank == 1 else 0.0, steps=8)
     assert stragglers(slow.snapshot()) == []
+
+
+def test_quiet_where_it_costs_little() -> None:
+    """Sharded training on a shared machine: a step has many collectives, most of which follow each
+    other closely. One rank is a little late at half of them, and computes as long as the other."""
+
+    def work_s(rank: int, step: int) -> float:
+        if step % 6 == 0:
+            return 0.060 + jitter.uniform(0, 0.004)
+        return 0.0045 if rank == 0 and step % 2 else 0.002 + jitter.uniform(0, 0.0005)
+
+    assert stragglers(trained(work_s, size=2, steps=300).snapshot()) == []
+
+
+def test_late_since_some_time() -> None:
+    """Noise before does not hide it."""
+    slow = trained(
+        lambda rank, step: 0.1 if rank == 3 and step > 40 else jitter.uniform(0.02, 0.022),
+        steps=100,
+    )
+    (found,) = stragglers(slow.snapshot())
+    assert found.culprits == (3,)
 
 
 def test_quiet_where_one_waits_for_a_message() -> None:
