@@ -3,12 +3,14 @@
 Rules:
 1. Only waits that need the absent rank count (`needs`), and calls that failed without it.
 2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
-   group in which others wait, or have failed: early_exit; for a send or receive: unmatched_p2p;
-   for the creation of a group: group_mismatch.
+   group in which others wait, or have failed: early_exit; for the creation of a group:
+   group_mismatch. For a send or receive: unmatched_p2p, unless the two have exchanged messages in
+   both directions before: then their numbers of rounds differ, and it is an early_exit.
 3. A rank that was killed or raised is not treated here: that *is* the finding.
 4. A call that all have made, and in which one lost its connections since another, already through
    with it, left: early_exit, too.
-5. A message with another tag between the same two ranks explains more than the partner's end.
+5. A rank that finished before the send that it never waited for was through: early_exit.
+6. A message with another tag between the same two ranks explains more than the partner's end.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ from collections.abc import Iterator
 from ...record.layout import Activity, CallState, GroupState
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Wait
-from ...record.wording import call_text, numbered, ranks_text, verb
+from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.channels import Channels
-from ..facts.evidence import chosen, stand
-from ..facts.needs import Need, Needs
+from ..facts.evidence import chosen, last_call, stand
+from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
 from ..facts.world import GroupView, Pending, World
-from ..findings import Finding, group_evidence
-from ..limits import Candidate
+from ..findings import Finding, RankEvidence, group_evidence
+from ..limits import SECOND_NS, Candidate
 from .deadlock import not_created, tag_mismatch
 from .deaths_and_exceptions import is_communication_error
 from .join_timeout import last_exception
 
 UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
+MOST_UNFINISHED = 64
+"""So many of the last calls of a rank that failed are looked at: it may have been in several."""
 
 
 def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
@@ -40,6 +44,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     key: tuple[object, ...]
     waits = [(pending, needs.of(pending), False) for pending in world.all_pending()]
     waits += [(pending, None, True) for pending in failed_calls(world)]
+    waits += [(pending, None, True) for pending in _failed_messages(world)]
     for pending, need, failed in waits:
         call = pending.call
         if call is None:
@@ -67,19 +72,36 @@ def _has_left(world: World, rank: int) -> bool:
 def failed_calls(world: World) -> Iterator[Pending]:
     """The call in which a rank that has ended with an error stood, or which it had seen fail."""
     for number, rank in world.ranks.items():
-        failed = world.notes(number, "exception") or (
-            world.ended(number) and not world.finished(number)
-        )
-        if not failed or rank.history is None or not rank.calls:
+        if not _failed(world, number) or rank.history is None or not rank.calls:
             continue
         call = rank.history.call(rank.calls - 1)
-        if call is None or call.state not in UNFINISHED:
+        if call is not None and call.state in UNFINISHED:
+            yield _pending(world, number, call)
+
+
+def _failed_messages(world: World) -> Iterator[Pending]:
+    """Sends and receives before its last call in which a rank that lost a connection stood: it
+    may have made several before it waited for the first."""
+    for number, rank in world.ranks.items():
+        if rank.history is None or not _failed(world, number) or not _lost_contact(world, number):
             continue
+        for call in rank.history.recent(MOST_UNFINISHED):
+            before_last = call.number < rank.calls - 1
+            if before_last and call.signature.peer is not None and call.state in UNFINISHED:
+                yield _pending(world, number, call)
+
+
+def _failed(world: World, rank: int) -> bool:
+    return bool(world.notes(rank, "exception")) or (world.ended(rank) and not world.finished(rank))
+
+
+def _pending(world: World, rank: int, call: Call) -> Pending:
+    waits = world.ranks[rank].waits
+    wait = next((wait for wait in waits if wait.call == call.number), None)
+    if wait is None:
         since = call.completed_ns or call.issued_ns
-        wait = next((wait for wait in rank.waits if wait.call == call.number), None)
-        if wait is None:
-            wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
-        yield Pending(number, wait, call)
+        wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
+    return Pending(rank, wait, call)
 
 
 def _never_created(
@@ -124,6 +146,7 @@ def _collective(
         group=group_evidence(view.any),
         seq=call.seq,
         ranks=stand(world, chosen(left, victims), call),
+        details=_parting(world, view, left, victims),
         observable_ns=_left_ns(world, left, pending),
         cause="data_exhausted" if _batches(world, left[0]) is not None else None,
         data={"batches": _batches(world, left[0])},
@@ -202,6 +225,29 @@ def _left_ns(world: World, left: list[int], pending: Pending) -> int:
     return max([pending.wait.since_ns, *times])
 
 
+def _parting(
+    world: World, view: GroupView, left: list[int], victims: tuple[int, ...]
+) -> tuple[str, ...]:
+    """The last call of the group that the leaver made, and what the others made after it."""
+    first = left[0]
+    history, state = world.ranks[first].history, view.states.get(first)
+    if history is None or state is None:
+        return ()
+    texts = []
+    last = history.at(view.key, state.issued - 1) if state.issued else None
+    if last is not None:
+        made = f"{call_text(last)} #{last.seq}{at_site(last.site)}"
+        texts.append(f"the last call of rank {first} in the group: {made}")
+    for rank in victims:
+        others = world.ranks[rank].history
+        after = others.at(view.key, state.issued) if others else None
+        if after is not None:
+            made = f"{call_text(after)} #{after.seq}{at_site(after.site)}"
+            texts.append(f"what rank {rank} called after it: {made}")
+            break
+    return tuple(texts)
+
+
 def _message(
     world: World, channels: Channels, pending: Pending, need: Need | None, *, failed: bool
 ) -> Candidate | None:
@@ -211,10 +257,9 @@ def _message(
     view = world.view(pending.rank, call.group)
     if view is None or peer is None:
         return None
-    if failed:
-        if peer == ANY_SOURCE or _posted(channels, pending.rank, call):
-            return None
-    elif need is None:
+    if (failed or need is None) and peer != ANY_SOURCE and _posted(channels, pending.rank, call):
+        return _never_arrived(world, channels, view, pending)
+    if (failed and peer == ANY_SOURCE) or (not failed and need is None):
         return None
     partners = [peer] if peer != ANY_SOURCE else sorted(set(view.ranks) - {pending.rank})
     if not all(world.left(rank, view) for rank in partners):
@@ -228,20 +273,93 @@ def _message(
     partner = f"rank {peer}" if peer != ANY_SOURCE else "any other rank"
     word = "receive" if call.signature.op == "send" else "send"
     gone = f"{ranks_text(partners)} {verb(partners, 'has', 'have')} finished without it"
+    rounds = _rounds(channels, rank, call)
+    text = f"{call_text(call)} for a {word} of {partner} (message #{call.seq})"
+    message = f"rank {rank} waits in {text}, but {gone}"
+    if rounds:
+        made = world.ranks[peer].calls
+        how = "finished" if world.ended(peer) else "destroyed the group"
+        waits = "needed it in" if failed else "waits in"
+        message = (
+            f"rank {peer} {how} after {made} call{'s' if made != 1 else ''}, and {rounds} messages "
+            f"with rank {rank}, but rank {rank} {waits} {text}"
+        )
     finding = Finding(
-        kind="unmatched_p2p",
-        message=(
-            f"rank {rank} waits in {call_text(call)} for a {word} of {partner} "
-            f"(message #{call.seq}), but {gone}"
-        ),
+        kind="early_exit" if rounds else "unmatched_p2p",
+        message=message,
         culprits=culprits,
         victims=victims,
         group=group_evidence(view.any),
         seq=call.seq,
         ranks=stand(world, chosen(culprits, victims), call),
+        details=_last_message(world, peer) if rounds else (),
         observable_ns=_left_ns(world, partners, pending),
     )
     return Candidate(finding)
+
+
+def _rounds(channels: Channels, rank: int, call: Call) -> int:
+    """How many messages the two ranks of the call have exchanged so far; 0 where they all went one
+    way, or none with this one's direction and tag."""
+    peer = call.signature.peer
+    if peer in (None, ANY_SOURCE) or call.seq == 0:
+        return 0
+    both = ((rank, peer), (peer, rank))
+    counts = [
+        sum(
+            min(channels.sent(key), channels.received(key))
+            for key in channels.sends
+            if key[:3] == (call.group, *pair)
+        )
+        for pair in both
+    ]
+    return sum(counts) if all(counts) else 0
+
+
+def _last_message(world: World, rank: int) -> tuple[str, ...]:
+    last = last_call(world, rank)
+    return (f"the last call of rank {rank}: {call_text(last)}{at_site(last.site)}",) if last else ()
+
+
+def _never_arrived(
+    world: World, channels: Channels, view: GroupView, pending: Pending
+) -> Candidate | None:
+    """The partner has sent it, but was not through with that, and never waited for it, when it
+    finished. What the network has taken from it may still arrive: that takes its time."""
+    call = pending.call
+    assert call is not None
+    peer = call.signature.peer
+    channel = channels.sends.get(channels.key_of(pending.rank, call))
+    if peer is None or channel is None or call.signature.op != "recv" or not world.finished(peer):
+        return None
+    if not channels.strict(channels.key_of(pending.rank, call)):
+        return None
+    history = world.ranks[peer].history
+    sent = history.message(channel, call.seq) if history else None
+    if sent is None or sent.state not in (CallState.ISSUED, CallState.STARTED):
+        return None
+    rank, left_ns = pending.rank, _left_ns(world, [peer], pending)
+    finding = Finding(
+        kind="early_exit",
+        message=(
+            f"rank {peer} finished without waiting for its {call_text(sent)} (message "
+            f"#{call.seq}){at_site(sent.site)}, which rank {rank} has not received in full in "
+            f"{call_text(call)}: wait() for the handle before the end"
+        ),
+        culprits=(peer,),
+        victims=(rank,),
+        group=group_evidence(view.any),
+        seq=call.seq,
+        ranks={
+            peer: RankEvidence("finished, had sent", call_text(sent), sent.site),
+            **stand(world, [rank], call),
+        },
+        observable_ns=left_ns,
+    )
+    arriving_ns = world.limits.settle_ns + int(
+        bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS
+    )
+    return Candidate(finding, left_ns + arriving_ns)
 
 
 def surely_posted(channels: Channels, rank: int, call: Call) -> bool:

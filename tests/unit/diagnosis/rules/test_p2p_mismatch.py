@@ -37,6 +37,52 @@ def test_a_receive_whose_sender_has_finished() -> None:
     assert found.ranks[1].location.line == 19
 
 
+def test_a_partner_that_makes_one_round_less() -> None:
+    """They give and take in turns: the neighbour, which only notices it first, is not to blame. It
+    had issued its receive as well before it waited for the send."""
+    run = Run(3)
+    for _ in range(3):
+        run[1].calls(send(2))
+        run[2].calls(recv(1))
+        run[2].calls(send(1))
+        run[1].calls(recv(2), is_async=True)
+    run[2].calls(send(1))
+    run[2].exits(0)
+    run[1].calls(send(2), fails=True, line=30)
+    run[1].calls(recv(2), is_async=True)
+    run[1].raises("RuntimeError: Connection closed by peer", communication=True)
+    run[0].calls(recv(1), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (1,))
+    assert found.message == (
+        "rank 2 finished after 7 calls, and 7 messages with rank 1, but rank 1 needed it in "
+        "send(dst=2, float32[4]) for a receive of rank 2 (message #3)"
+    )
+    assert found.details == (
+        "the last call of rank 2: send(dst=1, float32[4]) at train.py:88 in step",
+    )
+
+
+def test_a_send_that_was_dropped() -> None:
+    run = Run(2)
+    run[0].calls(send(1, 8), is_async=True, line=11)
+    run[0].exits(0)
+    run[1].calls(recv(0, 8), waits=True, line=22)
+    assert run.errors(settled=False) == []  # it may still arrive
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (0,), (1,))
+    assert found.ranks[0].location.line == 11
+    assert "without waiting for its send(dst=1, float32[8])" in found.message
+
+
+def test_a_send_that_was_through_is_no_fault_of_the_sender() -> None:
+    run = Run(2)
+    run[0].calls(send(1, 8))
+    run[0].exits(0)
+    run[1].calls(recv(0, 8), waits=True)
+    assert run.errors() == []
+
+
 def test_a_receive_that_failed_because_its_sender_had_finished() -> None:
     run = Run(2)
     run[0].exits(0)
