@@ -32,6 +32,7 @@ from .rules.reported_by_ranks import settled, told
 from .rules.split_mismatch import split_mismatches
 from .rules.stalled_call import stuck
 from .rules.unwaited_work import unwaited
+from .stalled import stalled
 
 __all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict", "verdict_first"]
 
@@ -72,6 +73,8 @@ def diagnose(
         *own,
         *(Candidate(finding) for finding in (*recorded(world), *unwaited(world))),
     ]
+    if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
+        candidates += stalled(world)
     causes = [
         explained(world, explained_by_unused(world, candidate))
         for candidate in settled(candidates, own)

@@ -27,6 +27,7 @@ FOLLOWS = frozenset(
         "early_exit",
         "unmatched_p2p",
         "join_timeout",
+        "stalled",
         "rank_died",
         "rank_exception",
         "invalid_argument",

@@ -237,7 +237,8 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
     last = last_to_come(waiting)
     if world.paused or world.waited_ns(last) < world.limits.hang_ns:
         return []
-    missing = sorted(rank for rank in absent if not world.ended(rank))
+    lost = {rank for rank in absent if rank in world.ranks and gave_up(world, rank)}
+    missing = sorted(rank for rank in absent - lost if not world.ended(rank))
     if not missing:
         return [] if absent else _too_late(world, waiting)
     waited = seconds(world.now_ns - last.since_ns)
@@ -246,6 +247,12 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
     )
     observable = last.since_ns + world.limits.hang_ns
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
+
+
+def gave_up(world: World, rank: int) -> bool:
+    """It has waited, too, until its own time limit ran out."""
+    note = last_exception(world, rank)
+    return note is not None and timed_out(note)
 
 
 def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:

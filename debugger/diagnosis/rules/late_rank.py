@@ -26,7 +26,7 @@ from ..limits import SECOND_NS, Candidate
 from .deadlock import doing
 from .deaths_and_exceptions import is_communication_error
 from .early_exit import failed_calls, surely_posted
-from .join_timeout import last_exception, last_to_come, timed_out
+from .join_timeout import gave_up, last_exception, last_to_come, timed_out
 
 CAUSES = {
     "stopped": "stopped by a signal",
@@ -116,6 +116,8 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
                     roots.add(rank)
             elif not world.ended(rank) and rank not in world.blind:
                 waits = world.pending(rank)
+                if pending.wait.activity is Activity.INIT and gave_up(world, rank):
+                    continue
                 if _acts(world, rank, waits):
                     roots.add(rank)
                 else:

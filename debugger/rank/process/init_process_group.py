@@ -90,7 +90,8 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
 
 def _told(detail: dict[str, Any]) -> dict[str, Any]:
     """What the log says of it; the record has its own field for the rank."""
-    return {name: value for name, value in detail.items() if name not in ("rank", "path", "stale")}
+    untold = ("rank", "path", "stale", "all_clients", "served_at")
+    return {name: value for name, value in detail.items() if name not in untold}
 
 
 def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +113,11 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     else:
         url = urlparse(str(method))
         detail["address"] = str(method)
+        if url.scheme == "tcp" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port = os.environ.get("MASTER_PORT", "")
+            if url.netloc.rpartition(":")[2] != port:
+                detail["all_clients"] = True
+                detail["served_at"] = f"{os.environ.get('MASTER_ADDR', '')}:{port}"
         if url.scheme == "file":
             detail["path"] = url.path
             detail["stale"] = _stale(Path(url.path))

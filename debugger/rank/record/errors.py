@@ -66,7 +66,14 @@ _BY_KIND: dict[str, type[FindingRaised]] = {
     ),
     "deadlock": DeadlockError,
     **dict.fromkeys(
-        ("missing_rank", "early_exit", "unmatched_p2p", "join_timeout", "rank_died"),
+        (
+            "missing_rank",
+            "early_exit",
+            "unmatched_p2p",
+            "join_timeout",
+            "stalled",
+            "rank_died",
+        ),
         AbsentRankError,
     ),
     **dict.fromkeys(

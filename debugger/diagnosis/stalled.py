@@ -1,0 +1,142 @@
+"""Everybody waits, and nothing moves, though all that anybody is known to wait for have come.
+
+Rules:
+1. Only where no other rule has found an error, but for what a rank says whose time limit ran out.
+2. All ranks are there, and each live one waits, with all of its threads, for `hang_timeout_s`.
+3. Ranks whose own time limit for the rendezvous ran out, while nobody was absent, count as waiting
+   until then.
+4. The likely cause is told, as far as the records show it: ranks that all are clients of a
+   rendezvous which the launcher does not serve there. Who listens at the address, the supervisor
+   looks up (`heard_at`); a pure function cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..record.layout import Activity
+from ..record.snapshot import Wait
+from ..record.wording import at_site, printable, ranks_text, seconds, verb
+from .facts.evidence import chosen, stand, wait_text
+from .facts.needs import bytes_of
+from .facts.world import Pending, World
+from .findings import Finding
+from .limits import SECOND_NS, Candidate
+from .rules.deadlock import doing
+from .rules.join_timeout import last_exception, timed_out
+from .rules.late_rank import cause_of
+from .rules.stalled_call import SLOWEST_BYTES_PER_S
+
+RENDEZVOUS = "rendezvous"
+MOST_TEXTS = 4
+
+
+def stalled(world: World) -> list[Candidate]:
+    """At most one finding."""
+    if world.paused or world.snapshot.finished or not world.ranks:
+        return []
+    if any(rank not in world.ranks for rank in world.expected):
+        return []
+    waits = {rank: wait for rank in world.ranks if (wait := _stands_still(world, rank)) is not None}
+    given_up = {
+        rank: note
+        for rank, record in world.ranks.items()
+        if rank not in waits
+        and not record.groups
+        and (note := last_exception(world, rank)) is not None
+        and timed_out(note)
+    }
+    others = [rank for rank in world.ranks if rank not in waits and rank not in given_up]
+    if any(not world.ended(rank) for rank in others) or not (waits or given_up):
+        return []
+    joining = all(row.wait.activity is Activity.INIT for row in waits.values())
+    if given_up and (others or not joining):
+        return []
+    times = [row.wait.since_ns + world.limits.hang_ns for row in waits.values()]
+    observable_ns = max(times) if not given_up else min(n.time_ns for n in given_up.values())
+    return [Candidate(_finding(world, waits, sorted(given_up), observable_ns))]
+
+
+def _stands_still(world: World, rank: int) -> Pending | None:
+    """The longest of the waits in which all threads of the rank are."""
+    record = world.ranks[rank]
+    rows = world.pending(rank)
+    guessed = sum(row.wait.on_stream for row in rows)
+    if not rows or rank in world.blind or record.free_threads > guessed:
+        return None
+    if cause_of(world, rank) in ("stopped", "gil_held"):
+        return None
+    if any(world.waited_ns(row.wait) < _limit_ns(world, row) for row in rows):
+        return None
+    return min(rows, key=lambda row: row.wait.since_ns)
+
+
+def _limit_ns(world: World, row: Pending) -> int:
+    """A call may take its time, on a slow network, for what it has to bring."""
+    view = world.view(row.rank, row.call.group) if row.call else None
+    if row.call is None or view is None:
+        return world.limits.hang_ns
+    size_bytes = bytes_of(row.call.signature) * len(view.ranks)
+    return world.limits.hang_ns + int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
+
+
+def _finding(
+    world: World, waits: dict[int, Pending], given_up: list[int], observable_ns: int
+) -> Finding:
+    culprits = tuple(sorted({*waits, *given_up}))
+    texts: dict[str, list[int]] = {}
+    for rank, row in waits.items():
+        texts.setdefault(_what(world, row), []).append(rank)
+    parts = [
+        f"{ranks_text(ranks)} {verb(ranks, 'waits', 'wait')} {text}"
+        for text, ranks in list(texts.items())[:MOST_TEXTS]
+    ]
+    if given_up:
+        parts.append(f"{ranks_text(given_up)} gave up in init_process_group")
+    joining = all(row.wait.activity is Activity.INIT for row in waits.values())
+    detail = next((row.wait.detail for row in waits.values()), {})
+    since_ns = max((row.wait.since_ns for row in waits.values()), default=observable_ns)
+    message = (
+        "suspected: everybody waits, and nothing has moved for "
+        f"{seconds(world.now_ns - since_ns)}: {'; '.join(parts)}"
+    )
+    return Finding(
+        kind="stalled",
+        message=message,
+        culprits=culprits,
+        proven=False,
+        cause=RENDEZVOUS if joining else None,
+        ranks=stand(world, chosen(culprits, ())),
+        details=(_nobody_serves(detail),) if joining and detail.get("all_clients") else (),
+        observable_ns=observable_ns,
+        data={"address": str(detail.get("address", ""))} if joining else {},
+    )
+
+
+def _what(world: World, row: Pending) -> str:
+    wait = row.wait
+    if row.call is not None:
+        return doing(world, row)
+    if wait.activity is Activity.INIT and wait.detail.get("address"):
+        return f"in init_process_group for {printable(str(wait.detail['address']), 120)}{_at(wait)}"
+    text = wait_text(wait.activity, wait.detail)
+    return f"{text.removeprefix('waits ')}{_at(wait)}"
+
+
+def _at(wait: Wait) -> str:
+    return at_site(wait.site)
+
+
+def _nobody_serves(detail: object) -> str:
+    assert isinstance(detail, dict)
+    served_at = printable(str(detail.get("served_at")), 120)
+    return (
+        "every rank is a client there, as the launcher says that it serves the rendezvous "
+        f"(TORCHELASTIC_USE_AGENT_STORE), but it does so at {served_at}: give "
+        "init_process_group no init_method, or env://"
+    )
+
+
+def heard_at(finding: Finding, listener: str) -> Finding:
+    """The finding with who listens at the address that ranks wait at."""
+    return replace(finding, details=(printable(listener), *finding.details))

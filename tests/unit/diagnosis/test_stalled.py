@@ -1,0 +1,89 @@
+"""Everybody waits, and nothing moves; and the twins, in which somebody may yet act."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.diagnosis.limits import Limits
+from debugger.diagnosis.stalled import heard_at
+from debugger.record.layout import Activity
+
+from .builder import Run, all_reduce
+
+ADDRESS = "tcp://10.0.0.1:29500"
+CLIENTS = {"address": ADDRESS, "all_clients": True, "served_at": "10.0.0.1:41000"}
+
+
+def joining(size: int = 3, waiting: int = 3) -> Run:
+    """That many ranks wait in their initialisation."""
+    run = Run(size, joined=False, limits=Limits(hang_timeout_s=3))
+    for rank in range(waiting):
+        run.starts(rank).waits_in(Activity.INIT, **CLIENTS)
+    return run
+
+
+def test_nobody_serves_the_rendezvous() -> None:
+    run = joining()
+    run.passes(3.1)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.exit_code) == ("stalled", (0, 1, 2), 93)
+    assert (found.proven, found.cause) == (False, "rendezvous")
+    assert f"ranks 0,1,2 wait in init_process_group for {ADDRESS}" in found.message
+    assert "10.0.0.1:41000" in found.details[0]
+    assert heard_at(found, "nobody listens").details[0] == "nobody listens"
+
+
+def test_not_before_the_hang_timeout() -> None:
+    run = joining()
+    run.passes(1.5)
+    assert run.errors() == []
+
+
+def test_a_rank_that_has_not_come_is_missing() -> None:
+    run = joining(waiting=2)
+    run.passes(3.1)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("join_timeout", (2,))
+
+
+def test_a_rank_that_computes_is_not_stalled() -> None:
+    run = joining()
+    run[1].waits.clear()
+    run[1].free_threads = 1
+    run.passes(3.1)
+    assert all(found.kind != "stalled" for found in run.errors())
+
+
+@pytest.mark.parametrize("rest", ["waits", "gives up"])
+def test_own_time_limits_ran_out(rest: str) -> None:
+    """At no moment did they wait for each other."""
+    run = joining(2, waiting=2)
+    run.passes(1)
+    message = "DistNetworkError: The client socket has timed out after 1000ms"
+    run[0].raises(message, exits=False, communication=True)
+    if rest == "gives up":
+        run[1].raises(message, exits=False, communication=True)
+    run.passes(4)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("stalled", (0, 1))
+    assert "gave up in init_process_group" in found.message
+
+
+def test_waits_of_several_kinds() -> None:
+    run = Run(2, limits=Limits(hang_timeout_s=3))
+    run.each(all_reduce(8))
+    run[0].waits_in(Activity.DESTROY)
+    run[1].waits_in(Activity.STORE, key="done")
+    run.passes(3.1)
+    found = run.errors()
+    assert [one.kind for one in found] == ["stalled"]
+    assert "rank 0 waits in destroy_process_group" in found[0].message
+    assert "rank 1 waits for the store key 'done'" in found[0].message
+
+
+def test_a_large_call_takes_its_time() -> None:
+    run = Run(2, limits=Limits(hang_timeout_s=3))
+    for rank in range(2):
+        run[rank].calls(all_reduce(100_000_000), waits=True)
+    run.passes(4)
+    assert run.errors() == []
