@@ -63,10 +63,18 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
             if recorder.writer.rank < 0:
                 group = torch_private.c10d.GroupMember.WORLD
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
+        if _hosts_store(detail):
+            recorder.note("store_host", "this rank hosts the rendezvous store", site)
         rank_log.write("init_process_group", "debug", **_told(detail))
         return result
 
     return init_process_group
+
+
+def _hosts_store(detail: dict[str, Any]) -> bool:
+    """Rank 0 does, where neither the launcher, a file nor the program itself does."""
+    own = "path" not in detail and "launcher" not in detail and "store" not in detail
+    return own and detail.get("rank") == 0 and int(detail.get("world_size", 0)) > 1
 
 
 def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +98,7 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
 
 def _told(detail: dict[str, Any]) -> dict[str, Any]:
     """What the log says of it; the record has its own field for the rank."""
-    untold = ("rank", "path", "stale", "all_clients", "served_at")
+    untold = ("rank", "path", "stale", "store", "launcher", "all_clients", "served_at")
     return {name: value for name, value in detail.items() if name not in untold}
 
 
@@ -101,7 +109,10 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     method = given.get("init_method")
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     detail: dict[str, Any] = {"backend": str(given.get("backend"))}
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        detail["launcher"] = True
     if given.get("store") is not None:
+        detail["store"] = True
         detail["address"] = store_address(given["store"])
     elif method in (None, "env://"):
         environment = os.environ
@@ -113,7 +124,7 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     else:
         url = urlparse(str(method))
         detail["address"] = str(method)
-        if url.scheme == "tcp" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if url.scheme == "tcp" and detail.get("launcher"):
             port = os.environ.get("MASTER_PORT", "")
             if url.netloc.rpartition(":")[2] != port:
                 detail["all_clients"] = True
