@@ -18,7 +18,9 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
+from .. import argument_checks
 from ..agreement import collectives
+from ..argument_checks import InvalidArgumentError
 from ..checks import in_flight
 from ..process import lost_connections
 from ..record.describe import METHODS, Method
@@ -207,6 +209,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             facts = take_facts(given)
             known = group.known[op].get(facts)
             if known is None:
+                argument_checks.check(op, facts, group.ranks)
                 known = recorder.describe(group, op, facts)
             site = recorder.site(_getframe(1))
             if options_at is not None and len(args) > options_at:
@@ -222,6 +225,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             number, thread = writer.begin(group.slot, known, site, flags)
             if _exc_info()[0] is not None:
                 _in_flight(number, False)
+        except InvalidArgumentError:
+            raise
         except Exception as error:
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)

@@ -1,0 +1,37 @@
+"""Arguments that torch and its backends take unseen, and die of.
+
+gloo asks neither `send` nor `recv` whether their peer is in the group: the process ends by SIGSEGV,
+or waits for ever. All else that is wrong by itself (roots, tags, lengths of lists, dtypes and sizes
+of outputs) torch or the backend refuses at once, in words that programs know; so it stays.
+
+Asked once for each distinct call, before it is on record: what is refused is never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..record.signature import ANY_SOURCE, POINT_TO_POINT
+from ..record.wording import ranks_text
+from .record.describe import Facts
+
+
+class InvalidArgumentError(ValueError):
+    """A call that is wrong by itself."""
+
+
+def check(op: str, facts: Facts, ranks: Sequence[int]) -> None:
+    """Raises InvalidArgumentError for a message to or from a rank that is not in the group."""
+    if op not in POINT_TO_POINT:
+        return
+    peer = facts[4]
+    if 0 <= peer < len(ranks) or (op == "recv" and peer == ANY_SOURCE):
+        return
+    role, other = ("destination", "dst") if op == "send" else ("source", "src")
+    raise InvalidArgumentError(
+        f"{op}({other}={peer}): there is no such {role} in the group, which has {len(ranks)} "
+        f"ranks ({ranks_text(ranks)})"
+    )
+
+
+InvalidArgumentError.__module__ = "distdebug"
