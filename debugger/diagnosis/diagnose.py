@@ -33,6 +33,7 @@ from .rules.split_mismatch import split_mismatches
 from .rules.stalled_call import stuck
 from .rules.unwaited_work import unwaited
 from .stalled import stalled
+from .store_host import store_hosts_that_left
 
 __all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict", "verdict_first"]
 
@@ -65,6 +66,7 @@ def diagnose(
         *joins(world, needs),
         *deadlocks(world, channels, needs),
         *departures(world, channels, needs),
+        *store_hosts_that_left(world),
         *endings(world),
         *unused_parameters(world),
         *lost_threads(world, needs),

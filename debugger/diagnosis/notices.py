@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..record.layout import Activity
+from ..record.snapshot import Note
 from ..record.wording import (
     at_site,
     call_text,
@@ -16,7 +19,7 @@ from ..record.wording import (
 from .facts.evidence import chosen, stand, standing
 from .facts.needs import Needs
 from .facts.world import World
-from .findings import Finding
+from .findings import Finding, RankEvidence
 from .limits import SECOND_NS
 from .rules.join_timeout import last_to_come
 from .rules.late_rank import cause_of, latest
@@ -59,6 +62,32 @@ def _where(world: World, culprits: tuple[int, ...]) -> str:
     return f"; {it} is at {site_text(where.location)}" if where.location else ""
 
 
+def _outside(ranks: tuple[int, ...], note: Note) -> str:
+    who = f"{ranks_text(ranks)} called a collective on a group {verb(ranks, 'it is', 'they are')}"
+    return f"{who} not in, which does nothing{at_site(note.site)}: {printable(note.message)}"
+
+
+def _evidence(world: World, rank: int, note: Note) -> dict[int, RankEvidence]:
+    if note.site is None:
+        return stand(world, [rank])
+    return {rank: RankEvidence(note.kind.replace("_", " "), None, note.site)}
+
+
+def _also(world: World, finding: Finding, rank: int, note: Note) -> Finding:
+    """The finding with one more rank that has made the same mistake on the same line."""
+    if rank in finding.culprits or note.kind != "not_in_group":
+        return finding
+    culprits = (*finding.culprits, rank)
+    ranks = {**finding.ranks, **_evidence(world, rank, note)}
+    return replace(
+        finding,
+        culprits=culprits,
+        message=_outside(culprits, note),
+        ranks={one: ranks[one] for one in chosen(culprits, ())},
+        observable_ns=min(finding.observable_ns, note.time_ns),
+    )
+
+
 def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[str, ...]:
     waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
     if not waiting or world.waited_ns(last := last_to_come(waiting)) < after_ns:
@@ -79,8 +108,9 @@ def recorded(world: World) -> list[Finding]:
         for note in rank.notes:
             if note.kind not in ("not_in_group", "forked"):
                 continue
-            key = (note.kind, number, note.site)
+            key = (note.kind, None if note.kind == "not_in_group" else number, note.site)
             if key in found:
+                found[key] = _also(world, found[key], number, note)
                 continue
             if note.kind == "forked":
                 message = (
@@ -88,21 +118,13 @@ def recorded(world: World) -> list[Finding]:
                     f"{at_site(note.site)}: {printable(note.message)}"
                 )
             else:
-                message = (
-                    f"rank {number} called a collective on a group it is not in, which does "
-                    f"nothing{at_site(note.site)}: {printable(note.message)}"
-                )
-            evidence = stand(world, chosen((number,), ()))
-            if note.site:
-                evidence = {
-                    number: type(evidence[number])(note.kind.replace("_", " "), None, note.site)
-                }
+                message = _outside((number,), note)
             found[key] = Finding(
                 kind=note.kind,
                 message=message,
                 culprits=(number,),
                 severity="error" if note.kind == "forked" else "warning",
-                ranks=evidence,
+                ranks=_evidence(world, number, note),
                 observable_ns=note.time_ns,
                 data=dict(note.data),
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .majority import Vote, vote
-from .signature import Signature, describe_tensors, disagreement, exact_key
+from .signature import Signature, describe_tensors, disagreement, disagreements, exact_key
 from .wording import printable, ranks_text, verb
 
 K = TypeVar("K", bound=Hashable)
@@ -60,6 +60,7 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
     usual, odd = opponents(result)
     kind = disagreement(calls[usual], calls[odd])
     message = dispute_text(result, calls, f"collective {place} ({len(ranks)} ranks)")
+    message += differences_text(calls[usual], calls[odd])
     return Dispute(kind or "shape_mismatch", message, result.culprits, result.others)
 
 
@@ -83,6 +84,14 @@ def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> s
         parts.append(f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {text}")
     text = "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
     return f"ranks disagree at {where}: {text}"
+
+
+def differences_text(one: Signature, other: Signature) -> str:
+    """`; they differ in shape and dtype`, where it is more than one thing."""
+    names = [kind.removesuffix("_mismatch").replace("_", " ") for kind in disagreements(one, other)]
+    if len(names) < 2:
+        return ""
+    return f"; they differ in {', '.join(names[:-1])} and {names[-1]}"
 
 
 def message_difference(
@@ -121,7 +130,11 @@ def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:
 
 
 def pair_ranks(pairs: Sequence[Pair], ranks: Sequence[int]) -> tuple[int, ...]:
-    """The global ranks of all pairs."""
+    """The global rank that is in every pair; where that is none, or there is only one pair, those
+    of all pairs."""
+    common = set.intersection(*({pair.sender, pair.receiver} for pair in pairs))
+    if len(common) == 1:
+        return tuple(ranks[rank] for rank in common)
     return tuple(sorted({ranks[end] for pair in pairs for end in (pair.sender, pair.receiver)}))
 
 

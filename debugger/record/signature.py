@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -199,24 +200,29 @@ def exact_key(signature: Signature) -> tuple[object, ...]:
 
 
 def disagreement(one: Signature, other: Signature) -> str | None:
-    """The finding kind for two signatures at one sequence number; None where they agree.
+    """The finding kind for two signatures at one sequence number; None where they agree: of several
+    differences the one that decides whether data can be exchanged at all."""
+    return next(iter(disagreements(one, other)), None)
+
+
+def disagreements(one: Signature, other: Signature) -> Iterator[str]:
+    """The finding kinds of all differences, the one that decides first.
 
     Splits of an all-to-all are a matter of pairs: see `split_contribution`.
     """
     rule = RULES.get(one.op, Rule())
     if one.op != other.op:
-        return "op_mismatch"
+        yield "op_mismatch"
+        return
     if rule.root and one.root != other.root:
-        return "root_mismatch"
-    if rule.reduces and one.reduce_op != other.reduce_op:
-        return "reduce_op_mismatch"
-    if (rule.counts or rule.splits) and set(one.dtypes) != set(other.dtypes):
-        return "dtype_mismatch"
-    if one.device != other.device:
-        return "dtype_mismatch"  # to torch a tensor's type is both: torch.cuda.FloatTensor
+        yield "root_mismatch"
     if rule.counts and _agreeing_counts(one) != _agreeing_counts(other):
-        return "shape_mismatch"
-    return None
+        yield "shape_mismatch"
+    dtypes = (rule.counts or rule.splits) and set(one.dtypes) != set(other.dtypes)
+    if dtypes or one.device != other.device:
+        yield "dtype_mismatch"  # to torch a tensor's type is both: torch.cuda.FloatTensor
+    if rule.reduces and one.reduce_op != other.reduce_op:
+        yield "reduce_op_mismatch"
 
 
 def hash64(key: object) -> int:

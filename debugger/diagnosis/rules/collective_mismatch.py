@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...record.dispute import dispute_text, opponents
+from ...record.dispute import differences_text, dispute_text, opponents
 from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
@@ -157,6 +157,7 @@ def _finding(
     before = "" if divergence.exact else "at or before "
     where = f"collective {before}{numbered(group, seq)} ({len(view.ranks)} ranks)"
     message = dispute_text(result, calls, where)
+    message += differences_text(*(calls[key] for key in opponents(result)))
     details: list[str] = []
     if kind == "op_mismatch":
         story = compare_histories(world, view, result, seq)

@@ -128,20 +128,25 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
+    if invalid:
+        culprits = _same_mistake(world, rank.rank, note)
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))
-    message = f"rank {rank.rank} raised {printable(note.message)}{at_site(note.site)}"
+    who = ranks_text(culprits if invalid else (rank.rank,))
+    message = f"{who} raised {printable(note.message)}{at_site(note.site)}"
     finding = Finding(
         kind="invalid_argument" if invalid else "rank_exception",
         message=message if link is None else f"{broken(note, link)}: {message}",
         culprits=culprits,
         victims=others,
         ranks=evidence,
-        details=_alike(world, rank, note),
+        details=() if len(culprits) > 1 and invalid else _alike(world, rank, note),
         observable_ns=note.time_ns,
         data=dict(note.data),
     )
     ready_ns = note.time_ns
+    if invalid and len(culprits) < len(world.ranks):
+        ready_ns += TOGETHER_NS  # others may be about to make the same mistake
     if weakness:
         ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
@@ -164,6 +169,18 @@ def _failed_ourselves(world: World, rank: Rank, note: Note) -> Candidate:
         data=dict(note.data),
     )
     return Candidate(finding, note.time_ns, 0)
+
+
+def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:
+    """All ranks that made a call on this line that was wrong by itself, in the same way."""
+    found = {rank}
+    for other in world.ranks:
+        theirs = last_exception(world, other)
+        if theirs is None or theirs.data.get("invalid_argument") is not True:
+            continue
+        if (theirs.site, theirs.data.get("type")) == (note.site, note.data.get("type")):
+            found.add(other)
+    return tuple(sorted(found))
 
 
 def _leaving(world: World) -> bool:

@@ -268,14 +268,17 @@ def _message(
     tags = channels.other_tags(rank, call) if peer != ANY_SOURCE else []
     if tags:
         return Candidate(tag_mismatch(world, pending, peer, tags, (), proven=True))
-    culprits = tuple(partners) if peer != ANY_SOURCE else (rank,)
-    victims = (rank,) if peer != ANY_SOURCE else tuple(partners)
+    fewer = _sent_less(channels, rank, call, partners) if peer == ANY_SOURCE else partners
+    culprits = tuple(fewer) or (rank,)
+    victims = tuple(one for one in (rank, *partners) if one not in culprits)
     partner = f"rank {peer}" if peer != ANY_SOURCE else "any other rank"
     word = "receive" if call.signature.op == "send" else "send"
     gone = f"{ranks_text(partners)} {verb(partners, 'has', 'have')} finished without it"
     rounds = _rounds(channels, rank, call)
     text = f"{call_text(call)} for a {word} of {partner} (message #{call.seq})"
     message = f"rank {rank} waits in {text}, but {gone}"
+    if peer == ANY_SOURCE and fewer:
+        message += f"; {ranks_text(fewer)} sent less than the others"
     if rounds:
         made = world.ranks[peer].calls
         how = "finished" if world.ended(peer) else "destroyed the group"
@@ -296,6 +299,16 @@ def _message(
         observable_ns=_left_ns(world, partners, pending),
     )
     return Candidate(finding)
+
+
+def _sent_less(channels: Channels, rank: int, call: Call, partners: list[int]) -> list[int]:
+    """Of those that could have sent what a receive from any source waits for, the few that have
+    sent less than most of the others."""
+    sent = {one: channels.sent((call.group, one, rank, call.signature.tag)) for one in partners}
+    counts = sorted(sent.values())
+    usual = counts[len(counts) // 2]
+    less = [one for one, count in sent.items() if count < usual]
+    return less if counts[-1] == usual and 0 < len(less) * 2 < len(partners) else []
 
 
 def _rounds(channels: Channels, rank: int, call: Call) -> int:

@@ -101,4 +101,8 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
         details=details,
         observable_ns=max(times) or world.now_ns,
     )
-    return Candidate(finding)
+    # Who comes later may be in further pairs, and tell which rank of this one is to blame.
+    coming = len(pairs) == 1 and any(
+        rank not in view.states or view.states[rank].issued <= seq for rank in view.ranks
+    )
+    return Candidate(finding, finding.observable_ns + world.limits.settle_ns if coming else 0)

@@ -1,0 +1,93 @@
+"""A mistake that several ranks make on one line is one finding with all of them as culprits."""
+
+from __future__ import annotations
+
+from debugger.record.signature import ANY_SOURCE
+
+from .builder import Run, all_reduce, all_to_all, recv, send
+
+ROOT = "RuntimeError: ProcessGroupGloo::broadcast: invalid root rank: 99"
+
+
+def wrong(run: Run, rank: int, line: int, kind: str = "RuntimeError") -> None:
+    run[rank].raises(ROOT, line=line, type=kind, invalid_argument=True)
+
+
+def test_a_root_that_all_of_them_gave() -> None:
+    run = Run(4)
+    for rank in (1, 2):
+        wrong(run, rank, 21)
+    wrong(run, 3, 40)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("invalid_argument", (1, 2), (0, 3))
+    assert found.message.startswith(f"ranks 1,2 raised {ROOT} at train.py:21")
+
+
+def test_it_waits_a_moment_for_the_others() -> None:
+    run = Run(3)
+    wrong(run, 0, 21)
+    assert run.errors(settled=False) == []
+    wrong(run, 1, 21)
+    (found,) = run.errors()
+    assert found.culprits == (0, 1)
+
+
+def test_calls_on_a_group_that_they_are_not_in() -> None:
+    run = Run(4)
+    for rank, line in ((0, 16), (3, 16), (1, 30)):
+        run[rank].notes_down("not_in_group", "barrier on a group this rank is not in", line)
+        run[rank].notes_down("not_in_group", "barrier on a group this rank is not in", line)
+    first, second = run.diagnose().findings
+    assert (first.kind, first.severity, first.culprits) == ("not_in_group", "warning", (0, 3))
+    assert set(first.ranks) == {0, 3}
+    assert second.culprits == (1,)
+
+
+def test_all_that_differs_is_told() -> None:
+    run = Run(3)
+    run[0, 1].calls(all_reduce(8), waits=True)
+    run[2].calls(all_reduce(4, dtype="float64", op="max"), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("shape_mismatch", (2,))
+    assert found.message.endswith("; they differ in shape, dtype and reduce op")
+
+
+def test_the_rank_in_every_bad_pair_is_the_culprit() -> None:
+    run = Run(3)
+    run[0].calls(all_to_all([1, 1, 1], [1, 5, 1]), waits=True)
+    run[1].calls(all_to_all([1, 1, 1], [1, 1, 1]), waits=True)
+    run[2].calls(all_to_all([1, 1, 1], [1, 1, 1]), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("split_mismatch", (0, 1))  # one pair: either may be
+
+    run = Run(3)
+    run[0].calls(all_to_all([1, 1, 1], [1, 1, 1]), waits=True)
+    run[1].calls(all_to_all([5, 1, 5], [1, 1, 1]), waits=True)
+    run[2].calls(all_to_all([1, 1, 1], [1, 1, 1]), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("split_mismatch", (1,), (0, 2))
+
+
+def test_the_sender_that_sent_less_than_its_peers() -> None:
+    run = Run(4)
+    for rank, count in ((1, 2), (2, 1), (3, 2)):
+        for _ in range(count):
+            run[rank].calls(send(0))
+    for _ in range(5):
+        run[0].calls(recv(ANY_SOURCE))
+    run[0].calls(recv(ANY_SOURCE), waits=True)
+    run[1, 2, 3].exits(0)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (2,), (0, 1, 3))
+    assert found.message.endswith("rank 2 sent less than the others")
+
+
+def test_all_have_sent_as_many() -> None:
+    run = Run(3)
+    run[1, 2].calls(send(0))
+    for _ in range(2):
+        run[0].calls(recv(ANY_SOURCE))
+    run[0].calls(recv(ANY_SOURCE), waits=True)
+    run[1, 2].exits(0)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
