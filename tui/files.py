@@ -209,7 +209,8 @@ def _site(location: object) -> str:
     if not isinstance(location, dict) or not isinstance(location.get("line"), int):
         return ""
     file, function = str(location.get("file", "?")), str(location.get("function", "?"))
-    return safe(site_text(CallSite(file, location["line"], function)))
+    through = str(location.get("through", ""))
+    return safe(site_text(CallSite(file, location["line"], function, through)))
 
 
 class RankLogs:

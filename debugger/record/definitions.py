@@ -104,7 +104,8 @@ class Definitions:
             return
         value = parsed(text.encode())
         if kind == Definition.SITE:
-            self._sites[number] = CallSite(str(value[0]), whole(value[1]), str(value[2]))
+            through = str(value[3]) if len(value) > 3 else ""
+            self._sites[number] = CallSite(str(value[0]), whole(value[1]), str(value[2]), through)
         elif kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(
                 _key(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])

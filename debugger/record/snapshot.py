@@ -19,14 +19,17 @@ GroupKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A line of the user's own code."""
+    """A line of the user's own code. `through`: the line of an installed package that it led to,
+    and which made the call (`accelerate/state.py:412`); "" where the user's code made it."""
 
     file: str
     line: int
     function: str
+    through: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        by = f", through {self.through}" if self.through else ""
+        return f"{self.file}:{self.line} in {self.function}{by}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,9 @@ def at_site(site: CallSite | None) -> str:
 
 
 def site_text(site: CallSite) -> str:
-    """`train.py:88 in step`."""
-    return printable(f"{os.path.basename(site.file)}:{site.line} in {site.function}")
+    """`train.py:88 in step`, or `train.py:88 in step, through accelerate/state.py:412`."""
+    by = f", through {site.through}" if site.through else ""
+    return printable(f"{os.path.basename(site.file)}:{site.line} in {site.function}{by}")
 
 
 def call_text(call: Call | None) -> str:

@@ -133,7 +133,8 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
 def location(site: CallSite | None) -> Document | None:
     if site is None:
         return None
-    return {"file": clean(site.file), "line": site.line, "function": clean(site.function)}
+    place = {"file": clean(site.file), "line": site.line, "function": clean(site.function)}
+    return {**place, "through": clean(site.through)} if site.through else place
 
 
 def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int) -> Document:

@@ -65,6 +65,8 @@ def _of_finding(
     for (file, line), ranks in places.items():
         one = evidence[str(ranks[0])]
         where = f"{table.doing(one)} in {one['location']['function']}"
+        if one["location"].get("through"):
+            where += f", through {one['location']['through']}"
         message = f"{finding['message']}\n{ranks_text(ranks)} here: {where}"
         title = f"distdebug: {finding['kind']}, {ranks_text(ranks)}"
         inside = _inside(file, workspace)

@@ -158,4 +158,5 @@ class Places:
         name = os.path.basename(file)
         if name in self._shared:
             name = os.path.join(os.path.basename(os.path.dirname(file)), name)
-        return f"{name}:{location['line']} in {location['function']}"
+        by = f", through {location['through']}" if location.get("through") else ""
+        return f"{name}:{location['line']} in {location['function']}{by}"

@@ -62,8 +62,11 @@ class Evidence:
 
     def _site(self, rank: int) -> CallSite | None:
         main = self._main(rank)
-        frame = stack_tree.users_frame(main.frames) if main is not None else None
-        return CallSite(frame.file, frame.line, frame.function) if frame is not None else None
+        found = stack_tree.users_frame(main.frames) if main is not None else None
+        if found is None:
+            return None
+        frame, through = found
+        return CallSite(frame.file, frame.line, frame.function, through)
 
 
 def gather(

@@ -22,6 +22,7 @@ MAX_SHOWN_FRAMES = 60
 _OWN = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("debugger", "distcore"))
 _TORCH = re.compile(r"(?:site|dist)-packages/(?:torch|torchgen|functorch)/|/pytorch/torch/")
 _LIBRARY = re.compile(r".*/(?:lib(?:64)?/python3\.\d+t?|(?:site|dist)-packages)/(.+)")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/(.+)")
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)|^<frozen ")
 _START_FILES = re.compile(
     r"/runpy\.py$|/importlib/|^<frozen |"
@@ -253,10 +254,18 @@ def _users_line(frames: Sequence[Frame]) -> int | None:
     return None
 
 
-def users_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame of the user's own code."""
+def users_frame(frames: Sequence[Frame]) -> tuple[Frame, str] | None:
+    """The innermost frame of the user's own code, and the line of an installed package that it led
+    to (`accelerate/state.py:412`), or "". Where only packages are there, the innermost of them."""
     line = _users_line(frames)
-    return None if line is None else frames[line]
+    if line is None:
+        return None
+    first = frames[line]
+    package = _PACKAGE.search(first.file)
+    for frame in frames[line:] if package else ():
+        if not (frame.native or _is_standard(frame) or _PACKAGE.search(frame.file)):
+            return frame, f"{package[1]}:{first.line}" if package else ""
+    return first, ""
 
 
 def _is_torch(frame: Frame) -> bool:

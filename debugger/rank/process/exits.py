@@ -355,14 +355,19 @@ def nature(error: BaseException) -> dict[str, bool]:
 
 def users_site(recorder: Recorder, error: BaseException) -> int:
     """The innermost line of the user's own code on the traceback."""
-    best, best_kind = None, -1
+    best, best_kind, library = None, -1, None
     trace = error.__traceback__
     while trace is not None:
         kind = call_site.frame_kind(trace.tb_frame.f_code.co_filename)
         if kind >= best_kind and kind != call_site.OWN:
-            best, best_kind = trace, kind
+            best, best_kind, library = trace, kind, None
+        elif kind == call_site.LIBRARY:
+            library = trace
         trace = trace.tb_next
     if best is None:
         return recorder.site(sys._getframe(1))
     code = best.tb_frame.f_code
-    return recorder.site_at(code.co_filename, best.tb_lineno, code.co_name)
+    by = ""
+    if library is not None:
+        by = call_site.through(library.tb_frame.f_code.co_filename, library.tb_lineno)
+    return recorder.site_at(code.co_filename, best.tb_lineno, code.co_name, by)

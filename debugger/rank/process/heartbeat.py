@@ -72,7 +72,7 @@ class Heartbeat:
         serial = writer.serial
         free = self._free_threads()
         main = threading.main_thread().ident or 0
-        frame = call_site.of_thread(main)
+        frame = sys._current_frames().get(main)
         location = self._recorder.site(frame) if frame is not None else 0
         writer.heartbeat(free, serial, location)
 

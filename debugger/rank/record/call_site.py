@@ -38,12 +38,30 @@ def _classify(filename: str) -> int:
         (_HERE + os.sep, _DISTCORE, "<frozen", "<__array", "<string>", "<eval_with_key>")
     ):
         return OWN
-    packages = max(filename.rfind(marker) for marker in _PACKAGES)
-    if packages >= 0:
-        inside = filename[packages + len(_PACKAGES[0]) :]
+    inside = _inside_packages(filename)
+    if inside:
         own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
-        return OWN if inside.startswith(own) else LIBRARY
+        if inside.startswith(own):
+            return OWN
+        return USER if filename == _script() else LIBRARY
     return OWN if filename.startswith(_STDLIB) else USER
+
+
+def _inside_packages(filename: str) -> str:
+    """`accelerate/state.py`, for a file of an installed package; "" for any other."""
+    packages = max(filename.rfind(marker) for marker in _PACKAGES)
+    return filename[packages + len(_PACKAGES[0]) :] if packages >= 0 else ""
+
+
+def _script() -> str:
+    """The program itself: the user's, wherever it lies."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(path) if isinstance(path, str) else ""
+
+
+def through(filename: str, line: int) -> str:
+    """`accelerate/state.py:412`, for a line of an installed package."""
+    return f"{_inside_packages(filename) or os.path.basename(filename)}:{line}"
 
 
 def is_torch(filename: str) -> bool:

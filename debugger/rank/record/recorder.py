@@ -135,7 +135,7 @@ class Recorder:
         self.writer = writer
         self.world = None
         self._identity = dict(identity)
-        self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._sites: dict[tuple[int, ...], tuple[tuple[CodeType, CodeType], int]] = {}
         self._places: dict[int, tuple[str, int]] = {}
         self._functions: dict[int, tuple[str, str]] = {}
         self._shown_names: dict[Any, str] = {}
@@ -175,20 +175,31 @@ class Recorder:
         found = frame
         while found is not None and kinds.get(found.f_code.co_filename) == _OWN:
             found = found.f_back
+        library = None
         if found is None or kinds.get(found.f_code.co_filename) != _USER:
+            library = found
             found = call_site.find(found) or call_site.of_thread(_main_ident())
             if found is None:
                 return 0
         # By instruction, not by line: looking up a line number takes longer in longer functions.
         code = found.f_code
-        key = (id(code), found.f_lasti)
+        key: tuple[int, ...] = (id(code), found.f_lasti)
+        if library is not None:
+            if library is found or call_site.frame_kind(found.f_code.co_filename) != _USER:
+                library = None
+            else:
+                key = (*key, id(library.f_code), library.f_lasti)
         known = self._sites.get(key)
         if known is not None:
             return known[1]
-        number = self.site_at(code.co_filename, found.f_lineno, code.co_name)
+        by, codes = "", (code, code)
+        if library is not None:
+            by = call_site.through(library.f_code.co_filename, library.f_lineno)
+            codes = (code, library.f_code)
+        number = self.site_at(code.co_filename, found.f_lineno, code.co_name, by)
         if len(self._sites) > _MOST_SITES:
             self._sites.clear()  # a program that makes its code as it goes
-        self._sites[key] = (code, number)  # the reference keeps the code's id its own
+        self._sites[key] = (codes, number)  # the references keep the codes' ids their own
         return number
 
     def safe_site(self, frame: FrameType | None) -> int:
@@ -199,9 +210,10 @@ class Recorder:
             report_own_fault("recording of lines", error)
             return 0
 
-    def site_at(self, file: str, line: int, function: str) -> int:
-        """The id of this line."""
-        number = self.writer.define(Definition.SITE, json.dumps([file, line, function]))
+    def site_at(self, file: str, line: int, function: str, through: str = "") -> int:
+        """The id of this line, and of the package's line `through` which it made a call."""
+        row = [file, line, function, through] if through else [file, line, function]
+        number = self.writer.define(Definition.SITE, json.dumps(row))
         if number:  # 0: there was no room for it
             self._places[number] = (file, line)
             self._functions[number] = (file, function)
