@@ -15,6 +15,7 @@ from .facts.world import World
 from .findings import Finding
 from .folding.finally_blocks import explained
 from .folding.fold import fold
+from .known_faults import cited
 from .limits import Candidate, Limits
 from .notices import late_notices, recorded
 from .rules.collective_mismatch import mismatches
@@ -81,7 +82,8 @@ def diagnose(
         explained(world, explained_by_unused(world, candidate))
         for candidate in settled(candidates, own)
     ]
-    found = tuple(mentioned(world, finding) for finding in _ready(world, fold(causes)))
+    ready = _ready(world, fold(causes))
+    found = tuple(cited(world, mentioned(world, finding)) for finding in ready)
     return Diagnosis(found, late_notices(world, needs))
 
 
