@@ -32,6 +32,8 @@ from .deaths_and_exceptions import is_communication_error
 from .join_timeout import last_exception
 
 UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
+ARRIVING_NS = 2 * SECOND_NS
+"""What has left a process that has ended may take to arrive, on a busy machine."""
 MOST_UNFINISHED = 64
 """So many of the last calls of a rank that failed are looked at: it may have been in several."""
 
@@ -369,9 +371,7 @@ def _never_arrived(
         },
         observable_ns=left_ns,
     )
-    arriving_ns = world.limits.settle_ns + int(
-        bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS
-    )
+    arriving_ns = ARRIVING_NS + int(bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)
 
 

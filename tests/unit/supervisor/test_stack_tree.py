@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 import debugger
-from debugger.supervisor.stack_tree import own_frames, rank_ranges, render, to_json, waits_for_lock
+from debugger.supervisor.stack_tree import (
+    own_frames,
+    rank_ranges,
+    render,
+    to_json,
+    users_frame,
+    waits_for_lock,
+)
 from debugger.supervisor.stacks import Frame, ThreadStack
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -156,3 +163,15 @@ def test_many_ranks_are_merged_quickly() -> None:
     began_s = time.process_time()
     render({rank: [in_all_reduce()] for rank in range(1024)})
     assert time.process_time() - began_s < 2
+
+
+def test_the_users_frame_is_the_users() -> None:
+    """Not the package's that the user's line has led to, which is told beside it."""
+    package = frame(
+        "wait_for_everyone", "/venv/lib/python3.11/site-packages/accelerate/state.py:412"
+    )
+    step = frame("step", "/home/me/train.py:88")
+    through = stack(*START, step, package, *CALL)
+    assert users_frame(through.frames) == (step, "accelerate/state.py:412")
+    assert users_frame(in_all_reduce().frames) == (step, "")
+    assert users_frame(stack(package, *CALL).frames) == (package, "")

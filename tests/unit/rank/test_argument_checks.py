@@ -1,0 +1,29 @@
+"""Messages to ranks that the group does not have are refused; all others pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.rank.argument_checks import InvalidArgumentError, check
+from debugger.record.signature import ANY_SOURCE
+
+RANKS = (4, 5, 6)
+
+
+def facts(peer: int) -> tuple[object, ...]:
+    return ((), (), None, None, peer, 0)
+
+
+@pytest.mark.parametrize(("op", "peer"), [("send", 99), ("recv", 3), ("send", -1), ("recv", -2)])
+def test_a_peer_that_is_not_there(op: str, peer: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{op}\(\w+={peer}\).*ranks 4,5,6"):
+        check(op, facts(peer), RANKS)
+
+
+@pytest.mark.parametrize(("op", "peer"), [("send", 2), ("recv", 0), ("recv", ANY_SOURCE)])
+def test_a_peer_that_is(op: str, peer: int) -> None:
+    check(op, facts(peer), RANKS)
+
+
+def test_collectives_have_no_peer() -> None:
+    check("all_reduce", ((), (), 0, None), RANKS)
