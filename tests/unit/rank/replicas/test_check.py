@@ -15,7 +15,8 @@ from debugger.rank import torch_private
 from debugger.rank.log import rank_log
 from debugger.rank.record.recorder import GroupRecord
 from debugger.rank.reduced_gradients import ReducedGradients
-from debugger.rank.replicas.check import Model, ReplicaCheck, check
+from debugger.rank.replicas import check
+from debugger.rank.replicas.check import Model, ReplicaCheck
 from debugger.record.replicas import ReplicaReader
 from debugger.record.signature import Signature
 
