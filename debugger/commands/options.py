@@ -94,6 +94,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
+    group.add_argument(
+        "--allow-unwatched",
+        action="store_true",
+        help="a run in which no rank was seen may pass (else it ends with exit code 2)",
+    )
     ci.add(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
@@ -127,6 +132,7 @@ def common(
         "check_every": args.check_every,
         "on_finding": args.on_finding,
         "strict": args.strict,
+        "allow_unwatched": args.allow_unwatched,
         "tui": args.tui,
         "ci": ci.chosen(args),
         "faults": inject_flags.plan(args, world_size),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, hook
+from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.rules.straggler import stragglers
@@ -29,20 +27,28 @@ from ..record.wording import finding_line
 from ..reports import document, junit, off, text
 from ..supervisor.actions import Actions
 from ..supervisor.control import ControlServer
-from ..supervisor.ending import can_raise, end_tree
+from ..supervisor.ending import can_raise, end_tree, forward
 from ..supervisor.evidence import Evidence, gather
 from ..supervisor.host import HostSampler
 from ..supervisor.launch import Launch, find_command
 from ..supervisor.oom import OomWatch
 from ..supervisor.output import OutputFollower, colour_wanted
+from ..supervisor.own_faults import OwnFaults
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
+from ..supervisor.reach import Reach
 from ..supervisor.watch import Look, Policy, Watch
+from . import run_facts
 from .ci import Ci, defused
 from .injection import Injection, Plan
 from .terminal_app import Beside
 
-INTERRUPT_GRACE_S = 0.4
+INTERRUPT_GRACE_S = 5.0
+"""After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
+TERMINATE_GRACE_S = 30.0
+"""What torchrun gives its ranks, and Slurm a job (KillWait)."""
+TERMINATE_MARGIN_S = 2.0
+LEFT_GRACE_S = 0.4
 INTERRUPT_STACKS_S = 0.6
 END_GRACE_S = 2.0
 RAISE_GRACE_S = 3.0
@@ -51,6 +57,9 @@ OUTPUT_S = 60.0
 INTERRUPT_OUTPUT_S = 0.5
 """How long to go on printing what the ranks have printed before they ended."""
 EXIT_FAILED = 1
+EXIT_UNWATCHED = 2
+EXIT_TOOL_FAILED = 96
+LOOK_FOR_UNREACHED_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Options:
     ci: Ci | None = None
     faults: Plan | None = None
     own_network: int = 0
+    allow_unwatched: bool = False
 
 
 class Session:
@@ -96,6 +106,10 @@ class Session:
         self._ranks: Mapping[int, Rank] = {}
         self._app = Beside(options.tui)
         self._asked_to_stop = False
+        self._at_once = False
+        self._faults = OwnFaults()
+        self._judged = True
+        self._unreached_asked_s = 0.0
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
@@ -109,7 +123,8 @@ class Session:
         with Launch(exits, self._app.aside) as launch, self._signals(), self._app:
             directory = RunDirectory.create(BASE, options.run_dir)
             exits.follow(directory.exits)
-            self._directory = directory
+            self._directory = self._faults.directory = directory
+            self._reach = Reach(str(directory.path), str(hook.SITE))
             self._started_s = time.monotonic()
             self._write_run()
             self._injection = Injection(options.faults, directory, self._say, options.own_network)
@@ -120,7 +135,8 @@ class Session:
                 max_restarts=options.max_restarts,
                 world_size=options.world_size,
             )
-            self._watch = Watch(Records(directory.ranks), table, policy)
+            faults = self._faults
+            self._watch = Watch(Records(directory.ranks, faults.note), table, policy, faults.note)
             latest = RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             follower = OutputFollower(
@@ -138,17 +154,20 @@ class Session:
                 follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
-                finding = None if finding is None else host.explained(finding)
+                if finding is not None:
+                    with faults.guard("what the GPUs say of a finding"):
+                        finding = host.explained(finding)
             finally:
-                control.close()
-                self._injection.close()
-                host.close()
+                for closing in (control, self._injection, host):
+                    with faults.guard(f"the end of {type(closing).__name__}"):
+                        closing.close()
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
             if finding is None:
-                slow = [one for snapshot in look.snapshots for one in stragglers(snapshot)]
-                look = replace(look, findings=[*look.findings, *slow])
-                self._tell(look)
+                with faults.guard("rule stragglers"):
+                    slow = [one for snapshot in look.snapshots for one in stragglers(snapshot)]
+                    look = replace(look, findings=[*look.findings, *slow])
+                    self._tell(look)
             return self._report(launch.poll(), look, finding)
 
     # -- watching ------------------------------------------------------------------------------
@@ -156,13 +175,17 @@ class Session:
     def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
         """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
         launcher_ended_s = 0.0
+        look = Look((), (), (), None)
+        guard = self._faults.guard
         while True:
-            self._tell_pauses()
-            look = self._watch.look()
-            self._tell(look)
+            with guard("the breakpoints"):
+                self._tell_pauses()
+            look = self._look() or look
             impossible = self._injection.look()
-            self._ranks = newest_ranks(look.snapshots)
-            host.sample({number: rank.pid for number, rank in self._ranks.items()})
+            with guard("the sampling of the host"):
+                host.sample({number: rank.pid for number, rank in self._ranks.items()})
+            with guard("the look for processes out of reach"):
+                self._look_for_unreached(launch)
             if self._app.hung_up:
                 self._signal = self._signal or signal.SIGHUP
             if self._signal is not None or impossible:
@@ -174,6 +197,26 @@ class Session:
                 if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
                     return look, None
             time.sleep(self._watch.pause_s)
+
+    def _look(self, finished: bool = False) -> Look | None:
+        """One look at all ranks, told; None where it failed, which costs no more than this look."""
+        look = None
+        self._judged = False
+        with self._faults.guard("the look at the ranks"):
+            look = self._watch.look(finished)
+            self._judged = True
+            self._ranks = newest_ranks(look.snapshots)
+        if look is not None:
+            with self._faults.guard("the notices"):
+                self._tell(look)
+        return look
+
+    def _look_for_unreached(self, launch: Launch) -> None:
+        """As long as nobody is seen: whom the hook cannot reach."""
+        now_s = time.monotonic()
+        if not self._ranks and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S:
+            self._unreached_asked_s = now_s
+            self._reach.look(launch.descendants())
 
     def _tell_pauses(self) -> None:
         """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
@@ -233,22 +276,55 @@ class Session:
         ranks = newest_ranks(look.snapshots)
         quiet = self._options.launcher == "torchrun"
         if self._signal is not None:
-            self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
-            end_tree(launch, INTERRUPT_GRACE_S, silence_launcher=quiet)
+            with self._faults.guard("the stacks"):
+                self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
+            self._forward(launch, self._signal)
             return look, None
         if finding is None:
-            if not launch.descendants():
-                look = self._watch.look(finished=True)
-                self._tell(look)
-                return look, look.verdict
-            # Ranks that the launcher left behind, or a fault that cannot be: this end is our doing.
-            end_tree(launch, END_GRACE_S, silence_launcher=quiet)
-            return look, None
-        self._evidence = gather(self._directory, ranks, self._options.native_stacks, 5.0)
-        finding = self._evidence.refine(finding)
-        self._raise_in_ranks(launch, finding)
+            return self._end_without_finding(launch, look, quiet)
+        with self._faults.guard("the stacks"):
+            self._evidence = gather(self._directory, ranks, self._options.native_stacks, 5.0)
+            finding = self._evidence.refine(finding)
+        with self._faults.guard("the exception in the ranks"):
+            self._raise_in_ranks(launch, finding)
         end_tree(launch, END_GRACE_S, silence_launcher=quiet)
         return look, finding
+
+    def _forward(self, launch: Launch, number: int) -> None:
+        """The signal goes to the command, which gets the time to end that it would have without us:
+        after SIGTERM a checkpoint is written that torchrun would have waited for."""
+        grace_s = INTERRUPT_GRACE_S
+        if number == signal.SIGTERM:
+            grace_s = _shutdown_timeout_s() + TERMINATE_MARGIN_S
+        self._say(
+            f"{signal.Signals(number).name} is handed on to the command, which may take "
+            f"{grace_s:.0f} s to end; Ctrl-C ends it at once"
+        )
+        forward(launch, number, grace_s, hasten=lambda: self._at_once)
+        end_tree(launch, 0 if self._at_once else LEFT_GRACE_S)
+
+    def _end_without_finding(
+        self, launch: Launch, look: Look, quiet: bool
+    ) -> tuple[Look, Finding | None]:
+        """The command has ended, or it is ended since a fault cannot be made. What it left behind
+        is ended, but for a daemon that it started and that nobody would miss here."""
+        status = launch.poll()
+        left = launch.descendants()
+        if left:
+            look = self._look() or look
+        if status is None or any(
+            rank.process.alive for rank in newest_ranks(look.snapshots).values()
+        ):
+            # How the ranks end from here on is our doing; what was found before stands.
+            end_tree(launch, END_GRACE_S, silence_launcher=quiet)
+            return look, look.verdict if status is not None else None
+        if left:
+            pids = [rank.pid for rank in self._ranks.values()]
+            spared = launch.daemons(pids) if status.shell_code == 0 else []
+            launch.spare(spared)
+            end_tree(launch, END_GRACE_S, silence_launcher=quiet, spared=spared)
+        look = self._look(finished=True) or look
+        return look, look.verdict
 
     def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; wait until they have ended."""
@@ -276,25 +352,40 @@ class Session:
             one for one in look.findings if finding is None or one.identity != finding.identity
         ]
         timed = [(one, self._watch.detected_after_s.get(one.identity)) for one in findings]
-        ends = newest_ranks(self._watch.look().snapshots)
-        report = document.build(
-            command=list(self._options.shown_command or self._options.command),
-            run_dir=self._directory.path,
-            world_size=max((one.world_size for one in look.snapshots), default=0),
-            duration_s=time.monotonic() - self._started_s,
-            outcome=outcome,
-            exit_code=code,
-            findings=timed,
-            ranks=newest_ranks(look.snapshots),
-            ends=ends,
-            stacks=self._evidence.lines,
-            notes=[f"the command itself ended with {status}"] if unexplained else (),
-        )
-        code = self._injection.settle(report, timed, ends)
+        ends = newest_ranks(look.snapshots)
+        with self._faults.guard("how the ranks ended"):
+            ends = newest_ranks(self._watch.look().snapshots)
+        notes = [f"the command itself ended with {status}"] if unexplained else []
+        if outcome == "unwatched":
+            notes.append(self._reach.why_nothing())
+        report = document.minimal(outcome, code, self._directory.path)
+        with self._faults.guard("the report"):
+            report = document.build(
+                command=list(self._options.shown_command or self._options.command),
+                run_dir=self._directory.path,
+                world_size=max((one.world_size for one in look.snapshots), default=0),
+                duration_s=time.monotonic() - self._started_s,
+                outcome=outcome,
+                exit_code=code,
+                findings=timed,
+                ranks=newest_ranks(look.snapshots),
+                ends=ends,
+                stacks=self._evidence.lines,
+                notes=notes,
+            )
+        with self._faults.guard("what became of the injected faults"):
+            code = self._injection.settle(report, timed, ends)
+        report["off"] += self._faults.off
         directory = self._directory
+        rendered = {False: f"distdebug: {outcome}, exit code {code}\n"}
+        with self._faults.guard("the text of the report"):
+            colour = self._options.ci is None and colour_wanted(sys.stderr)
+            rendered = {one: text.render(report, one) for one in {False, colour}}
+        report["off"] += self._faults.off
         directory.write_json(directory.report_json.name, report)
-        directory.write_text(directory.report_text.name, text.render(report))
-        directory.write_text(directory.junit.name, junit.render(report))
+        directory.write_text(directory.report_text.name, rendered[False])
+        with self._faults.guard("the report for JUnit"):
+            directory.write_text(directory.junit.name, junit.render(report))
         directory.close()
         if self._signal is None or self._asked_to_stop:
             self._app.wait(until=lambda: self._signal is not None and not self._asked_to_stop)
@@ -304,8 +395,7 @@ class Session:
         if unexplained:
             self._show_launcher_output(findings)
         with contextlib.suppress(OSError, ValueError):
-            colour = self._options.ci is None and colour_wanted(sys.stderr)
-            sys.stderr.write(text.render(report, colour))
+            sys.stderr.write(rendered[max(rendered)])
             sys.stderr.flush()
         for failure in directory.failures:
             self._say(failure)
@@ -320,7 +410,12 @@ class Session:
             return finding.kind, finding.exit_code
         if self._signal is not None:
             return "interrupted", 128 + self._signal
+        if not self._judged:
+            return "tool_error", EXIT_TOOL_FAILED
         if status is not None and status.shell_code == 0:
+            unwatched = not look.snapshots and not self._reach.ranks
+            if unwatched and not self._options.allow_unwatched:
+                return "unwatched", EXIT_UNWATCHED
             warnings = [one for one in look.findings if one.severity == "warning"]
             if self._options.strict and warnings:
                 return warnings[0].kind, warnings[0].exit_code or EXIT_FAILED
@@ -360,32 +455,26 @@ class Session:
         return environment
 
     def _write_run(self) -> None:
-        versions = {}
-        for name in ("torch", "structlog", "py-spy"):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[name] = metadata.version(name)
+        options = self._options
         self._directory.write_json(
             self._directory.run_json.name,
             {
-                "command": masked(self._options.shown_command or self._options.command),
-                "distdebug": __version__,
-                "python": platform.python_version(),
-                "versions": versions,
-                "host": platform.node(),
-                "platform": platform.platform(),
-                "pid": os.getpid(),
-                "started_ns": time.time_ns(),
-                "level": self._options.level,
-                "checks": list(self._options.checks),
-                "hang_timeout_s": self._options.limits.hang_timeout_s,
+                "command": masked(options.shown_command or options.command),
+                **run_facts.of_this_process(),
+                "level": options.level,
+                "checks": list(options.checks),
+                "hang_timeout_s": options.limits.hang_timeout_s,
             },
         )
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and the like end the run in good order; a second one changes nothing."""
+        """Ctrl-C and the like end the run in good order; Ctrl-C after that ends it at once."""
 
         def remember(number: int, _frame: Any) -> None:
+            self._at_once = self._at_once or (
+                self._signal is not None and number == signal.SIGINT and not self._asked_to_stop
+            )
             self._signal = self._signal or number
             self._asked_to_stop = False
 
@@ -398,3 +487,12 @@ class Session:
         finally:
             for number, handler in kept.items():
                 signal.signal(number, handler)
+
+
+def _shutdown_timeout_s() -> float:
+    """How long torchrun waits for its ranks after it has handed a signal on."""
+    try:
+        given_s = float(os.environ.get("TORCHELASTIC_SHUTDOWN_TIMEOUT", ""))
+    except ValueError:
+        return TERMINATE_GRACE_S
+    return given_s if 0 <= given_s < float("inf") else TERMINATE_GRACE_S

@@ -5,8 +5,10 @@ Pure: no I/O but what `History` reads, no clock but the snapshot's, no state bet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
 from .facts.channels import Channels
@@ -36,7 +38,19 @@ from .rules.unwaited_work import unwaited
 from .stalled import stalled
 from .store_host import store_hosts_that_left
 
-__all__ = ["Diagnosis", "Limits", "diagnose", "refine_cause", "verdict", "verdict_first"]
+__all__ = [
+    "Diagnosis",
+    "Limits",
+    "OnFault",
+    "diagnose",
+    "refine_cause",
+    "verdict",
+    "verdict_first",
+]
+
+OnFault = Callable[[str, Exception], None]
+"""Told which part of the diagnosis failed, and how."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +62,84 @@ class Diagnosis:
 
 
 def diagnose(
-    snapshot: Snapshot, previous: Snapshot | None = None, limits: Limits | None = None
+    snapshot: Snapshot,
+    previous: Snapshot | None = None,
+    limits: Limits | None = None,
+    on_fault: OnFault | None = None,
 ) -> Diagnosis:
     """What is wrong in this snapshot.
 
     `previous` is an earlier snapshot of the same run, taken at any time before: it proves that
-    ranks which wait have not moved. Without it no deadlock is proven.
+    ranks which wait have not moved. Without it no deadlock is proven. A rule that raises is told to
+    `on_fault`, and the others judge without it; where that is None, it raises.
     """
+    guarded = _Guarded(on_fault)
+    rule, candidates_of = guarded.call, guarded.rule
     world = World(snapshot, previous, limits or Limits())
-    channels = Channels(world)
-    needs = Needs(world, channels)
-    own = told(world)
+    channels = rule(Channels, None, world)
+    needs = rule(Needs, None, world, channels)
+    own = candidates_of(told, world)
     candidates = [
-        *mismatches(world),
-        *split_mismatches(world),
-        *message_mismatches(world, channels),
-        *creation_mismatches(world),
-        *joins(world, needs),
-        *deadlocks(world, channels, needs),
-        *departures(world, channels, needs),
-        *store_hosts_that_left(world),
-        *endings(world),
-        *unused_parameters(world),
-        *lost_threads(world, needs),
-        *(missing_ranks(world, needs) or stuck(world, needs)),
-        *differing_replicas(world),
+        *candidates_of(mismatches, world),
+        *candidates_of(split_mismatches, world),
+        *candidates_of(message_mismatches, world, channels),
+        *candidates_of(creation_mismatches, world),
+        *candidates_of(joins, world, needs),
+        *candidates_of(deadlocks, world, channels, needs),
+        *candidates_of(departures, world, channels, needs),
+        *candidates_of(store_hosts_that_left, world),
+        *candidates_of(endings, world),
+        *candidates_of(unused_parameters, world),
+        *candidates_of(lost_threads, world, needs),
+        *(candidates_of(missing_ranks, world, needs) or candidates_of(stuck, world, needs)),
+        *candidates_of(differing_replicas, world),
         *own,
-        *(Candidate(finding) for finding in (*recorded(world), *unwaited(world))),
+        *map(Candidate, [*candidates_of(recorded, world), *candidates_of(unwaited, world)]),
     ]
     if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
-        candidates += stalled(world)
-    causes = [
-        explained(world, explained_by_unused(world, candidate))
-        for candidate in settled(candidates, own)
+        candidates += candidates_of(stalled, world)
+    causes = []
+    for candidate in rule(settled, candidates, candidates, own):
+        candidate = rule(explained_by_unused, candidate, world, candidate)
+        causes.append(rule(explained, candidate, world, candidate))
+    found = [
+        rule(mentioned, finding, world, finding)
+        for finding in _ready(world, rule(fold, causes, causes))
     ]
-    ready = _ready(world, fold(causes))
-    found = tuple(cited(world, mentioned(world, finding)) for finding in ready)
-    return Diagnosis(found, late_notices(world, needs))
+    found = [rule(cited, finding, world, finding) for finding in found]
+    return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
+
+
+class _Guarded:
+    """Runs one part of the diagnosis after the other; one that raises costs only itself."""
+
+    def __init__(self, on_fault: OnFault | None) -> None:
+        self._on_fault = on_fault
+
+    def call(self, part: Callable[..., _T], default: Any, *arguments: Any) -> _T | Any:
+        """What the part returns, or the default where it, or one that it builds on, failed."""
+        if any(argument is None for argument in arguments):
+            return default
+        try:
+            return part(*arguments)
+        except Exception as error:
+            if self._on_fault is None:
+                raise
+            self._on_fault(f"rule {part.__name__}", error)
+            return default
+
+    def rule(self, part: Callable[..., Iterable[_T]], *arguments: Any) -> list[_T]:
+        """All that a rule finds; some find as they go."""
+        found: list[_T] = self.call(_listed(part), [], *arguments)
+        return found
+
+
+def _listed(part: Callable[..., Iterable[_T]]) -> Callable[..., list[_T]]:
+    @functools.wraps(part)
+    def listed(*arguments: Any) -> list[_T]:
+        return list(part(*arguments))
+
+    return listed
 
 
 def verdict(findings: Iterable[Finding]) -> Finding | None:

@@ -30,8 +30,13 @@ class Records:
     reading that follows, a matter of milliseconds, still ends the reader by SIGBUS.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, on_fault: Callable[[str, Exception], None] | None = None
+    ) -> None:
+        """A record that a reader of ours fails on is told to `on_fault` and stays as it was seen
+        last; where that is None, it raises."""
         self._directory = directory
+        self._on_fault = on_fault
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._listed_ns = -1
@@ -51,10 +56,18 @@ class Records:
         except OSError:
             return
         for reader in self._readers.values():
-            if reader.still_whole():
-                reader.refresh_header()
-            else:
+            if not reader.still_whole():
                 self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
+                continue
+            try:
+                reader.refresh_header()
+            except Exception as error:
+                self._failed(reader, error)
+
+    def _failed(self, reader: FlightReader, error: Exception) -> None:
+        if self._on_fault is None:
+            raise error
+        self._on_fault(f"the record {reader.path.name}", error)
 
     def _open(self, path: Path) -> None:
         try:
@@ -118,7 +131,12 @@ class Records:
         if reader.cut:
             seen = self._seen.get(reader)
             return None if seen is None else replace(seen, process=process)
-        view = self._seen[reader] = reader.view(process)
+        try:
+            view = self._seen[reader] = reader.view(process)
+        except Exception as error:
+            self._failed(reader, error)
+            seen = self._seen.get(reader)
+            return None if seen is None else replace(seen, process=process)
         return view
 
     @staticmethod

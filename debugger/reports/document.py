@@ -45,7 +45,8 @@ def build(
 ) -> Document:
     """The report of one run (DESIGN, section 7).
 
-    `outcome` is "ok", the kind of the verdict, "failed", "interrupted" or "tool_error".
+    `outcome` is "ok", the kind of the verdict, "failed", "interrupted", "unwatched" (the program
+    succeeded, and no rank was seen) or "tool_error".
     `findings` come with the seconds from the moment each became observable to its detection
     (None: not measured). `ranks` is where each rank stood when it mattered; `ends`, where given,
     the same ranks seen later, of which only how they ended is taken.
@@ -72,6 +73,20 @@ def build(
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in (*notes, *filter(None, [sentence(command)]))],
     }
+
+
+def minimal(outcome: str, exit_code: int, run_dir: Path) -> Document:
+    """The report of a run of which a whole one cannot be made."""
+    return build(
+        command=(),
+        run_dir=run_dir,
+        world_size=0,
+        duration_s=0.0,
+        outcome=outcome,
+        exit_code=exit_code,
+        findings=(),
+        ranks={},
+    )
 
 
 def _finding(

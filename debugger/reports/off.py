@@ -39,9 +39,14 @@ def news(ranks: Mapping[int, Rank], told: dict[str, float]) -> list[str]:
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
-    """The same for people; the ranks are named where they are not all."""
+    """The same for people; the ranks are named where they are not all. Without ranks it is a part
+    of the supervisor's: a rule or a sampler that failed."""
     total = len(document["ranks"])
-    return [
-        row["why"] if len(row["ranks"]) >= total else f"{row['why']} ({ranks_text(row['ranks'])})"
-        for row in document.get("off", ())
-    ]
+    found = []
+    for row in document.get("off", ()):
+        ranks = row.get("ranks")
+        if ranks is None:
+            found.append(f"{row['part']}: {row['why']}")
+        else:
+            found.append(row["why"] if len(ranks) >= total else f"{row['why']} ({ranks_text(ranks)})")
+    return found

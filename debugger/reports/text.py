@@ -107,11 +107,13 @@ class _Text:
     def _without_verdict(self) -> Iterator[str]:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
-        colour = {"interrupted": YELLOW, "running": GREEN}.get(outcome, RED)
+        colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
         sentence = {
             "failed": f"the program ended with exit code {code} {self._after()}, and no cause of "
             "it was found among the ranks",
             "interrupted": f"{self._after()}; where each rank was:",
+            "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
+            "seen, so nothing was observed (--allow-unwatched lets such a run pass)",
             "running": "nothing is wrong so far; where each rank is:",
             "tool_error": "distdebug itself failed; the program is not to blame",
         }.get(outcome, f"{self._after()}; where each rank was:")

@@ -141,6 +141,18 @@ class Launch:
             reached.append(pid)
         return reached
 
+    def daemons(self, ranks: Iterable[int]) -> list[int]:
+        """What has left the sessions of the command and of these ranks, as a daemon does; also what
+        is below such a process."""
+        own = {_session(self._warden.pid), *ranks, 0}
+        left = [pid for pid in self.descendants() if _session(pid) not in own]
+        return [*left, *(pid for pid in warden.descendants(*left) if pid not in left)]
+
+    def spare(self, pids: Iterable[int]) -> None:
+        """Let these live on when all else is ended."""
+        with contextlib.suppress(OSError):
+            _write_all(self._control, json.dumps({"spare": list(pids)}).encode() + b"\n")
+
     def close(self) -> None:
         """Has the warden kill whatever is left, and waits for it."""
         if self._control < 0:

@@ -5,8 +5,9 @@ is started before anything else, in its own session (Ctrl-C reaches the supervis
 the subreaper of all that the command starts. Standard library only, no relative import.
 
 Control, one JSON line: {"path", "argv", "env", "cwd", "network", "scratch"}, byte strings as
-latin-1. The end of that pipe means that the supervisor has closed it or was killed: everything
-below is SIGKILLed, again and again until nothing is left, and the directory `scratch` is removed.
+latin-1; and {"spare": [pid, ...]}. The end of that pipe means that the supervisor has closed it or
+was killed: everything below but the spared and what is below them is SIGKILLed, again and again
+until nothing is left, and the directory `scratch` is removed.
 Reports, JSON lines: {"started": pid}, {"failed": text}, and {"pid", "status", "time_ns"} for each
 child or orphan that was reaped.
 """
@@ -21,7 +22,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -77,17 +78,22 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
-def kill_all_below(root: int) -> None:
-    """SIGKILLs everything below `root` (this process) until the last one is reaped."""
+def kill_all_below(root: int, spared: Collection[int] = ()) -> None:
+    """SIGKILLs everything below `root` (this process) until the last one is reaped, but for the
+    `spared` and what is below them."""
     pause_s = _FIRST_PAUSE_S
     while True:
-        for pid in descendants(root):
+        kept = {*spared, *descendants(*spared)} if spared else set()
+        left = [pid for pid in descendants(root) if pid not in kept]
+        for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
+            return
+        if kept and not left:
             return
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -113,6 +119,7 @@ class Warden:
         self._reports = reports
         self._unread = b""
         self._scratch = b""
+        self._spared: tuple[int, ...] = ()
 
     def run(self) -> None:
         become_subreaper()
@@ -134,7 +141,7 @@ class Warden:
         except OSError:
             pass  # the supervisor is gone, so is the pipe of the reports
         finally:
-            kill_all_below(os.getpid())
+            kill_all_below(os.getpid(), self._spared)
             if self._scratch:
                 import shutil  # only here: it would cost every start some milliseconds
 
@@ -144,7 +151,11 @@ class Warden:
         received = os.read(self._control, 1 << 16)
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
-            self._start(json.loads(line))
+            request = json.loads(line)
+            if "spare" in request:
+                self._spared = tuple(request["spare"])
+            else:
+                self._start(request)
         return bool(received)
 
     def _start(self, request: dict[str, Any]) -> None:

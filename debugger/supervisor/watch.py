@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..diagnosis.diagnose import diagnose, verdict
+from ..diagnosis.diagnose import OnFault, diagnose, verdict
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..record.records import Records
@@ -66,8 +66,17 @@ class Look:
 class Watch:
     """Remembers what earlier looks saw. All state of the diagnosis that lasts is here."""
 
-    def __init__(self, records: Records, table: ProcessTable, policy: Policy) -> None:
+    def __init__(
+        self,
+        records: Records,
+        table: ProcessTable,
+        policy: Policy,
+        on_fault: OnFault | None = None,
+    ) -> None:
+        """A rule that raises is told to `on_fault` and costs only itself; where that is None, it
+        raises."""
         self._records = records
+        self._on_fault = on_fault
         self._table = table
         self._policy = policy
         self._previous: dict[tuple[str, int], Snapshot] = {}
@@ -105,7 +114,7 @@ class Watch:
         notices: list[str] = []
         for snapshot in snapshots:
             key = snapshot.world
-            diagnosis = diagnose(snapshot, self._previous.get(key), self._limits)
+            diagnosis = diagnose(snapshot, self._previous.get(key), self._limits, self._on_fault)
             self._previous[key] = snapshot
             findings += [self._graded(one, snapshot) for one in diagnosis.findings]
             notices += diagnosis.notices

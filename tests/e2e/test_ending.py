@@ -33,14 +33,26 @@ SNIPPETS = {
         "time.sleep(600)",
         "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)",
     ),
+    "checkpoint": WAITING.replace(
+        "if dist",
+        "import signal, select\n"
+        "def save(number, _frame):\n"
+        "    select.select([], [], [], 1.5)\n"
+        "    open(os.path.join(sys.argv[1], f'saved-{dist.get_rank()}-{number}'), 'w').close()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)\n"
+        "time.sleep(600)\nif dist",
+    ),
     "gil": WAITING.replace("time.sleep(600)", "import ctypes; ctypes.PyDLL(None).sleep(600)"),
 }
 
 
 def chosen(*short: str) -> list[Any]:
-    """All snippets; but for these they are marked long."""
+    """All ranks that wait; but for these they are marked long."""
     return [
-        pytest.param(name, marks=() if name in short else pytest.mark.long) for name in SNIPPETS
+        pytest.param(name, marks=() if name in short else pytest.mark.long)
+        for name in SNIPPETS
+        if name != "checkpoint"
     ]
 
 
@@ -131,6 +143,37 @@ def test_terminated_supervisor_reports(
     done = runs.finish(process, tmp_path / "run", 30)
     assert done.exit_code == 128 + signal.SIGTERM
     assert done.report["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_may_save_a_checkpoint(
+    number: signal.Signals, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("checkpoint")
+    below = family(process)
+    process.send_signal(number)
+    done = runs.finish(process, tmp_path / "run", 40)
+    assert done.exit_code == 128 + number, done.explain()
+    saved = sorted(path.name for path in tmp_path.glob("saved-*"))
+    assert saved == [f"saved-{rank}-{int(number)}" for rank in (0, 1)], done.explain()
+    assert not survivors(below, 0.5)
+
+
+def test_a_second_interrupt_ends_at_once(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("deaf")
+    below = family(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while "is handed on" not in process.stderr.readline():
+        pass
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = runs.finish(process, tmp_path / "run", 40)
+    assert time.monotonic() - began < 10, "SIGTERM alone gives them half a minute"
+    assert done.exit_code == 128 + signal.SIGTERM
+    assert not survivors(below, 0.5)
 
 
 def test_vanished_run_directory_costs_the_record_only(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""What failed in the supervisor itself: each part is told once, and the rest of it goes on.
+
+The observer never breaks the program. A rule that raises, a sampler that meets a /proc it does not
+know, a record with nonsense in it: that part is lost, its traceback is kept in the run directory,
+and the report says that it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from ..record.appending import append
+from ..record.run_directory import RunDirectory
+from ..record.sanitize import clean
+
+FILE = "own-faults.txt"
+_RAISE = "DISTDEBUG_RAISE_OWN_FAULTS"
+"""Set in our own tests, where a fault of ours must not be survived in silence."""
+_MOST_PARTS = 64
+
+
+class OwnFaults:
+    """The faults of one run. `directory` may be set later; what came before is then lost from the
+    file, never from the report."""
+
+    def __init__(self, directory: RunDirectory | None = None) -> None:
+        self.directory = directory
+        self._why: dict[str, str] = {}
+
+    def note(self, part: str, error: Exception) -> None:
+        """That part of the watching has failed with this error. Kept once a part."""
+        if os.environ.get(_RAISE):
+            raise error
+        if part in self._why or len(self._why) >= _MOST_PARTS:
+            return
+        self.say(part, _one_line(error))
+        if self.directory is not None:
+            text = "".join(traceback.format_exception(error))
+            with contextlib.suppress(OSError):
+                append(
+                    self.directory.path / FILE,
+                    f"{part} failed:\n{text}\n".encode(errors="backslashreplace"),
+                )
+
+    def say(self, part: str, why: str) -> None:
+        """That part is off for a reason that is no fault of ours, such as a disk that is full."""
+        self._why.setdefault(part, why)
+
+    @contextlib.contextmanager
+    def guard(self, part: str) -> Iterator[None]:
+        """What raises inside is noted, and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            self.note(part, error)
+
+    @property
+    def off(self) -> list[dict[str, Any]]:
+        """The parts that failed at least once, as report.json has them."""
+        return [{"part": part, "why": why} for part, why in self._why.items()]
+
+
+def _one_line(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an exception may be unable to say what it is
+        text = "it cannot be printed"
+    return clean(f"{type(error).__name__}: {text}" if text else type(error).__name__, 300)
