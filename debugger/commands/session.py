@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ from ..supervisor.control import ControlServer
 from ..supervisor.ending import can_raise, end_tree, forward
 from ..supervisor.evidence import Evidence, gather
 from ..supervisor.host import HostSampler
+from ..supervisor.interrupts import Interrupts
 from ..supervisor.launch import Launch, find_command
 from ..supervisor.oom import OomWatch
-from ..supervisor.output import OutputFollower, colour_wanted
+from ..supervisor.output import colour_wanted
+from ..supervisor.output_process import OutputProcess
 from ..supervisor.own_faults import OwnFaults
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
@@ -43,11 +45,6 @@ from .ci import Ci, defused
 from .injection import Injection, Plan
 from .terminal_app import Beside
 
-INTERRUPT_GRACE_S = 5.0
-"""After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
-TERMINATE_GRACE_S = 30.0
-"""What torchrun gives its ranks, and Slurm a job (KillWait)."""
-TERMINATE_MARGIN_S = 2.0
 LEFT_GRACE_S = 0.4
 INTERRUPT_STACKS_S = 0.6
 END_GRACE_S = 2.0
@@ -99,16 +96,15 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._signal: int | None = None
+        self._interrupts = Interrupts()
         self._told: dict[str, float] = {}
         self._recorded: set[tuple[object, ...]] = set()
         self._evidence = Evidence()
         self._ranks: Mapping[int, Rank] = {}
         self._app = Beside(options.tui)
-        self._asked_to_stop = False
-        self._at_once = False
         self._faults = OwnFaults()
         self._judged = True
+        self._output: OutputProcess | None = None
         self._unreached_asked_s = 0.0
 
     def run(self) -> int:
@@ -120,7 +116,7 @@ class Session:
         options = self._options
         exits = ExitLog()
         find_command(options.command, os.environ, os.getcwd())
-        with Launch(exits, self._app.aside) as launch, self._signals(), self._app:
+        with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
             directory = RunDirectory.create(BASE, options.run_dir)
             exits.follow(directory.exits)
             self._directory = self._faults.directory = directory
@@ -139,9 +135,13 @@ class Session:
             self._watch = Watch(Records(directory.ranks, faults.note), table, policy, faults.note)
             latest = RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
-            follower = OutputFollower(
-                directory.logs, sys.stdout, sys.stderr, options.log_max_mb, colour=not options.ci
-            )
+            with faults.guard("the output of the ranks"):
+                self._output = OutputProcess(
+                    directory.path,
+                    options.log_max_mb,
+                    colour=not options.ci,
+                    on_lost=self._output_is_lost,
+                )
             if options.tui:
                 self._app.start(directory.path)
             actions = Actions(directory, lambda: self._ranks)
@@ -151,7 +151,6 @@ class Session:
                 control.start()
                 environment, network = self._environment(directory), self._injection.network
                 launch.start(options.command, environment, network=network, scratch=options.scratch)
-                follower.start()
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
                 if finding is not None:
@@ -161,8 +160,8 @@ class Session:
                 for closing in (control, self._injection, host):
                     with faults.guard(f"the end of {type(closing).__name__}"):
                         closing.close()
-                # After Ctrl-C nobody wants to see the rest of a flood.
-                follower.finish(INTERRUPT_OUTPUT_S if self._signal is not None else OUTPUT_S)
+                with faults.guard("the end of the output"):
+                    self._finish_output()
             if finding is None:
                 with faults.guard("rule stragglers"):
                     slow = [one for snapshot in look.snapshots for one in stragglers(snapshot)]
@@ -186,9 +185,11 @@ class Session:
                 host.sample({number: rank.pid for number, rank in self._ranks.items()})
             with guard("the look for processes out of reach"):
                 self._look_for_unreached(launch)
+            if self._output is not None:
+                self._output.show(not self._app.open)
             if self._app.hung_up:
-                self._signal = self._signal or signal.SIGHUP
-            if self._signal is not None or impossible:
+                self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
+            if self._interrupts.signal is not None or impossible:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict
@@ -197,6 +198,18 @@ class Session:
                 if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
                     return look, None
             time.sleep(self._watch.pause_s)
+
+    def _output_is_lost(self, why: str) -> None:
+        """In the thread that listens to the drain."""
+        self._faults.say("the log of what the ranks print", why)
+        self._say(f"what the ranks print is shown, but not kept in {self._directory.logs}: {why}")
+
+    def _finish_output(self) -> None:
+        # After Ctrl-C nobody wants to see the rest of a flood.
+        if self._output is not None:
+            self._output.finish(
+                INTERRUPT_OUTPUT_S if self._interrupts.signal is not None else OUTPUT_S
+            )
 
     def _look(self, finished: bool = False) -> Look | None:
         """One look at all ranks, told; None where it failed, which costs no more than this look."""
@@ -263,8 +276,7 @@ class Session:
     # -- what the control socket may ask -------------------------------------------------------
 
     def _stop(self, _request: Mapping[str, Any]) -> str:
-        if self._signal is None:
-            self._asked_to_stop, self._signal = True, signal.SIGINT
+        self._interrupts.stop()
         return "the run is being stopped"
 
     # -- ending --------------------------------------------------------------------------------
@@ -275,10 +287,10 @@ class Session:
         """Bring the run to its end; the look that counts, and the verdict."""
         ranks = newest_ranks(look.snapshots)
         quiet = self._options.launcher == "torchrun"
-        if self._signal is not None:
+        if self._interrupts.signal is not None:
             with self._faults.guard("the stacks"):
                 self._evidence = gather(self._directory, ranks, False, INTERRUPT_STACKS_S)
-            self._forward(launch, self._signal)
+            self._forward(launch, self._interrupts.signal)
             return look, None
         if finding is None:
             return self._end_without_finding(launch, look, quiet)
@@ -293,15 +305,13 @@ class Session:
     def _forward(self, launch: Launch, number: int) -> None:
         """The signal goes to the command, which gets the time to end that it would have without us:
         after SIGTERM a checkpoint is written that torchrun would have waited for."""
-        grace_s = INTERRUPT_GRACE_S
-        if number == signal.SIGTERM:
-            grace_s = _shutdown_timeout_s() + TERMINATE_MARGIN_S
+        interrupts = self._interrupts
         self._say(
-            f"{signal.Signals(number).name} is handed on to the command, which may take "
-            f"{grace_s:.0f} s to end; Ctrl-C ends it at once"
+            f"{interrupts.name} is handed on to the command, which may take "
+            f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
         )
-        forward(launch, number, grace_s, hasten=lambda: self._at_once)
-        end_tree(launch, 0 if self._at_once else LEFT_GRACE_S)
+        forward(launch, number, interrupts.grace_s, hasten=lambda: interrupts.at_once)
+        end_tree(launch, 0 if interrupts.at_once else LEFT_GRACE_S)
 
     def _end_without_finding(
         self, launch: Launch, look: Look, quiet: bool
@@ -336,7 +346,9 @@ class Session:
         if not self._directory.write_json(self._directory.verdict.name, summary):
             return
         deadline = time.monotonic() + RAISE_GRACE_S
-        while launch.descendants() and time.monotonic() < deadline and self._signal is None:
+        while (
+            launch.descendants() and time.monotonic() < deadline and self._interrupts.signal is None
+        ):
             look = self._watch.look()
             if not any(can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
                 return
@@ -387,8 +399,12 @@ class Session:
         with self._faults.guard("the report for JUnit"):
             directory.write_text(directory.junit.name, junit.render(report))
         directory.close()
-        if self._signal is None or self._asked_to_stop:
-            self._app.wait(until=lambda: self._signal is not None and not self._asked_to_stop)
+        if self._interrupts.signal is None or self._interrupts.asked_to_stop:
+            self._app.wait(
+                until=lambda: (
+                    self._interrupts.signal is not None and not self._interrupts.asked_to_stop
+                )
+            )
         self._app.close()
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(clean(self._app.printed_aside(), newlines=True))
@@ -408,8 +424,8 @@ class Session:
     ) -> tuple[str, int]:
         if finding is not None:
             return finding.kind, finding.exit_code
-        if self._signal is not None:
-            return "interrupted", 128 + self._signal
+        if self._interrupts.signal is not None:
+            return "interrupted", 128 + self._interrupts.signal
         if not self._judged:
             return "tool_error", EXIT_TOOL_FAILED
         if status is not None and status.shell_code == 0:
@@ -436,8 +452,12 @@ class Session:
 
     def _environment(self, directory: RunDirectory) -> dict[str, str]:
         outer = {**os.environ, **self._options.environment}
-        environment = hook.environment(outer, directory.path, self._options.launcher)
-        environment["DISTDEBUG_REDIRECT"] = "1" if self._options.redirect else "0"
+        aside = self._app.aside
+        streams = (1, 2) if aside is None else (aside.fileno(), aside.fileno())
+        environment = hook.environment(outer, directory.path, self._options.launcher, streams)
+        drained = self._options.redirect and self._output is not None
+        environment["DISTDEBUG_REDIRECT"] = "1" if drained else "0"
+        environment.update(hook.drained(streams))
         environment["DISTDEBUG_LEVEL"] = self._options.level
         environment["DISTDEBUG_LEVEL_UNASKED"] = "" if self._options.level_asked else "1"
         environment.update(self._injection.environment)
@@ -466,33 +486,3 @@ class Session:
                 "hang_timeout_s": options.limits.hang_timeout_s,
             },
         )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and the like end the run in good order; Ctrl-C after that ends it at once."""
-
-        def remember(number: int, _frame: Any) -> None:
-            self._at_once = self._at_once or (
-                self._signal is not None and number == signal.SIGINT and not self._asked_to_stop
-            )
-            self._signal = self._signal or number
-            self._asked_to_stop = False
-
-        kept: Mapping[int, Any] = {
-            number: signal.signal(number, remember)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-
-
-def _shutdown_timeout_s() -> float:
-    """How long torchrun waits for its ranks after it has handed a signal on."""
-    try:
-        given_s = float(os.environ.get("TORCHELASTIC_SHUTDOWN_TIMEOUT", ""))
-    except ValueError:
-        return TERMINATE_GRACE_S
-    return given_s if 0 <= given_s < float("inf") else TERMINATE_GRACE_S

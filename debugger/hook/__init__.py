@@ -14,8 +14,14 @@ from pathlib import Path
 SITE = Path(__file__).resolve().parent / "site"
 
 
-def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> dict[str, str]:
-    """The environment for a command whose Python processes are to be observed.
+def environment(
+    base: Mapping[str, str],
+    run_directory: Path,
+    launcher: str,
+    streams: tuple[int, int] = (1, 2),
+) -> dict[str, str]:
+    """The environment for a command whose Python processes are to be observed. `streams`: the
+    descriptors that the command gets as its stdout and stderr.
 
     `launcher`: "torchrun" when the command is torchrun, whose own process is no rank whatever its
     environment says; "" for any other command.
@@ -28,9 +34,18 @@ def environment(base: Mapping[str, str], run_directory: Path, launcher: str) -> 
     changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
     changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
     changed["DISTDEBUG_LAUNCHER"] = launcher
-    changed["DISTDEBUG_STREAMS"] = f"{_identity(1)},{_identity(2)}"
+    changed["DISTDEBUG_STREAMS"] = ",".join(map(_identity, streams))
+    changed.pop("DISTDEBUG_OUTPUT", None)
     changed.pop("DISTDEBUG_RANK_PID", None)
     return changed
+
+
+def drained(streams: tuple[int, int]) -> dict[str, str]:
+    """The variables of a command whose ranks' output is drained: what they would have for their
+    own without us, which is one place for both or two, and terminals or not."""
+    together = streams[0] != streams[1] and _identity(streams[0]) == _identity(streams[1])
+    kinds = (together, *map(os.isatty, streams))
+    return {"DISTDEBUG_OUTPUT": "".join(str(int(one)) for one in kinds)}
 
 
 def _identity(descriptor: int) -> str:

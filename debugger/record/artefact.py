@@ -30,7 +30,7 @@ SUFFIX = ".distdebug.tar.gz"
 FOLDERS = ("stacks", "ranks", "logs")
 FILE = re.compile(
     rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,60}}"
-    r"\.(?:flight|jsonl|jsonl\.1|out|err|out\.times|err\.times|txt|json|xml|toml)"
+    r"\.(?:flight|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|toml)"
 )
 """What the files of a run are called, relative to its directory."""
 RUN = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -200,7 +200,7 @@ def most_bytes(name: str) -> int:
 
 
 def is_log(name: str) -> bool:
-    return name.endswith((".out", ".err", ".jsonl", ".jsonl.1"))
+    return name.removesuffix(".1").endswith((".out", ".err", ".jsonl"))
 
 
 def _files(run: Path) -> dict[str, int]:
@@ -244,7 +244,7 @@ def _line_start(file: IO[bytes], at: int, size: int) -> int:
 def _note(name: str, left_out: int) -> bytes:
     """What stands in a log for the bytes that were left out: a line, or a record."""
     sentence = f"the first {left_out} bytes of this log are not in the artefact"
-    if name.endswith((".out", ".err")):
+    if name.removesuffix(".1").endswith((".out", ".err")):
         return f"[distdebug: {sentence}]\n".encode()
     record: dict[str, Any] = {"level": "warning", "event": "log_cut", "kind": "log_cut"}
     return json.dumps({**record, "message": sentence}, separators=(",", ":")).encode() + b"\n"

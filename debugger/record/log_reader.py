@@ -65,6 +65,14 @@ class Tail:
         self._offset = 0
         self.rest = b""
         """The line that has no end yet."""
+        self.files = 0
+        """How many files it has begun to read: lines' ends are counted anew in each."""
+
+    @property
+    def path(self) -> Path:
+        """Where the file that is being read is by now."""
+        before = older(self._path)
+        return before if self._inode and self._inode == _inode(before) else self._path
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Where each line ends that is whole by now, and the line."""
@@ -90,7 +98,10 @@ class Tail:
             received = self._piece(older(self._path))
             if received or not newest:
                 return received
-        self._inode, self._offset, self.rest = newest, 0, b""
+        if not (self._inode and self._inode == before):
+            self.rest = b""  # else the line goes on in the file that took its place
+        self._inode, self._offset = newest, 0
+        self.files += 1
         return self._piece(self._path) if newest else b""
 
     def _piece(self, path: Path) -> bytes:
@@ -98,6 +109,7 @@ class Tail:
             with open(open_regular(path), "rb", buffering=0) as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset, self.rest = 0, b""  # somebody emptied it
+                    self.files += 1
                 file.seek(self._offset)
                 received = file.read(READ_BYTES)
         except OSError:
@@ -116,8 +128,9 @@ def _inode(path: Path) -> int:
 class _Times:
     """When the lines of an output file came."""
 
-    def __init__(self, path: Path, start_ns: int) -> None:
-        self._path = path
+    def __init__(self, tail: Tail, start_ns: int) -> None:
+        self._tail = tail
+        self._file = tail.files
         self._offset = 0
         self._entries: list[tuple[int, int]] = []
         self._next = 0
@@ -127,6 +140,9 @@ class _Times:
     def of(self, end: int, unseen_ns: int) -> int:
         """When the line that ends there had come; `unseen_ns`, or the time of the one before it,
         where the supervisor has not seen it."""
+        if self._file != self._tail.files:
+            self._file, self._offset, self._covered = self._tail.files, 0, 0
+            self._entries, self._next = [], 0
         while self._covered < end:
             if self._next == len(self._entries) and not self._load():
                 return max(self._time_ns, unseen_ns)
@@ -136,7 +152,7 @@ class _Times:
 
     def _load(self) -> bool:
         try:
-            with open(open_regular(self._path), "rb", buffering=0) as file:
+            with open(open_regular(times_path(self._tail.path)), "rb", buffering=0) as file:
                 file.seek(self._offset)
                 received = file.read(READ_BYTES)
         except OSError:
@@ -154,7 +170,7 @@ class _Source:
         self.rank = rank
         self.stream = stream
         self._tail = Tail(path)
-        self._times = _Times(times_path(path), start_ns)
+        self._times = _Times(self._tail, start_ns)
         self._latest_ns = start_ns
         # A process without a rank comes after those that have one.
         self._place = (1 << 30 if rank is None else rank, STREAMS.index(stream), path.name)

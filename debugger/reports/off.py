@@ -48,5 +48,7 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
         if ranks is None:
             found.append(f"{row['part']}: {row['why']}")
         else:
-            found.append(row["why"] if len(ranks) >= total else f"{row['why']} ({ranks_text(ranks)})")
+            found.append(
+                row["why"] if len(ranks) >= total else f"{row['why']} ({ranks_text(ranks)})"
+            )
     return found

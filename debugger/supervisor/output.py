@@ -1,34 +1,25 @@
-"""Shows what the ranks print: follows their log files and prints whole lines with the rank's name.
+"""Shows what the ranks print: whole lines, each with its rank's name, and harmless.
 
-Each rank's stdout and stderr go to files of their own (`logs/<rank>.out`, `.err`), so nothing is
-lost when the terminal is slow, and the lines of two ranks never mix.
+The lines of two ranks never mix; an unfinished one, such as a progress bar, is shown when it rests.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
-from ..record.log_file import DEFAULT_MAX_MB, in_bytes
 from ..record.sanitize import clean_line, shown_of
-from .output_log import OutputLog
 
-LOOK_EVERY_S = 0.05
 IDLE_S = 0.5
 """An unfinished line is shown when nothing was added to it for this long."""
 REFRESH_S = 1.0
 """How often an unfinished progress bar (a line with carriage returns) is shown on a terminal."""
-READ_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 23
 """A longer line is broken; shorter ones are shown whole: what the program prints may be parsed."""
 _UNCUT = 16 * MAX_LINE_BYTES
-_LOG = re.compile(r"(0|[1-9]\d{0,8})\.(out|err)")
 _COLOURS = (36, 33, 35, 32, 34, 91, 92, 93, 94, 95, 96)
 
 
@@ -52,9 +43,10 @@ class _Screen:
         self.terminal = _is_terminal(stream)
         self.owner: _Follower | None = None
         self.broken = False
+        self.shown = True
 
     def write(self, text: str) -> None:
-        if self.broken:
+        if self.broken or not self.shown:
             return
         try:
             encoding = getattr(self.stream, "encoding", None) or "utf-8"
@@ -66,42 +58,19 @@ class _Screen:
 
 @dataclass(slots=True)
 class _Follower:
-    """One log file: how far it was read, and the line that has no end yet."""
+    """One stream of a rank, and its line that has no end yet."""
 
-    path: Path
     prefix: str
     screen: _Screen
-    log: OutputLog
-    offset: int = 0
     pending: bytes = b""
     shown: int = 0
     changed_s: float = 0.0
     shown_s: float = 0.0
-    behind: bool = False
-    """Whether there is more to read at once."""
 
-    def read(self, now_s: float) -> bool:
-        """Prints the lines that were completed; False when the file has nothing new."""
-        try:
-            size = os.stat(self.path).st_size
-            if size < self.offset:
-                self.offset = 0  # somebody emptied it
-            if size == self.offset:
-                self.behind = False
-                return False
-            with open(self.path, "rb", buffering=0) as file:
-                file.seek(self.offset)
-                received = file.read(READ_BYTES)
-        except OSError:
-            self.behind = False
-            return False
-        if not received:
-            return False
-        self.offset += len(received)
-        self.behind = self.offset < size
+    def take(self, received: bytes, now_s: float) -> None:
+        """Prints the lines that this completes."""
         self.changed_s = now_s
         *lines, last = (self.pending + received).split(b"\n")
-        self.log.took(self.offset, lines, time.time_ns())
         texts = []
         for line in lines:
             texts.append(self._finish(line))
@@ -112,7 +81,6 @@ class _Follower:
             self.pending, self.shown = b"", 0
         if texts:
             self.screen.write("".join(texts))
-        return True
 
     def show_pending(self, now_s: float, final: bool = False) -> None:
         """Prints the unfinished line when it rests, or now and then when it is a progress bar."""
@@ -153,22 +121,11 @@ class _Follower:
         return self.prefix + clean_line(text, _UNCUT, colour=self.screen.colour)
 
 
-class OutputFollower:
-    """Follows the logs of all ranks. Either call `poll` about 20 times a second, or `start` a
-    thread, so that a terminal that does not take more output cannot hold up the supervisor.
-    `colour`: colours may be used, where the streams are terminals that want them."""
+class Display:
+    """Prints what is taken from the ranks; call `poll` about 20 times a second, too. `colour`:
+    colours may be used, where the streams are terminals that want them."""
 
-    def __init__(
-        self,
-        logs: Path,
-        stdout: TextIO,
-        stderr: TextIO,
-        log_max_mb: float = DEFAULT_MAX_MB,
-        *,
-        colour: bool = True,
-    ) -> None:
-        self._logs = logs
-        self._log_bytes = in_bytes(log_max_mb)
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, colour: bool = True) -> None:
         self._screens = {
             "out": _Screen(stdout, colour and colour_wanted(stdout)),
             "err": _Screen(stderr, colour and colour_wanted(stderr)),
@@ -176,87 +133,38 @@ class OutputFollower:
         if _same_file(stdout, stderr):
             # One terminal has one cursor.
             self._screens["err"] = self._screens["out"]
-        self._followers: dict[str, _Follower] = {}
-        self._listed_ns = -1
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._moved_s = time.monotonic()
-        self._abandoned = False
+        self._followers: dict[tuple[int, str], _Follower] = {}
 
-    def poll(self) -> bool:
-        """Prints what is new; False when there was nothing."""
-        self._discover()
+    def take(self, rank: int, stream: str, received: bytes) -> None:
+        """The rank has printed this on `stream`: "out" or "err"."""
+        follower = self._followers.get((rank, stream))
+        if follower is None:
+            screen = self._screens[stream]
+            follower = _Follower(_prefix(rank, screen.colour), screen)
+            self._followers[rank, stream] = follower
         now_s = time.monotonic()
-        busy = False
+        follower.take(received, now_s)
+        follower.show_pending(now_s)
+
+    def poll(self) -> None:
+        """Prints unfinished lines that rest."""
+        now_s = time.monotonic()
         for follower in self._followers.values():
-            busy |= follower.read(now_s)
             follower.show_pending(now_s)
-        return busy
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="distdebug-output", daemon=True)
-        self._thread.start()
+    def show(self, shown: bool) -> None:
+        """Whether anything is printed from now on: an app may have the terminal."""
+        for screen in self._screens.values():
+            screen.shown = shown
 
-    def finish(self, timeout_s: float = 60.0, stalled_s: float = 2.0) -> None:
-        """Prints everything that is left, unfinished lines too. Call it when the ranks are gone.
-
-        Gives up after `timeout_s`, or when the terminal takes nothing for `stalled_s`; what was
-        not shown is still in the files.
-        """
-        self._listed_ns = -1
-        self._stopping.set()
-        if self._thread is not None:
-            deadline = time.monotonic() + timeout_s
-            while self._thread.is_alive():
-                self._thread.join(LOOK_EVERY_S)
-                now_s = time.monotonic()
-                if now_s > deadline or now_s - self._moved_s > stalled_s:
-                    self._abandoned = True
-                    return
-        else:
-            self._run()
+    def finish(self) -> None:
+        """Prints what is left of unfinished lines, and ends the line that the cursor is in."""
         for follower in self._followers.values():
             follower.show_pending(time.monotonic(), final=True)
         for screen in set(self._screens.values()):
             if screen.owner is not None:
                 screen.write("\n")
                 screen.owner = None
-
-    def _run(self) -> None:
-        """Until told to stop, and then until nothing is left."""
-        while not self._abandoned:
-            stopping = self._stopping.is_set()
-            busy = self.poll()
-            self._moved_s = time.monotonic()
-            if stopping and not busy:
-                return
-            # Ranks may print faster than one chunk a look: catch up at once.
-            if not any(follower.behind for follower in self._followers.values()):
-                self._stopping.wait(LOOK_EVERY_S)
-
-    def _discover(self) -> None:
-        """Finds new log files; lists the directory only when it has changed."""
-        try:
-            changed_ns = os.stat(self._logs).st_mtime_ns
-            if changed_ns == self._listed_ns:
-                return
-            names = os.listdir(self._logs)
-        except OSError:
-            return
-        # A change within the clock's grain of the listing would be missed: look again then.
-        recent = time.time_ns() - changed_ns < 50_000_000
-        self._listed_ns = -1 if recent else changed_ns
-        found = [match for name in names if (match := _LOG.fullmatch(name))]
-        for match in sorted(found, key=lambda one: (int(one[1]), one[2] != "out")):
-            if match[0] not in self._followers:
-                screen = self._screens[match[2]]
-                path, rank = self._logs / match[0], int(match[1])
-                self._followers[match[0]] = _Follower(
-                    path,
-                    _prefix(rank, screen.colour),
-                    screen,
-                    OutputLog(path, rank, self._log_bytes),
-                )
 
 
 def _prefix(rank: int, colour: bool) -> str:

@@ -1,45 +1,106 @@
-"""Keeps what only a reader of a rank's output knows: when each part came, and what torch's C++
-code said in it, which becomes a record in the rank's log.
+"""Keeps what a rank prints: the bytes, when each part came, and torch's messages as records.
 
-The rank cannot tell: such messages go past Python, and the gravest come from one that is about to
-be aborted, or whose GIL is held.
+The rank cannot tell the last: such messages go past Python, and the gravest come from one that is
+about to be aborted, or whose GIL is held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-from collections.abc import Iterable
+import time
 from pathlib import Path
 
 from ..record import log_file
-from ..record.appending import append
-from ..record.log_reader import RECORDS, STDERR, TIMES_ENTRY, times_path
+from ..record.appending import append, open_to_append
+from ..record.log_reader import RECORDS, TIMES_ENTRY, times_path
+
+TIMES_EVERY_S = 0.02
+RETRY_S = 1.0
+_MOST_MESSAGE_BYTES = 1 << 14
 
 
 class OutputLog:
-    """What is kept of one `<rank>.out` or `<rank>.err`. A full disk costs it, not the run."""
+    """One `<rank>.out` or `<rank>.err`: of all that came the end, at most `most_bytes` of it in two
+    files. `cpp`: torch's C++ code prints there. A full disk costs the log, not the run: then
+    `failure` says why, `lost_bytes` how much is missing, and it is tried again after a while."""
 
-    def __init__(self, path: Path, rank: int, most_bytes: int) -> None:
+    def __init__(self, path: Path, rank: int, most_bytes: int, cpp: bool) -> None:
+        self._path = path
         self._times = times_path(path)
-        self._is_stderr = path.suffix == f".{STDERR}"
         self._records = path.with_suffix(f".{RECORDS}")
         self._rank = rank
         self._most_bytes = most_bytes
+        self._cpp = cpp
+        self._rest = b""
+        self._size = 0
+        self._untold: int | None = None
+        self._timed_s = 0.0
+        self._retry_s = 0.0
+        self.failure = ""
+        self.lost_bytes = 0
 
-    def took(self, offset: int, lines: Iterable[bytes], time_ns: int) -> None:
-        """The file had been read up to this offset at this time; these lines were completed."""
+    def take(self, data: bytes) -> None:
+        """The rank has printed this."""
+        now_s = time.monotonic()
+        if now_s < self._retry_s:
+            self.lost_bytes += len(data)
+        else:
+            try:
+                self._write(data)
+            except OSError as error:
+                self.failure = error.strerror or str(error)
+                self.lost_bytes += len(data)
+                self._retry_s = now_s + RETRY_S
+            else:
+                self._untold = self._size
+                if now_s - self._timed_s >= TIMES_EVERY_S:
+                    self.note_time()
+        if self._cpp:
+            self._look_for_messages(data)
+
+    def note_time(self) -> None:
+        """All that was taken so far had come by now. Call it when nothing comes, too."""
+        if self._untold is None:
+            return
         with contextlib.suppress(OSError):
-            append(self._times, TIMES_ENTRY.pack(offset, time_ns))
-        if self._is_stderr:
-            for line in lines:
-                if line.startswith(b"[") or b"\r[" in line:
-                    self._tell(line, time_ns)
+            append(self._times, TIMES_ENTRY.pack(self._untold, time.time_ns()))
+        self._untold, self._timed_s = None, time.monotonic()
 
-    def _tell(self, line: bytes, time_ns: int) -> None:
+    def _write(self, data: bytes) -> None:
+        descriptor = open_to_append(self._path)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and size + len(data) > self._most_bytes // 2:
+                self.note_time()
+                os.close(descriptor)
+                descriptor = -1
+                older = log_file.older(self._path)
+                os.replace(self._path, older)
+                with contextlib.suppress(OSError):
+                    os.replace(self._times, times_path(older))
+                descriptor, size = open_to_append(self._path), 0
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            self._size = size + len(data)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _look_for_messages(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_MOST_MESSAGE_BYTES:]
+        for line in lines:
+            if line.startswith(b"[") or b"\r[" in line:
+                self._record(line)
+
+    def _record(self, line: bytes) -> None:
+        now_ns = time.time_ns()
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
-        message = log_file.parse_glog(text[: 1 << 14], time_ns)
+        message = log_file.parse_glog(text[:_MOST_MESSAGE_BYTES], now_ns)
         if message is None:
             return
         identity = {"rank": self._rank, "host": socket.gethostname()}

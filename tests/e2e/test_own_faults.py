@@ -62,7 +62,7 @@ def test_a_rule_that_raises_costs_only_itself(tmp_path: Path) -> None:
     off = {one["part"]: one["why"] for one in done.report["off"]}
     assert set(off) == {"rule boom", "the sampling of the host"}
     assert all("KeyError" in why and "\x1b" not in why for why in off.values())
-    assert "not watched: rule boom" in done.stderr
+    assert "off: rule boom" in done.stderr
     kept = (directory / "own-faults.txt").read_text()
     assert kept.count("Traceback (most recent call last)") == 2, "each once, with its traceback"
     assert (tmp_path / "done-0").exists()
@@ -83,4 +83,4 @@ def test_a_sound_supervisor_has_nothing_to_tell_of_itself(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.explain()
     assert done.report["off"] == []
     assert not (directory / "own-faults.txt").exists()
-    assert "not watched" not in done.stderr
+    assert "off: " not in done.stderr

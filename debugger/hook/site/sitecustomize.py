@@ -52,30 +52,113 @@ def _observed_ancestor():
 
 
 def redirect(rank):
-    """Send this process's stdout and stderr to the rank's log files, if they would come out where
-    the supervisor's own do.
+    """Send this process's stdout and stderr to the supervisor's drain, if they would come out where
+    the supervisor's own do: through a pipe, or a pseudo-terminal where that is a terminal.
 
     Its own Python children inherit them and must not do it again: their parent may read from
     them through a pipe.
     """
-    if os.environ.get("DISTDEBUG_REDIRECT") == "0":
+    environment = os.environ
+    if environment.get("DISTDEBUG_REDIRECT") == "0":
         return
-    directory = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "logs")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+    endings = {number: _ending_of(number) for number in (1, 2)}
+    endings = {number: ending for number, ending in endings.items() if ending is not None}
+    kinds = environment.get("DISTDEBUG_OUTPUT")
+    if kinds is None:
+        for number, ending in endings.items():
+            _lead(lambda ending=ending: _log(rank, ending), number)
+    elif kinds[0] == "1" and len(endings) == 2:
+        # Both go to one place without us, in the order in which they were written.
+        _lead(lambda: _drained(rank, "both", kinds[1] == "1", 1), 1, 2)
+    else:
+        for number, ending in endings.items():
+            _lead(lambda n=number, e=ending: _drained(rank, e, kinds[n] == "1", n), number)
+
+
+def _lead(make, *numbers):
+    """Make these descriptors lead to what `make` opens; where it cannot, they stay as they are."""
+    try:
+        end = make()
+    except (OSError, ValueError, AttributeError, ImportError):
+        return  # the output stays where it went before
+    for number in numbers:
+        stream = (sys.stdout, sys.stderr)[number - 1]
         try:
-            ending = _ending_of(number)
-            if ending is None:
-                continue
             if stream is not None:
                 stream.flush()
-            log = os.open(os.path.join(directory, f"{int(rank)}.{ending}"), flags, 0o600)
-            os.dup2(log, number)
-            os.close(log)
+            os.dup2(end, number)
             if stream is not None:
                 stream.reconfigure(line_buffering=True)
         except (OSError, ValueError, AttributeError):
-            continue  # the output stays where it went before
+            continue
+    os.close(end)
+
+
+def _log(rank, ending):
+    """The rank's own log file, where nobody drains its output."""
+    path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "logs", f"{int(rank)}.{ending}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
+
+
+def _drained(rank, name, terminal, like):
+    """The end to write to of a new pipe, or of a terminal like the one at that descriptor; the
+    drain has got the other end."""
+    import _socket  # `socket` costs some milliseconds
+
+    source, end = os.openpty() if terminal else os.pipe()
+    try:
+        if terminal:
+            _as_plain_as_a_pipe(end, like)
+        else:
+            _widen(end)
+        folder = os.open(os.environ["DISTDEBUG_RUN_DIR"], os.O_RDONLY | os.O_DIRECTORY)
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(5.0)
+            connection.connect(f"/proc/self/fd/{folder}/output.sock")
+            right = source.to_bytes(4, sys.byteorder)
+            connection.sendmsg(
+                [f"{int(rank)} {name}".encode()],
+                [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, right)],
+            )
+        finally:
+            connection.close()
+            os.close(folder)
+    except BaseException:
+        os.close(end)
+        raise
+    finally:
+        os.close(source)
+    return end
+
+
+def _widen(end):
+    """A rank should not wait for the drain after 64 KiB; a machine may allow no more."""
+    import fcntl
+
+    try:
+        fcntl.fcntl(
+            end, 1031, 1 << 20
+        )  # F_SETPIPE_SZ, which Python 3.10 has no name for everywhere
+    except OSError:
+        pass
+
+
+def _as_plain_as_a_pipe(end, like):
+    """The terminal changes nothing of what is written, and is as large as the real one."""
+    import fcntl
+    import termios
+
+    modes = termios.tcgetattr(end)
+    modes[1] &= ~termios.OPOST
+    modes[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG)
+    termios.tcsetattr(end, termios.TCSANOW, modes)
+    try:
+        size = fcntl.ioctl(like, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(end, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass  # the launcher's own stderr is elsewhere
 
 
 def _ending_of(number):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from debugger.supervisor import output
-from debugger.supervisor.output import OutputFollower, colour_wanted
+from debugger.supervisor.output import Display, colour_wanted
+from debugger.supervisor.output_follower import OutputFollower
 
 
 class Terminal(io.StringIO):
@@ -45,25 +46,24 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Run:
-    """A logs directory, and two captured streams."""
+    """Ranks that print, and two captured streams."""
 
-    def __init__(self, logs: Path, terminal: bool = False) -> None:
-        self.logs = logs
+    def __init__(self, terminal: bool = False) -> None:
         kind = Terminal if terminal else io.StringIO
         self.out, self.err = kind(), kind()
-        self.follower = OutputFollower(logs, self.out, self.err)
+        self.display = Display(self.out, self.err)
 
     def write(self, name: str, data: bytes) -> None:
-        with (self.logs / name).open("ab") as file:
-            file.write(data)
+        rank, _, stream = name.partition(".")
+        self.display.take(int(rank), stream, data)
 
     def printed(self) -> str:
-        self.follower.poll()
+        self.display.poll()
         return self.out.getvalue()
 
 
-def test_whole_lines_with_the_rank(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_whole_lines_with_the_rank(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"hello\nwor")
     run.write("12.out", b"\n")
     run.write("1.err", b"Traceback\n")
@@ -73,21 +73,14 @@ def test_whole_lines_with_the_rank(tmp_path: Path, clock: Clock) -> None:
     assert run.printed() == "[rank 0] hello\n[rank 12] \n[rank 0] world\n"
 
 
-def test_other_files_are_not_shown(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
-    for name in ("0.jsonl", "00.out", "x.out", "0.out.1", "-1.out"):
-        run.write(name, b"secret\n")
-    assert run.printed() == ""
-
-
-def test_hostile_lines_are_harmless(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_hostile_lines_are_harmless(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"\x1b]0;x\x07\x1b[2Jhi \xff\xe2\x80\xae\n\x1b[31mred\x1b[0m\n")
     assert run.printed() == ("[rank 0] \\x1b]0;x\\x07\\x1b[2Jhi \\xff\\u202e\n[rank 0] red\n")
 
 
-def test_a_prompt_is_shown_when_it_rests_and_its_end_follows(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_a_prompt_is_shown_when_it_rests_and_its_end_follows(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"(Pdb) ")
     assert run.printed() == ""
     clock.now_s += 0.6
@@ -98,14 +91,14 @@ def test_a_prompt_is_shown_when_it_rests_and_its_end_follows(tmp_path: Path, clo
     assert run.printed() == "[rank 0] (Pdb) 3\n[rank 0] next\n"
 
 
-def test_another_rank_does_not_write_into_an_unfinished_line(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_another_rank_does_not_write_into_an_unfinished_line(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"working...")
     run.printed()
     clock.now_s += 0.6
     run.printed()
-    run.write("1.out", b"hi\n")
     run.write("0.out", b" done\n")
+    run.write("1.out", b"hi\n")
     run.printed()
     assert sorted(run.printed().splitlines()) == [
         "[rank 0] working... done",
@@ -121,19 +114,19 @@ def test_another_rank_does_not_write_into_an_unfinished_line(tmp_path: Path, clo
     assert run.printed().splitlines()[2:] == ["[rank 0] again...", "[rank 1] ho", "[rank 0]  done"]
 
 
-def test_a_progress_bar_leaves_its_last_state(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_a_progress_bar_leaves_its_last_state(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"\r 10%\r 20%\r100%\n\r\nDOS line\r\n")
     assert run.printed() == "[rank 0] 100%\n[rank 0] \n[rank 0] DOS line\n"
 
 
-def test_a_running_bar_is_refreshed_in_place_on_a_terminal(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path, terminal=True)
+def test_a_running_bar_is_refreshed_in_place_on_a_terminal(clock: Clock) -> None:
+    run = Run(terminal=True)
     name = "\x1b[36m[rank 0]\x1b[0m "
     for percent in range(30):
         run.write("0.out", b"\r%d%%" % percent)
         clock.now_s += 0.1
-        run.follower.poll()
+        run.display.poll()
     run.write("0.out", b"\r100%\n")
     text = run.printed()
     assert text.count("\r\x1b[K") == 3
@@ -141,28 +134,92 @@ def test_a_running_bar_is_refreshed_in_place_on_a_terminal(tmp_path: Path, clock
     assert text.endswith(f"\r\x1b[K{name}100%\n")
 
 
-def test_colours_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path, terminal=True)
+def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(terminal=True)
     run.write("1.out", b"\x1b[1mbold\n")
     assert run.printed() == "\x1b[33m[rank 1]\x1b[0m \x1b[1mbold\x1b[0m\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert not colour_wanted(Terminal())
-    assert Run(tmp_path, terminal=True).printed() == "[rank 1] bold\n"
+    run = Run(terminal=True)
+    run.write("1.out", b"\x1b[1mbold\n")
+    assert run.printed() == "[rank 1] bold\n"
     monkeypatch.delenv("NO_COLOR")
     out = Terminal()
-    OutputFollower(tmp_path, out, Terminal(), colour=False).poll()
+    Display(out, Terminal(), colour=False).take(1, "out", b"\x1b[1mbold\n")
     assert out.getvalue() == "[rank 1] bold\n"
 
 
-def test_the_end_prints_what_is_left(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_the_end_prints_what_is_left(clock: Clock) -> None:
+    run = Run()
     run.write("0.out", b"one\nno newline")
-    run.follower.finish()
+    run.display.finish()
     assert run.out.getvalue() == "[rank 0] one\n[rank 0] no newline\n"
 
 
-def test_an_emptied_file_is_read_from_its_start(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
+def test_a_line_without_end_does_not_eat_the_memory(clock: Clock) -> None:
+    run = Run()
+    for _ in range(200):
+        run.write("0.out", b"x" * 100_000)
+    run.display.finish()
+    lines = run.out.getvalue().splitlines()
+    assert 1 < len(lines) < 5
+    assert sum(line.count("x") for line in lines) == 20_000_000
+
+
+def test_a_long_line_is_shown_whole(clock: Clock) -> None:
+    run = Run()
+    run.write("0.out", b"x" * 300_000 + b"\nnext\n")
+    run.display.finish()
+    assert run.out.getvalue() == "[rank 0] " + "x" * 300_000 + "\n[rank 0] next\n"
+
+
+def test_a_closed_pipe_stops_the_output_only(clock: Clock) -> None:
+    hears, tells = os.pipe()
+    os.close(hears)
+    stream = os.fdopen(tells, "w")
+    display = Display(stream, io.StringIO())
+    display.take(0, "out", b"hello\n" * 10)
+    display.take(0, "out", b"hello\n" * 10)
+    display.finish()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+def test_a_stream_that_cannot_say_it_all(clock: Clock) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    display = Display(stream, io.StringIO())
+    display.take(0, "out", "grüße 🎉\n".encode())
+    display.finish()
+    assert raw.getvalue() == b"[rank 0] gr\\xfc\\xdfe \\U0001f389\n"
+
+
+class Followed:
+    """A logs directory, and a captured stream."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.out = io.StringIO()
+        self.follower = OutputFollower(logs, self.out, io.StringIO())
+
+    def write(self, name: str, data: bytes) -> None:
+        with (self.logs / name).open("ab") as file:
+            file.write(data)
+
+    def printed(self) -> str:
+        self.follower.poll()
+        return self.out.getvalue()
+
+
+def test_other_files_are_not_shown(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
+    for name in ("0.jsonl", "00.out", "x.out", "0.out.1", "-1.out"):
+        run.write(name, b"no output\n")
+    assert run.printed() == ""
+
+
+def test_an_emptied_file_is_read_from_its_start(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
     run.write("0.out", b"first attempt\n")
     run.printed()
     os.truncate(tmp_path / "0.out", 0)
@@ -170,46 +227,8 @@ def test_an_emptied_file_is_read_from_its_start(tmp_path: Path, clock: Clock) ->
     assert run.printed() == "[rank 0] first attempt\n[rank 0] second\n"
 
 
-def test_a_line_without_end_does_not_eat_the_memory(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
-    run.write("0.out", b"x" * 20_000_000)
-    run.follower.finish()
-    lines = run.out.getvalue().splitlines()
-    assert 1 < len(lines) < 5
-    assert sum(line.count("x") for line in lines) == 20_000_000
-
-
-def test_a_long_line_is_shown_whole(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path)
-    run.write("0.out", b"x" * 300_000 + b"\nnext\n")
-    run.follower.finish()
-    assert run.out.getvalue() == "[rank 0] " + "x" * 300_000 + "\n[rank 0] next\n"
-
-
-def test_a_closed_pipe_stops_the_output_only(tmp_path: Path, clock: Clock) -> None:
-    hears, tells = os.pipe()
-    os.close(hears)
-    stream = os.fdopen(tells, "w")
-    follower = OutputFollower(tmp_path, stream, io.StringIO())
-    (tmp_path / "0.out").write_bytes(b"hello\n" * 10)
-    assert follower.poll()
-    (tmp_path / "0.out").write_bytes(b"hello\n" * 20)
-    follower.finish()
-    with pytest.raises(BrokenPipeError):
-        stream.close()
-
-
-def test_a_stream_that_cannot_say_it_all(tmp_path: Path, clock: Clock) -> None:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii")
-    follower = OutputFollower(tmp_path, stream, io.StringIO())
-    (tmp_path / "0.out").write_text("grüße 🎉\n")
-    follower.finish()
-    assert raw.getvalue() == b"[rank 0] gr\\xfc\\xdfe \\U0001f389\n"
-
-
 def test_the_thread_prints_and_finishes(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = Followed(tmp_path)
     run.follower.start()
     for number in range(100):
         run.write("0.out", b"line %d\n" % number)
@@ -218,7 +237,7 @@ def test_the_thread_prints_and_finishes(tmp_path: Path) -> None:
 
 
 def test_an_idle_look_is_cheap(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = Followed(tmp_path)
     for rank in range(8):
         run.write(f"{rank}.out", b"hello\n")
         run.write(f"{rank}.err", b"hello\n")

@@ -1,0 +1,70 @@
+"""The signals by which a run is asked to end, and how much time its command gets then."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+INTERRUPT_GRACE_S = 5.0
+"""After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
+TERMINATE_GRACE_S = 30.0
+"""What torchrun gives its ranks, and Slurm a job (KillWait)."""
+TERMINATE_MARGIN_S = 2.0
+
+
+class Interrupts:
+    """What came so far. Ctrl-C and the like end the run in good order; Ctrl-C after that ends it at
+    once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The first that came; it may be set where a signal is as good as there."""
+        self.asked_to_stop = False
+        """It was not a signal, but somebody who asked over the control socket."""
+        self.at_once = False
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Take the signals as long as this lasts."""
+        kept: Mapping[int, Any] = {
+            number: signal.signal(number, self._take)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: Any) -> None:
+        if self.signal is not None and number == signal.SIGINT and not self.asked_to_stop:
+            self.at_once = True
+        self.signal = self.signal or number
+        self.asked_to_stop = False
+
+    def stop(self) -> None:
+        """End the run as after Ctrl-C."""
+        if self.signal is None:
+            self.asked_to_stop, self.signal = True, signal.SIGINT
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.signal or 0).name
+
+    @property
+    def grace_s(self) -> float:
+        """How long the command may take to end: after SIGTERM as long as torchrun would wait for
+        its ranks, which may have a checkpoint to write."""
+        if self.signal != signal.SIGTERM:
+            return INTERRUPT_GRACE_S
+        try:
+            given_s = float(os.environ.get("TORCHELASTIC_SHUTDOWN_TIMEOUT", ""))
+        except ValueError:
+            given_s = TERMINATE_GRACE_S
+        if not 0 <= given_s < math.inf:
+            given_s = TERMINATE_GRACE_S
+        return given_s + TERMINATE_MARGIN_S
