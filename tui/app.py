@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import BindingType
 from textual.message import Message
 
+from debugger.record import steady_clock
 from debugger.record.control import ControlError
 from debugger.record.planned_faults import planned_faults
 
@@ -59,7 +59,7 @@ class TerminalApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = bindings()
 
-    def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, path: Path, clock: Callable[[], int] = steady_clock.now_ns) -> None:
         super().__init__(driver_class=LastingDriver)
         self.feed = Feed(path, self._post, clock)
         self.guard = Guard()

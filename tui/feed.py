@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from debugger.diagnosis.facts.waits import Waits, waits
 from debugger.diagnosis.limits import Limits
+from debugger.record import steady_clock
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
 from debugger.record.snapshot import Rank, Snapshot
@@ -51,7 +52,9 @@ Post = Callable[[Picture], object]
 class Feed:
     """Reads one run directory. `look` may be called without the thread, as tests do."""
 
-    def __init__(self, path: Path, post: Post, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, path: Path, post: Post, clock: Callable[[], int] = steady_clock.now_ns
+    ) -> None:
         self.path = path
         self._post = post
         self._clock = clock
@@ -146,8 +149,9 @@ class _Run:
     def __init__(self, directory: RunDirectory, clock: Callable[[], int]) -> None:
         self.directory = directory
         self._clock = clock
-        self._records = Records(directory.ranks)
-        self._processes = Processes(directory.exits)
+        steady = is_live(directory.path)  # else it may have been before the host was booted
+        self._records = Records(directory.ranks, steady=steady)
+        self._processes = Processes(directory.exits, steady)
         self._host = files.HostSamples(directory.host)
         self._events = files.Events(directory.events)
         self._logs = files.RankLogs(directory.logs)

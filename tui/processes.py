@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+from debugger.record import steady_clock
 from debugger.record.exits import ExitLog
 from debugger.record.process_stat import DEAD_STATES, read_stat
 from debugger.record.snapshot import Process
@@ -13,8 +13,8 @@ from debugger.record.snapshot import Process
 class Processes:
     """Answers for one run; asked only while the run lives on this host."""
 
-    def __init__(self, exits: Path) -> None:
-        self.exits = ExitLog(exits)
+    def __init__(self, exits: Path, steady: bool = False) -> None:
+        self.exits = ExitLog(exits, steady)
         self._ended_ns: dict[tuple[int, int], int] = {}
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
@@ -27,7 +27,7 @@ class Processes:
         )
         if stat is not None and alive:
             return Process(alive=True, state=stat.state)
-        seen_ns = self._ended_ns.setdefault((pid, start_ticks), time.time_ns())
+        seen_ns = self._ended_ns.setdefault((pid, start_ticks), steady_clock.now_ns())
         return self.gone(pid, seen_ns)
 
     def gone(self, pid: int, ended_ns: int | None = None, started_ns: int = 0) -> Process:

@@ -118,8 +118,9 @@ def _newest_world(look: Look) -> Look:
 
 def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
     """A run whose processes can be looked at."""
-    table = ProcessTable(ExitLog(directory.exits))
-    records = Records(directory.ranks)
+    steady = is_live(directory.path)  # else it may have been before the host was booted
+    table = ProcessTable(ExitLog(directory.exits, steady))
+    records = Records(directory.ranks, steady=steady)
     looks = []
     for pause_s in (0.0, second_look_after_s):
         time.sleep(pause_s)

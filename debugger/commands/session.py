@@ -114,7 +114,7 @@ class Session:
 
     def _run(self) -> int:
         options = self._options
-        exits = ExitLog()
+        exits = ExitLog(steady=True)
         find_command(options.command, os.environ, os.getcwd())
         with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
             directory = RunDirectory.create(BASE, options.run_dir)
@@ -132,7 +132,9 @@ class Session:
                 world_size=options.world_size,
             )
             faults = self._faults
-            self._watch = Watch(Records(directory.ranks, faults.note), table, policy, faults.note)
+            self._watch = Watch(
+                Records(directory.ranks, faults.note, steady=True), table, policy, faults.note
+            )
             latest = RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             with faults.guard("the output of the ranks"):

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import steady_clock
 from .bounds import open_regular
 from .json_objects import object_of
 
@@ -48,8 +49,11 @@ class ExitLog:
     A reused pid is told apart by time: `find` leaves out what ended before the process began.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, steady: bool = False) -> None:
+        """`steady`: of a run on this host since its boot, so that the monotonic clock of those who
+        tell counts where they give it."""
         self._path = path
+        self._steady = steady
         self._offset = 0
         self._unread = b""
         self._exits: dict[int, ExitStatus] = {}
@@ -58,7 +62,9 @@ class ExitLog:
         """Read that file from now on."""
         self._path = path
 
-    def add(self, pid: int, status: int, time_ns: int) -> None:
+    def add(self, pid: int, status: int, time_ns: int, monotonic_ns: int = 0) -> None:
+        if self._steady and monotonic_ns > 0:
+            time_ns = monotonic_ns + steady_clock.offset_ns()
         self._exits[pid] = ExitStatus.from_wait(status, time_ns)
 
     def find(self, pid: int, started_ns: int = 0) -> ExitStatus | None:
@@ -86,7 +92,8 @@ class ExitLog:
             try:
                 value = object_of(line)
                 time_ns = int(value["time_ns"])
-                if 0 <= time_ns < 1 << 63:
-                    self.add(int(value["pid"]), int(value["status"]), time_ns)
+                monotonic_ns = int(value.get("monotonic_ns", 0))
+                if 0 <= time_ns < 1 << 63 and 0 <= monotonic_ns < 1 << 63:
+                    self.add(int(value["pid"]), int(value["status"]), time_ns, monotonic_ns)
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue

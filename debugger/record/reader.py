@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import layout
+from . import layout, steady_clock
 from .bounds import MOST_RANKS, open_regular
 from .definitions import Definitions
 from .json_objects import object_of
@@ -39,8 +40,10 @@ class FlightReader:
     keeps a reader calls `still_whole` before each look.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, steady: bool = False) -> None:
+        """`steady`: as for `Records`."""
         self.path = path
+        self._steady = steady
         self.cut = False
         try:
             descriptor = open_regular(path)
@@ -109,12 +112,19 @@ class FlightReader:
             self.start_ticks,
         ) = layout.HEADER.unpack_from(self._map, 0)
         self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN
-        self.started_ns = self._started_ns + self.wall_offset_ns
         if self.rank >= MOST_RANKS:
             self.rank = -1  # damaged: it reads as a process that does not know its rank
         if not 0 < self.world_size <= MOST_RANKS:
             self.world_size = -1
         self.identity: Mapping[str, Any] = object_of(written[1].rstrip(b"\0"))
+        if self._steady and self._of_this_host():
+            # Its own offset is of the wall clock when it began, which may have been set since.
+            self.wall_offset_ns = steady_clock.offset_ns()
+        self.started_ns = self._started_ns + self.wall_offset_ns
+
+    def _of_this_host(self) -> bool:
+        here = socket.gethostname()
+        return bool(self.identity.get("host", here) == here)
 
     @property
     def change_mark(self) -> tuple[int, ...]:

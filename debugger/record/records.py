@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from . import steady_clock
 from .layout import Role
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
@@ -31,12 +32,18 @@ class Records:
     """
 
     def __init__(
-        self, directory: Path, on_fault: Callable[[str, Exception], None] | None = None
+        self,
+        directory: Path,
+        on_fault: Callable[[str, Exception], None] | None = None,
+        steady: bool = False,
     ) -> None:
-        """A record that a reader of ours fails on is told to `on_fault` and stays as it was seen
-        last; where that is None, it raises."""
+        """`steady`: the processes run since this host was booted, so that its monotonic clock says
+        when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
+        ours fails on is told to `on_fault` and stays as it was seen last; where that is None, it
+        raises."""
         self._directory = directory
         self._on_fault = on_fault
+        self._steady = steady
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._listed_ns = -1
@@ -76,7 +83,7 @@ class Records:
             if known is not None and not known.cut:
                 known.path = path  # it has its rank's name by now
             else:
-                self._readers[inode] = FlightReader(path)
+                self._readers[inode] = FlightReader(path, self._steady)
                 self.faults.pop(path.name, None)
         except FlightError as error:
             self.faults[path.name] = str(error)
@@ -106,7 +113,7 @@ class Records:
         what the ranks say (0: unknown, as on one node of several). `now_ns` is the time of the look
         (0: ask the clock).
         """
-        now_ns = now_ns or time.time_ns()
+        now_ns = now_ns or steady_clock.now_ns()
         here = socket.gethostname()
         views: list[Rank] = []
         forked: list[tuple[int, Note]] = []

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..record import break_requests
+from ..record import break_requests, steady_clock
 from ..record.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.layout import Phase
 from ..record.planned_faults import ASKED, planned_faults
@@ -106,7 +106,7 @@ class Actions:
                 f"rank {number} is stopped by a signal and runs no line; "
                 f"let it go on first: kill -CONT {rank.pid}"
             )
-        silent_s = (time.time_ns() - rank.heartbeat_ns) / 1e9
+        silent_s = (steady_clock.now_ns() - rank.heartbeat_ns) / 1e9
         if silent_s > SILENT_S:
             raise ValueError(
                 f"rank {number} has run no Python for {silent_s:.0f} s (its GIL is held), "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from ..record import steady_clock
 from ..record.snapshot import Rank
 from .launch import Launch
 
@@ -110,5 +111,5 @@ def end_tree(
 
 def can_raise(rank: Rank) -> bool:
     """Whether the rank is alive and its Python still runs."""
-    silent_s = (time.time_ns() - rank.heartbeat_ns) / 1e9
+    silent_s = (steady_clock.now_ns() - rank.heartbeat_ns) / 1e9
     return rank.process.alive and rank.process.state not in ("T", "t") and silent_s < SILENT_S

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import DistdebugError, UsageError
+from ..record import steady_clock
 from ..record.exits import ExitLog, ExitStatus
 from . import warden
 
@@ -207,7 +208,7 @@ class Launch:
             self.pid = int(report["started"])
         else:
             pid, status = int(report["pid"]), int(report["status"])
-            self.exits.add(pid, status, int(report["time_ns"]))
+            self.exits.add(pid, status, int(report["time_ns"]), int(report["monotonic_ns"]))
             if pid == self.pid and self._status is None:
                 self._status = self.exits.find(pid)
 
@@ -215,8 +216,8 @@ class Launch:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
-            return ExitStatus(None, int(signal.SIGKILL), time.time_ns())
-        return ExitStatus.from_wait(status, time.time_ns()) if pid else None
+            return ExitStatus(None, int(signal.SIGKILL), steady_clock.now_ns())
+        return ExitStatus.from_wait(status, steady_clock.now_ns()) if pid else None
 
     def _kill_without_warden(self) -> None:
         """For a warden that was itself killed: what it had below it is ours to end."""

@@ -9,6 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..record import steady_clock
 from ..record.exits import ExitLog, ExitStatus
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
 from ..record.sanitize import clean
@@ -59,7 +60,7 @@ class ProcessTable:
         self._proc = proc
         self._seen: dict[int, _Seen] = {}
         self._young_ticks: dict[int, int] = {}
-        self._booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._booted_ns = steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def refresh(self) -> None:
         """Takes in the exits that were told since the last call; once per round is enough."""
@@ -93,10 +94,10 @@ class ProcessTable:
         if stat is not None and seen.start_ticks and stat.start_ticks != seen.start_ticks:
             stat = None  # the pid was given to another process
         if stat is None:
-            seen.ended_ns = time.time_ns()
+            seen.ended_ns = steady_clock.now_ns()
             return self._ended(pid, seen)
         if stat.state in DEAD_STATES:
-            seen.ended_ns = time.time_ns()
+            seen.ended_ns = steady_clock.now_ns()
             if stat.state == "Z" and self._owned(pid):
                 seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
             return self._ended(pid, seen)

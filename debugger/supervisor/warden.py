@@ -8,8 +8,8 @@ Control, one JSON line: {"path", "argv", "env", "cwd", "network", "scratch"}, by
 latin-1; and {"spare": [pid, ...]}. The end of that pipe means that the supervisor has closed it or
 was killed: everything below but the spared and what is below them is SIGKILLed, again and again
 until nothing is left, and the directory `scratch` is removed.
-Reports, JSON lines: {"started": pid}, {"failed": text}, and {"pid", "status", "time_ns"} for each
-child or orphan that was reaped.
+Reports, JSON lines: {"started": pid}, {"failed": text}, and {"pid", "status", "time_ns",
+"monotonic_ns"} for each child or orphan that was reaped.
 """
 
 from __future__ import annotations
@@ -108,7 +108,12 @@ def ended_children() -> Iterator[dict[str, Any]]:
             return
         if not pid:
             return
-        yield {"pid": pid, "status": status, "time_ns": time.time_ns()}
+        yield {
+            "pid": pid,
+            "status": status,
+            "time_ns": time.time_ns(),
+            "monotonic_ns": time.monotonic_ns(),
+        }
 
 
 class Warden:

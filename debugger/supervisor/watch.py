@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from ..diagnosis.diagnose import OnFault, diagnose, verdict
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
+from ..record import steady_clock
 from ..record.records import Records
 from ..record.snapshot import Snapshot
 from .processes import ProcessTable
@@ -91,7 +92,7 @@ class Watch:
 
     def pause(self) -> None:
         """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
-        self._limits = replace(self._limits, clock_from_ns=time.time_ns())
+        self._limits = replace(self._limits, clock_from_ns=steady_clock.now_ns())
 
     @property
     def pause_s(self) -> float:
@@ -151,7 +152,11 @@ class Watch:
 
     def _note_time(self, finding: Finding) -> None:
         if finding.identity not in self.detected_after_s:
-            after_s = (time.time_ns() - finding.observable_ns) / 1e9 if finding.observable_ns else 0
+            after_s = (
+                (steady_clock.now_ns() - finding.observable_ns) / 1e9
+                if finding.observable_ns
+                else 0
+            )
             self.detected_after_s[finding.identity] = max(0.0, after_s)
 
     def _is_off(self, finding: Finding) -> bool:

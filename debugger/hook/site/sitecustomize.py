@@ -216,7 +216,8 @@ def _report_exits():
             try:
                 import time
 
-                line = f'{{"pid":{found},"status":{status},"time_ns":{time.time_ns()}}}\n'
+                now = f'"time_ns":{time.time_ns()},"monotonic_ns":{time.monotonic_ns()}'
+                line = f'{{"pid":{found},"status":{status},{now}}}\n'
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 log = os.open(path, flags, 0o600)
                 os.write(log, line.encode())
