@@ -27,6 +27,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code (DESIGN, section 6)."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a rank's name may hold what this terminal cannot show
@@ -44,6 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _told(error)
     return code
+
+
+def _open_what_is_closed() -> None:
+    """A descriptor of a standard stream that is closed (`>&-`) would be given to the next file that
+    is opened, and be written to as the terminal: it leads to nowhere instead."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so it is this one
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if not number else "w", closefd=False))  # noqa: SIM115
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,9 +116,10 @@ class Session:
     def _run(self) -> int:
         options = self._options
         exits = ExitLog(steady=True)
-        find_command(options.command, os.environ, os.getcwd())
+        here, base = _here()
+        find_command(options.command, os.environ, here)
         with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
-            directory = RunDirectory.create(BASE, options.run_dir)
+            directory = RunDirectory.create(base, options.run_dir)
             exits.follow(directory.exits)
             self._directory = self._faults.directory = directory
             self._reach = Reach(str(directory.path), str(hook.SITE))
@@ -135,7 +137,7 @@ class Session:
             self._watch = Watch(
                 Records(directory.ranks, faults.note, steady=True), table, policy, faults.note
             )
-            latest = RunDirectory.latest() == directory.path
+            latest = base == BASE and RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             with faults.guard("the output of the ranks"):
                 self._output = OutputProcess(
@@ -152,7 +154,9 @@ class Session:
             try:
                 control.start()
                 environment, network = self._environment(directory), self._injection.network
-                launch.start(options.command, environment, network=network, scratch=options.scratch)
+                launch.start(
+                    options.command, environment, here, network=network, scratch=options.scratch
+                )
                 look, finding = self._follow(launch, host)
                 look, finding = self._end(launch, look, finding)
                 if finding is not None:
@@ -488,3 +492,12 @@ class Session:
                 "hang_timeout_s": options.limits.hang_timeout_s,
             },
         )
+
+
+def _here() -> tuple[str, Path]:
+    """The working directory, and where run directories are made. One that was removed is still a
+    place to run in, but not one to keep anything in."""
+    try:
+        return os.getcwd(), BASE
+    except OSError:
+        return ".", Path(tempfile.gettempdir()) / f"distdebug-{os.geteuid()}"

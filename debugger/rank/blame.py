@@ -14,6 +14,8 @@ import re
 import sysconfig
 from types import FrameType, TracebackType
 
+from .exception_text import text_of
+
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _UNMEANT = (
@@ -37,7 +39,7 @@ def is_unmeant(error: BaseException) -> bool:
     """Whether the interpreter has raised it, and no check of anybody's."""
     if not isinstance(error, _UNMEANT) or error.__traceback__ is None:
         return False
-    if isinstance(error, TypeError) and _OF_CPP.search(str(error)):
+    if isinstance(error, TypeError) and _OF_CPP.search(text_of(error)):
         return False
     trace = _innermost(error.__traceback__)
     instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti : trace.tb_lasti + 1]
@@ -58,7 +60,7 @@ def is_own_fault(error: BaseException) -> bool:
         return is_unmeant(error) or where.tb_next is not None
     if f"{os.sep}torch{os.sep}" not in file or not is_unmeant(error):
         return False
-    return bool(_OURS.search(str(error))) or _uses_ours(frame, where.tb_lineno)
+    return bool(_OURS.search(text_of(error))) or _uses_ours(frame, where.tb_lineno)
 
 
 def _innermost(trace: TracebackType) -> TracebackType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -27,10 +28,11 @@ def ask(stacks: Path, pid: int, limit_s: float) -> str:
     """What the process has written within that time; "" where it does not answer, or cannot.
 
     Blocks for `limit_s` at most. A process without a handler is not asked: the signal would end it.
+    Nor is one that has closed our file: its number may be that of a file of the program's by now.
     """
     path = dump_path(stacks, pid)
     try:
-        if not _catches(pid):
+        if not (_catches(pid) and _has_open(pid, path)):
             return ""
         before = path.stat().st_size
         os.kill(pid, STACK_SIGNAL)
@@ -71,6 +73,17 @@ def threads(text: str) -> Iterator[DumpedThread]:
         )
         main = bool(frames) and frames[-1][2].rpartition(".")[2] != "_bootstrap"
         yield DumpedThread(int(head[2], 16), head[3] or "", frames, main)
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    ours = path.stat()
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # closed just now
+            found = os.stat(f"{folder}/{name}")
+            if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+                return True
+    return False
 
 
 def _catches(pid: int) -> bool:

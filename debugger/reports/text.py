@@ -223,7 +223,10 @@ class _Text:
 
     def _run_dir(self) -> str:
         path = str(self.document["run_dir"])
-        shorter = os.path.relpath(path) if os.path.isabs(path) else path
+        try:
+            shorter = os.path.relpath(path) if os.path.isabs(path) else path
+        except OSError:  # the working directory was removed
+            shorter = path
         shorter = path if shorter.startswith("..") else shorter
         return shorter if self.document.get("packed") else os.path.join(shorter, "")
 

@@ -6,8 +6,9 @@ Each rank makes its pipes (or a pseudo-terminal where the run has a terminal) an
 read from over `output.sock`. Standard library only.
 
 Over descriptor 0 come packets of JSON from the supervisor: first {"logs", "most_bytes", "colour",
-"encodings", "show", "listener", "next", "sources"}, later {"show": bool} and {"finish": true}. It
-is told {"source": number, "name"} with the descriptor of each source, so that it can start another
+"encodings", "show", "listener", "next", "sources"}, later {"show": bool}, {"finish": true}, and at
+the end {"close": true}: without that it was killed, and what is left of the run is ended. It is
+told {"source": number, "name"} with the descriptor of each source, so that it can start another
 drain if this one is killed and no rank gets an EPIPE; {"ended": number}; {"lost": sentence}; and,
 when asked to finish, {"moved": count} as long as something moves, and {"finished": true}.
 """
@@ -28,6 +29,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ _HELLO = re.compile(rb"(0|[1-9]\d{0,8}) (out|err|both)")
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGPIPE")
 _READ_BYTES = 1 << 16
 _TICK_S = 0.05
+_WARDEN_S = 1.0
+"""A warden has ended the run by then."""
+_SWEEP_EVERY_S = 0.2
 _MOST_WAITING_BYTES = 32 << 20
 """What the terminal has not taken yet. Beyond it the ranks wait, as they would without us."""
 
@@ -123,13 +128,15 @@ class Drain:
         self._poll.register(self._listener, select.POLLIN)
         self._supervised = True
         self._finishing = False
+        self._dismissed = False
         self._told_lost: set[str] = set()
+        self._sweep_at_s: float | None = None
         for number, descriptor, name in request["sources"]:
             self._add(int(number), int(descriptor), str(name))
 
     def run(self) -> None:
         """Until the supervisor is gone, and nobody is left who could print."""
-        while self._supervised or self._sources:
+        while self._supervised or self._sources or self._sweep_at_s is not None:
             timeout_s = 0.0 if self._finishing else _TICK_S
             events = self._poll.poll(1000 * timeout_s)
             quiet = True
@@ -142,6 +149,7 @@ class Drain:
                     self._accept()
                 elif descriptor in self._sources:
                     self._read(self._sources[descriptor])
+            self._sweep()
             if quiet:
                 for log in self._open_logs.values():
                     log.note_time()
@@ -215,14 +223,28 @@ class Drain:
         except OSError:
             packet = b""
         if not packet:
+            if self._supervised and not self._dismissed:
+                self._sweep_at_s = time.monotonic() + _WARDEN_S
             self._supervised = False
             self._display.show(True)
             self._poll.unregister(self._control)
             return
         order = json.loads(packet)
+        self._dismissed = self._dismissed or bool(order.get("close"))
         if "show" in order:
             self._display.show(bool(order["show"]))
         self._finishing = self._finishing or bool(order.get("finish"))
+
+    def _sweep(self) -> None:
+        """The supervisor was killed. Its warden ends the run, if it was not killed with it; who is
+        left then is ended from here, until nobody is."""
+        if self._sweep_at_s is None or time.monotonic() < self._sweep_at_s:
+            return
+        left = marked(f"DISTDEBUG_RUN_DIR={self._logs.parent}")
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._sweep_at_s = time.monotonic() + _SWEEP_EVERY_S if left else None
 
     def _finish(self) -> None:
         """Nothing is left to read; and to show?"""
@@ -239,6 +261,18 @@ class Drain:
         if self._supervised:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps(value).encode()], descriptors or [])
+
+
+def marked(variable: str) -> list[int]:
+    """The live processes of this user that were started with that variable."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(name)
+            with open(f"/proc/{pid}/environ", "rb") as file:  # that of a zombie is empty
+                if os.fsencode(variable) in file.read().split(b"\0") and pid != os.getpid():
+                    found.append(pid)
+    return found
 
 
 def main() -> None:

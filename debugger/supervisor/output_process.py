@@ -108,6 +108,7 @@ class OutputProcess:
         """Lets the drain end with the last of the ranks; a daemon's output is shown as long as it
         lives."""
         self._closed = True
+        self._send({"close": True})
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(2.0)

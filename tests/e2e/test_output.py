@@ -218,3 +218,17 @@ def test_what_was_printed_is_shown_when_the_supervisor_is_killed(
     process.kill()
     until(lambda: "line 4999" in shown(tmp_path), "all is shown")
     until(lambda: not drain.is_running(), "the drain ends with the last rank")
+
+
+def test_a_supervisor_that_is_killed_with_its_warden_leaves_nobody(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    process = start(WAITS, "5", "600")
+    until((tmp_path / "ready").exists, "the rank is there")
+    below = psutil.Process(process.pid).children(recursive=True)
+    (warden,) = (one for one in below if "warden.py" in " ".join(one.cmdline()))
+    assert any("train.py" in str(one.cmdline()) for one in below)
+    process.send_signal(signal.SIGSTOP)  # else it could end them when it sees its warden die
+    warden.kill()
+    process.kill()
+    until(lambda: not any(one.is_running() for one in below), "nobody is left", 20)

@@ -103,7 +103,8 @@ def test_a_run_ends_as_after_a_sighup(tmp_path: Path) -> None:
 def test_a_run_whose_app_is_left_goes_on(tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    words = ["exec", "--tui", "--run-dir", str(tmp_path / "run"), "--", "cat", str(go)]
+    words = ["exec", "--tui", "--allow-unwatched", "--run-dir", str(tmp_path / "run")]
+    words += ["--", "cat", str(go)]
     with opened([str(DISTDEBUG), *words], tmp_path) as terminal:
         terminal.press("q")
         terminal.expect(LEFT)

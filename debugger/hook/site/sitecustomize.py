@@ -406,7 +406,7 @@ def _complain(why):
 
 def _hand_over():
     """Leave no trace on the path, and run the `sitecustomize` that this one hides."""
-    sys.path[:] = [entry for entry in sys.path if entry != _SITE]
+    sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != _SITE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         own = sys.modules.get("sitecustomize")

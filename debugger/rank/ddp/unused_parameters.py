@@ -14,6 +14,7 @@ import threading
 import weakref
 from typing import Any
 
+from ..exception_text import titled
 from ..log import rank_log
 from ..process import verdict
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
@@ -80,7 +81,7 @@ def tell(recorder: Recorder, error: BaseException, site: int) -> bool:
         return False
     told = _told(recorder, watched, missing)
     rank_log.write("ddp_unused_parameters", level="error", **told)
-    recorder.note("ddp_failed", f"{type(error).__name__}: {error}", site, **told)
+    recorder.note("ddp_failed", titled(error), site, **told)
     recorder.note("finding_raised", "ddp_unused_parameters")
     if threading.current_thread() is threading.main_thread():
         verdict.stand_down()

@@ -14,6 +14,7 @@ import sys
 import traceback
 from types import FrameType
 
+from ..exception_text import titled
 from ..group import checked_group
 from ..record import call_site
 from ..record.errors import FindingRaised
@@ -41,7 +42,7 @@ def observe(recorder: Recorder) -> None:
             noted.add(key)
             recorder.note(
                 "unwinding",
-                f"{type(error).__name__}: {error}".rstrip(": "),
+                titled(error),
                 users_site(recorder, error),
                 type=type(error).__name__,
                 stack=[

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...record.flight_file import FlightFile
 from ...record.layout import Definition, Phase
+from ..exception_text import titled
 from ..log import rank_log
 from ..record import call_site
 
@@ -25,7 +26,7 @@ def record(error: BaseException) -> None:
     summary = traceback.extract_tb(error.__traceback__)
     users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
     place = (users[-1].filename, users[-1].lineno or 0) if users else None
-    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    message = titled(error)
     data = {
         "type": type(error).__name__,
         "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],

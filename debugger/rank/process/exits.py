@@ -24,6 +24,7 @@ from ...record.wording import FINDING_MARK
 from .. import blame
 from ..agreement import collectives, deferred_work
 from ..ddp import unused_parameters
+from ..exception_text import text_of, titled
 from ..group import checked_group
 from ..log import rank_log
 from ..record import call_site, waiting
@@ -201,7 +202,10 @@ def _left(recorder: Recorder, code: Any, cause: BaseException | None) -> None:
     """The process ends with this `sys.exit`, called while `cause` was handled."""
     if code is None or code == 0:
         return
-    status = code if isinstance(code, int) else 1
+    # Of a number, its lowest eight bits are the status: sys.exit(256) is a success.
+    status = code & 0xFF if isinstance(code, int) else 1
+    if not status:
+        return
     if isinstance(cause, Exception) and _came_through_users_code(cause):
         _ending(recorder, cause, status)
     else:
@@ -275,7 +279,7 @@ def _revealed(error: BaseException) -> BaseException:
     of itself; or the error itself."""
     if not isinstance(error, RuntimeError) or isinstance(error, FindingRaised):
         return error
-    if not (lost_connections.is_lost(error) or FINDING_MARK in str(error)):
+    if not (lost_connections.is_lost(error) or FINDING_MARK in text_of(error)):
         return error
     better = waiting.instead(error)
     return error if better is error else better.with_traceback(error.__traceback__)
@@ -307,7 +311,7 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         return
     if unused_parameters.tell(recorder, error, site):
         return
-    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    message = titled(error)
     recorder.note(
         kind,
         message,
@@ -326,7 +330,7 @@ def nature(error: BaseException) -> dict[str, bool]:
     summary = traceback.extract_tb(error.__traceback__)
     innermost = summary[-1].filename if summary else ""
     inside = call_site.is_distributed(innermost)
-    text = str(error)
+    text = text_of(error)
     lost = lost_connections.is_lost(error)
     if blame.is_own_fault(error):
         return {

@@ -12,6 +12,7 @@ import torch.distributed
 from distcore.errors import GroupFailed
 
 from ...record import network
+from ..exception_text import text_of
 from ..record.errors import FindingRaised
 
 _DistError: type[Exception] = torch.distributed.DistError
@@ -29,7 +30,7 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 def is_lost(error: BaseException) -> bool:
     """Whether communication was lost: by the backend's words or, of our own, by its type."""
-    return isinstance(error, GroupFailed) or bool(_COMMUNICATION.search(str(error)))
+    return isinstance(error, GroupFailed) or bool(_COMMUNICATION.search(text_of(error)))
 
 
 def is_refusal(error: BaseException, op: str, backend: str) -> bool:
@@ -58,7 +59,7 @@ def named_by(error: BaseException) -> dict[str, list[int]]:
     rank = os.environ.get(network.RANK_VARIABLE, "")
     if not rank.isdigit() or not isinstance(error, RuntimeError):
         return {}
-    peers = {network.rank_at(text) for text in _ADDRESS.findall(str(error))} - {None, int(rank)}
+    peers = {network.rank_at(text) for text in _ADDRESS.findall(text_of(error))} - {None, int(rank)}
     return (
         {"link": [*(one for one in peers if one is not None), int(rank)]} if len(peers) == 1 else {}
     )

@@ -1,0 +1,16 @@
+"""What an exception says, also one that cannot say it: a `__str__` is the program's own code."""
+
+from __future__ import annotations
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`, or that it raised."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"<its __str__ raised {type(fault).__name__}>"
+
+
+def titled(error: BaseException) -> str:
+    """The type and the text, as Python prints them at the end of a traceback."""
+    return f"{type(error).__name__}: {text_of(error)}".rstrip(": ")

@@ -1,0 +1,59 @@
+"""Ends of ranks that are not what they look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.zygote import Zygote
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError("it cannot say what it is")
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+if sys.argv[1] == "odd" and dist.get_rank() == 1:
+    raise Odd("x")
+dist.barrier()
+dist.destroy_process_group()
+if sys.argv[1].isdigit():
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(name="program")
+def _program(tmp_path: Path) -> str:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    return str(script)
+
+
+def test_an_exit_whose_status_is_zero_is_a_success(
+    program: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    done = zygote.run(2, [program, "256"], tmp_path)
+    assert done.exit_code == 0, done.explain()
+    assert done.report["findings"] == []
+
+
+def test_an_exit_whose_status_is_not_is_none(program: str, tmp_path: Path, zygote: Zygote) -> None:
+    done = zygote.run(2, [program, "257"], tmp_path)
+    assert done.exit_code == 94, done.explain()
+    (error,) = done.errors
+    assert error["kind"] == "rank_died"
+    assert error["data"]["exit_code"] == 1
+
+
+def test_an_exception_that_cannot_be_printed(program: str, tmp_path: Path, zygote: Zygote) -> None:
+    done = zygote.run(2, [program, "odd"], tmp_path)
+    assert done.exit_code == 1, done.explain()
+    (error,) = done.errors
+    assert (error["kind"], error["culprits"]) == ("rank_exception", [1])
+    assert error["ranks"]["1"]["location"]["line"] == 12
+    assert "Odd: <its __str__ raised ValueError>" in error["message"]
