@@ -26,7 +26,8 @@ class ExecCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
-        from .session import Options, Session
+        from .run_options import Options
+        from .session import Session
 
         command = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not command:

@@ -47,7 +47,8 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
-        from .session import Options, Session
+        from .run_options import Options
+        from .session import Session
 
         request = args.request
         torchrun = request.torchrun
@@ -71,7 +72,8 @@ class RunCommand(Command):
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job
-        from .session import Options, Session
+        from .run_options import Options
+        from .session import Session
 
         shown = ["--launcher", "mpi", *request.command_line]
         with mpi_job(request, size) as job:

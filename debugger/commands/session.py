@@ -9,16 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import hook
 from ..diagnosis.findings import Finding
-from ..diagnosis.limits import Limits
 from ..diagnosis.rules.straggler import stragglers
 from ..record.exits import ExitLog, ExitStatus
-from ..record.log_file import DEFAULT_MAX_MB, MAX_MB
+from ..record.log_file import MAX_MB
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import BASE, RunDirectory
 from ..record.sanitize import clean
@@ -40,10 +39,12 @@ from ..supervisor.own_faults import OwnFaults
 from ..supervisor.pauses import Pauses
 from ..supervisor.processes import ProcessTable
 from ..supervisor.reach import Reach
+from ..supervisor.unrecorded import early_death
 from ..supervisor.watch import Look, Policy, Watch
 from . import run_facts
-from .ci import Ci, defused
-from .injection import Injection, Plan
+from .ci import defused
+from .injection import Injection
+from .run_options import Options
 from .terminal_app import Beside
 
 LEFT_GRACE_S = 0.4
@@ -60,38 +61,6 @@ EXIT_TOOL_FAILED = 96
 LOOK_FOR_UNREACHED_EVERY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What `run` and `exec` have in common. Times are in seconds."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    scratch: str = ""
-    launcher: str = ""
-    run_dir: Path | None = None
-    limits: Limits = field(default_factory=Limits)
-    level: str = "INFO"
-    level_asked: bool = False  # else the program is told torch's own
-    checks: tuple[str, ...] = ()
-    log_max_mb: float = DEFAULT_MAX_MB
-    breaks: tuple[str, ...] = ()
-    post_mortem: bool = False
-    debugger: str = "pdb"
-    check_every: int = 1
-    on_finding: str = "stop"
-    strict: bool = False
-    native_stacks: bool = False
-    max_restarts: int = 0
-    world_size: int | None = None
-    redirect: bool = True
-    shown_command: Sequence[str] = ()
-    tui: bool = False
-    ci: Ci | None = None
-    faults: Plan | None = None
-    own_network: int = 0
-    allow_unwatched: bool = False
-
-
 class Session:
     """Starts the command, watches it, ends it, reports."""
 
@@ -105,6 +74,7 @@ class Session:
         self._app = Beside(options.tui)
         self._faults = OwnFaults()
         self._judged = True
+        self._world_size = 1
         self._output: OutputProcess | None = None
         self._unreached_asked_s = 0.0
 
@@ -225,15 +195,19 @@ class Session:
             look = self._watch.look(finished)
             self._judged = True
             self._ranks = newest_ranks(look.snapshots)
+            self._world_size = max([1, *(one.world_size for one in look.snapshots)])
         if look is not None:
             with self._faults.guard("the notices"):
                 self._tell(look)
         return look
 
     def _look_for_unreached(self, launch: Launch) -> None:
-        """As long as nobody is seen: whom the hook cannot reach."""
+        """As long as not all are seen: whom the hook cannot reach, and who is on the way."""
         now_s = time.monotonic()
-        if not self._ranks and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S:
+        if (
+            len(self._ranks) < self._world_size
+            and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S
+        ):
             self._unreached_asked_s = now_s
             self._reach.look(launch.descendants())
 
@@ -340,7 +314,11 @@ class Session:
             launch.spare(spared)
             end_tree(launch, END_GRACE_S, silence_launcher=quiet, spared=spared)
         look = self._look(finished=True) or look
-        return look, look.verdict
+        found = look.verdict
+        if found is None and status.shell_code:
+            with self._faults.guard("rule early_death"):
+                found = early_death(self._reach.ranks, self._ranks.keys(), launch.exits)
+        return look, found
 
     def _raise_in_ranks(self, launch: Launch, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; wait until they have ended."""

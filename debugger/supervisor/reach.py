@@ -17,6 +17,7 @@ _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
 _ENDS_FLAGS = "cm"
 _MOST_REASONS = 8
+_CHILD = "DISTDEBUG_RANK_PID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Reach:
         self._missed: dict[str, None] = {}
         self.reached = 0
         """Python processes that the hook was started in."""
-        self.ranks = 0
-        """Those of them that a launcher had made a rank."""
+        self.ranks: dict[int, int] = {}
+        """Those of them that a launcher had made a rank, by pid."""
 
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
@@ -69,7 +70,10 @@ class Reach:
         why = self._why_missed(process)
         if why is None:
             self.reached += 1
-            self.ranks += "RANK" in (process.environment or ())
+            environment = process.environment or {}
+            # A child of a rank has its RANK, too.
+            if environment.get("RANK", "").isdecimal() and _CHILD not in environment:
+                self.ranks[pid] = int(environment["RANK"])
         elif len(self._missed) < _MOST_REASONS:
             self._missed[f"process {pid} ({clean(' '.join(process.words), 120)}) {why}"] = None
 

@@ -1,0 +1,44 @@
+"""What a supervised run is asked to do: the flags of `run` and `exec`, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..diagnosis.limits import Limits
+from ..record.log_file import DEFAULT_MAX_MB
+from .ci import Ci
+from .injection import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `run` and `exec` have in common. Times are in seconds."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    scratch: str = ""
+    launcher: str = ""
+    run_dir: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    level: str = "INFO"
+    level_asked: bool = False  # else the program is told torch's own
+    checks: tuple[str, ...] = ()
+    log_max_mb: float = DEFAULT_MAX_MB
+    breaks: tuple[str, ...] = ()
+    post_mortem: bool = False
+    debugger: str = "pdb"
+    check_every: int = 1
+    on_finding: str = "stop"
+    strict: bool = False
+    native_stacks: bool = False
+    max_restarts: int = 0
+    world_size: int | None = None
+    redirect: bool = True
+    shown_command: Sequence[str] = ()
+    tui: bool = False
+    ci: Ci | None = None
+    faults: Plan | None = None
+    own_network: int = 0
+    allow_unwatched: bool = False
