@@ -17,6 +17,7 @@ _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
 _ENDS_FLAGS = "cm"
 _MOST_REASONS = 8
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CHILD = "DISTDEBUG_RANK_PID"
 
 
@@ -72,8 +73,9 @@ class Reach:
             self.reached += 1
             environment = process.environment or {}
             # A child of a rank has its RANK, too.
-            if environment.get("RANK", "").isdecimal() and _CHILD not in environment:
-                self.ranks[pid] = int(environment["RANK"])
+            rank = next((environment[name] for name in _RANKS if name in environment), "")
+            if rank.isdecimal() and _CHILD not in environment:
+                self.ranks[pid] = int(rank)
         elif len(self._missed) < _MOST_REASONS:
             self._missed[f"process {pid} ({clean(' '.join(process.words), 120)}) {why}"] = None
 

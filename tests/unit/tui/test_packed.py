@@ -85,7 +85,8 @@ def test_what_is_no_artefact_is_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_run_whose_ranks_never_began(tmp_path: Path, program: str, outcome: str) -> None:
     run = tmp_path / "run"
-    command = [str(DISTDEBUG), "exec", "--run-dir", str(run), "--", sys.executable, "-c", program]
+    command = [str(DISTDEBUG), "exec", "--allow-unwatched", "--run-dir", str(run)]
+    command += ["--", sys.executable, "-c", program]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False)
 
     async def check() -> None:
