@@ -25,6 +25,7 @@ from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
 from ..supervisor.fault_watch import FaultWatch
+from ..supervisor.own_faults import OwnFaults
 from ..supervisor.processes import ProcessTable
 
 SECOND_LOOK_AFTER_S = 0.4
@@ -67,9 +68,10 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         if not live:
             look = replace(look, now=[replace(one, finished=True) for one in look.now])
     findings: list[Finding] = []
+    own_faults = OwnFaults()
     for index, snapshot in enumerate(look.now):
         before = look.before[index] if index < len(look.before) else None
-        findings += diagnose(snapshot, before, limits).findings
+        findings += diagnose(snapshot, before, limits, own_faults.note).findings
     found = verdict(findings)
     if found is None:
         findings += [one for snapshot in look.now for one in stragglers(snapshot)]
@@ -99,6 +101,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         ranks=look.ranks,
         notes=notes,
     )
+    made["off"] = own_faults.off
     faults = FaultWatch(directory.path)
     faults.look()
     if faults.plan is not None:
