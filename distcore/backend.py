@@ -40,6 +40,11 @@ class Creator:
         reason = self.backend.unavailable()
         if reason is not None:
             raise RuntimeError(reason)
+        if getattr(asked, "enable_reconfigure", False):
+            raise ValueError(
+                f"enable_reconfigure: backend {self.backend.name!r} cannot change the ranks of a "
+                f"group; leave it out, and make a new group instead"
+            )
         torch_api.open_to_our_groups()
         devices, planned = torch_private.creation_in_progress()
         ranks = tuple(asked.global_ranks_in_group) or tuple(range(asked.group_size))
@@ -101,6 +106,7 @@ def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
         timedelta(seconds=origin.timeout.total_seconds()),
         origin.name,
         origin.ranks,
+        planned,
     )
 
 

@@ -45,7 +45,9 @@ def stand_by() -> None:
     """Have `register_all` called as soon as the program asks torch for one of the backends by a
     name that torch does not have. Whatever it asks otherwise is answered by torch alone."""
     for name, position in _BACKEND_AT.items():
-        theirs = getattr(torch_private.c10d, name)
+        theirs = getattr(torch_private.c10d, name, None)
+        if theirs is None:
+            continue  # without the two private ones, init_process_group alone knows our names
         adapted = theirs if torch_private.has_own_mpi() else mpi.ADAPTED[name](theirs)
         ours = functools.wraps(theirs)(_asking(adapted, position))
         torch_private.in_front(name, ours)

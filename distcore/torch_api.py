@@ -61,6 +61,7 @@ def open_to_our_groups() -> None:
     torch_private.in_front("split_group", split_group)
     torch_private.in_front("batch_isend_irecv", batch_isend_irecv)
     operators.open_to_python_groups()
+    torch_private.in_front("_maybe_attach_flight_recorder", attach_flight_recorder)
 
 
 def _ours(group: Any) -> Any:
@@ -139,3 +140,11 @@ def batch_isend_irecv(p2p_op_list: Any) -> Any:
     if not group._get_backend(tensor.device).supports_coalescing:
         return original(p2p_op_list)
     return torch_private.coalesced(group, tensor.device, p2p_op_list)
+
+
+def attach_flight_recorder(group: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's, since 2.15; but not for groups of ours. Its recorder asks the C++ backend of a group
+    what it can do, and a group in Python has none: it could not be made."""
+    if isinstance(group, CoreGroup):
+        return None
+    return torch_private.original("_maybe_attach_flight_recorder")(group, *args, **kwargs)

@@ -1,6 +1,7 @@
 """The one file of this package that touches torch's private names.
 
-Written against torch 2.11 to 2.13. What a release does not have is left out, not guessed.
+Written against torch 2.11 to 2.15. What a release does not have is left out, not guessed: importing
+this file needs no private name, and a function here that cannot do without one says which.
 """
 
 from __future__ import annotations
@@ -19,22 +20,48 @@ import torch.distributed.distributed_c10d
 dist: Any = torch.distributed
 c10d: Any = torch.distributed.distributed_c10d
 
-ErrorType: Any = torch._C._distributed_c10d.ErrorType
+_bindings: Any = getattr(torch._C, "_distributed_c10d", None)
 
-profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+def _nobody_listens() -> bool:
+    return False
+
+
+profiler_enabled: Callable[[], bool] = getattr(
+    getattr(torch._C, "_autograd", None), "_profiler_enabled", _nobody_listens
+)
 """Whether somebody listens to what is recorded; asked for every call, so it must be cheap."""
 
-premul_sum: Callable[[Any], Any] = dist._make_nccl_premul_sum
-"""factor -> the reduce op PREMUL_SUM, for which torch has no public maker."""
 
-_NO_OVERLAP, _OVERLAP = 0, 1
+def premul_sum(factor: Any) -> Any:
+    """The reduce op PREMUL_SUM, for which torch has no public maker."""
+    make = getattr(dist, "_make_nccl_premul_sum", None)
+    if make is None:
+        raise _missing("PREMUL_SUM cannot be made", "torch.distributed._make_nccl_premul_sum")
+    return make(factor)
+
+
+def _missing(consequence: str, name: str) -> NotImplementedError:
+    return NotImplementedError(f"{consequence}: torch {torch.__version__} has no {name}")
+
+
+def error_type(name: str) -> Any:
+    """torch's constant for the state of a backend: SUCCESS, TIMEOUT, COMM_ERROR, ..."""
+    kinds = getattr(_bindings, "ErrorType", None)
+    if kinds is None:
+        raise _missing("a group cannot tell its error", "ErrorType")
+    return getattr(kinds, name)
+
+
+_NO_OVERLAP, _OVERLAP, _UNKNOWN = 0, 1, 2
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements share memory."""
     if tensor.numel() == 0:
         return False
-    found = torch._debug_has_internal_overlap(tensor)
+    look: Any = getattr(torch, "_debug_has_internal_overlap", None)
+    found = _UNKNOWN if look is None else look(tensor)
     if found in (_NO_OVERLAP, _OVERLAP):
         return bool(found == _OVERLAP)
     extent = 0
@@ -78,34 +105,76 @@ def make_backend(
     timeout: timedelta,
     group_name: str,
     ranks: Sequence[int],
+    planned: Any = None,
 ) -> Any:
-    """One of torch's own backends, for another device of a group of ours.
+    """One of torch's own backends, or of another package's, for another device of a group of ours.
+    `planned`: the group that torch was about to make.
 
     Raises ValueError for a backend that torch does not have.
     """
     prefixed = dist.PrefixStore(f"{device}/", store)
+    plugin = _plugin(name)
+    if plugin is not None:
+        return _make_by_plugin(plugin, prefixed, rank, size, timeout, group_name, ranks, planned)
     if name == "nccl" and dist.is_nccl_available():
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         options.global_ranks_in_group = list(ranks)
         options.group_name = group_name
-        backend = c10d.ProcessGroupNCCL(prefixed, rank, size, options)
-        backend._set_sequence_number_for_group()
-        return backend
+        return _counting(c10d.ProcessGroupNCCL(prefixed, rank, size, options))
     if name == "gloo" and dist.is_gloo_available():
-        backend = c10d.ProcessGroupGloo(prefixed, rank, size, timeout=timeout)
-        backend._set_sequence_number_for_group()
-        return backend
+        return _counting(c10d.ProcessGroupGloo(prefixed, rank, size, timeout=timeout))
     raise ValueError(
         f"backend {name!r} for {device} beside ours: torch of this installation has only "
         f"{[n for n in ('gloo', 'nccl') if dist.is_backend_available(n)]}"
     )
 
 
+def _counting(backend: Any) -> Any:
+    """The backend, once it numbers its calls."""
+    begin = getattr(backend, "_set_sequence_number_for_group", None)
+    if begin is not None:
+        begin()
+    return backend
+
+
+def _plugin(name: str) -> Any:
+    """How a backend is made that is in torch's table. Since 2.14 torch's own are there as well, and
+    the table says which of its backends for NCCL is "nccl" (TORCH_DIST_USE_NCCL2)."""
+    load = getattr(dist.Backend, "_ensure_backend_registered", None)
+    if load is not None:
+        load(name)
+    return getattr(dist.Backend, "_plugins", {}).get(name.upper())
+
+
+def _make_by_plugin(
+    plugin: Any,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    group_name: str,
+    ranks: Sequence[int],
+    planned: Any,
+) -> Any:
+    if not plugin.extended_api:
+        return _counting(plugin.creator_fn(store, rank, size, timeout))
+    asked = _bindings._DistributedBackendOptions()
+    asked.store, asked.group_rank, asked.group_size = store, rank, size
+    asked.timeout, asked.group_id = timeout, group_name
+    asked.global_ranks_in_group = list(ranks)
+    if hasattr(asked, "process_group"):
+        asked.process_group = planned
+    return _counting(plugin.creator_fn(asked, None))
+
+
 def register_group(group: Any, ranks: Sequence[int], like: Any) -> None:
     """Make a group that torch did not create itself known to its functions; its backend is that
     of the group `like`."""
-    world = c10d._world
+    world = getattr(c10d, "_world", None)
+    register = getattr(c10d, "_register_process_group", None)
+    if world is None or register is None:
+        raise _missing("a group cannot be split", "_world and _register_process_group")
     name = group.group_name
     if name in world.pg_names.values():
         raise ValueError(f"a group of the name {name!r} exists already")
@@ -116,22 +185,28 @@ def register_group(group: Any, ranks: Sequence[int], like: Any) -> None:
     tag = f"ptd:{name}"
     world.tags_to_pg.setdefault(tag, []).append(group)
     world.pg_to_tag[group] = tag
-    c10d._register_process_group(name, group)
+    register(name, group)
 
 
 def global_ranks(group: Any) -> list[int]:
     """By the group's own ranks."""
-    return list(c10d.get_process_group_ranks(group))
+    return list(dist.get_process_group_ranks(group))
 
 
 def is_not_in(group: Any) -> bool:
     """Whether this is what torch gives a rank for a group that it is not in."""
-    return bool(group is not None and c10d._rank_not_in_group(group))
+    return bool(group is not None and group == dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def default_group() -> Any:
-    """The group of init_process_group."""
-    return c10d._get_default_group()
+    """The group of init_process_group. Raises ValueError before that was called."""
+    group = dist.group.WORLD
+    if group is None:
+        raise ValueError(
+            "Default process group has not been initialized, "
+            "please make sure to call init_process_group."
+        )
+    return group
 
 
 _originals: dict[str, Callable[..., Any]] = {}
@@ -191,15 +266,19 @@ def register_work(tensor: torch.Tensor, work: Any) -> None:
 def coalesced(group: Any, device: Any, p2p_ops: Sequence[Any]) -> list[Any]:
     """What torch's `batch_isend_irecv` does for backends that run calls together. Raises ValueError
     for ops of several groups' backends, RuntimeError for what is no P2POp."""
-    c10d._check_p2p_op_list(p2p_ops)
+    check = getattr(c10d, "_check_p2p_op_list", None)
+    gather = getattr(c10d, "_coalescing_manager", None)
+    if check is None or gather is None:
+        raise _missing("messages cannot go together", "_check_p2p_op_list and _coalescing_manager")
+    check(p2p_ops)
     try:
-        with c10d._coalescing_manager(group, device, async_ops=True) as together:
+        with gather(group, device, async_ops=True) as together:
             for one in p2p_ops:
                 to = "group_dst" if one.op is c10d.isend else "group_src"
                 one.op(one.tensor, group=one.group, tag=one.tag, **{to: one.group_peer})
     except BaseException:
         # torch would leave it open, and gather what comes next.
-        c10d._world.pg_coalesce_state.pop(group, None)
+        getattr(getattr(c10d, "_world", None), "pg_coalesce_state", {}).pop(group, None)
         drop = getattr(group._get_backend(device), "drop_coalescing", None)
         if drop is not None:
             drop()
@@ -209,20 +288,22 @@ def coalesced(group: Any, device: Any, p2p_ops: Sequence[Any]) -> list[Any]:
 
 def has_own_mpi() -> bool:
     """Whether this torch was built with MPI."""
-    return bool(c10d._MPI_AVAILABLE)
+    return bool(getattr(c10d, "_MPI_AVAILABLE", False))
 
 
 def default_backend() -> str:
     """The name of the default group's backend. Raises ValueError where there is no such group."""
-    return str(c10d._world.pg_map[c10d._get_default_group()][0])
+    return str(dist.get_backend(default_group()))
 
 
 def rename_backend(group: Any, before: str, after: str) -> None:
     """What torch says of this group's backend from now on."""
-    world = c10d._world
-    if group in world.pg_map:
+    world = getattr(c10d, "_world", None)
+    if group in getattr(world, "pg_map", ()):
+        assert world is not None
         name, store = world.pg_map[group]
         world.pg_map[group] = (str(name).replace(before, after), store)
-    if group in world.pg_backend_config:
+    if group in getattr(world, "pg_backend_config", ()):
+        assert world is not None
         config = str(world.pg_backend_config[group])
         world.pg_backend_config[group] = config.replace(before, after)

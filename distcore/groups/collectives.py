@@ -305,6 +305,29 @@ class Collectives(Exchanging):
         body = staging.around(self._engine.gather(targets, source, root))
         return self._issue("gather_", text, opts, body, outputs)
 
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
+        """As gather, into one tensor on the root; what the others give for it is not looked at.
+        Since torch 2.14."""
+        opts = options(Gather, opts)
+        caller = self._caller("gather_into_tensor")
+        data = argument_checks.tensor(caller, "tensor", input)
+        root = argument_checks.group_rank(caller, "dst", opts.rootRank)
+        staging = self._engine.staging()
+        source = staging.take(data, True, False)
+        outputs, targets = [], None
+        if root == self._rank:
+            argument_checks.pair(caller, "gather_tensor", output, "tensor", data)
+            argument_checks.part(caller, "tensor", data, "gather_tensor", output)
+            outputs = [output]
+            targets = Parts.even(staging.take(output, False, True), self._size)
+        text = call_text.rooted(
+            "gather_into_tensor", "dst", self._ranks[root], data.dtype, data.numel()
+        )
+        body = staging.around(self._engine.gather(targets, source, root))
+        return self._issue("gather_into_tensor_", text, opts, body, outputs)
+
+    gather_into_tensor = gather_single
+
     def scatter(
         self,
         output_tensors: Any = None,

@@ -20,8 +20,10 @@ _AS_BACKEND = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
+    "gather_into_tensor": "gather_single",
+    "recvAnysource": "recv_anysource",
 }
-"""Methods that torch's backends have under their old names only."""
+"""Methods that torch's backends show to Python by another name only."""
 
 _EACH = {
     "all_gather_single_coalesced": "_allgather_base",
@@ -137,6 +139,8 @@ for _name in (
     "_allgather_base",
     "all_gather_single",
     "gather",
+    "gather_single",
+    "gather_into_tensor",
     "scatter",
     "reduce_scatter",
     "_reduce_scatter_base",
@@ -147,6 +151,7 @@ for _name in (
     "send",
     "recv",
     "recv_anysource",
+    "recvAnysource",
     *_EACH,
 ):
     setattr(CompositeGroup, _name, _by_device(_name))

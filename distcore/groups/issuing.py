@@ -88,3 +88,11 @@ class Issuing:
         """One handle for all calls since `_start_coalescing`."""
         works, self._coalescing = self._coalescing or [], None
         return self._engine.end_batch(works)
+
+    def start_coalescing(self, device: Any = None) -> None:
+        """Called by this name from torch's C++ code, since 2.14."""
+        self._start_coalescing(device)
+
+    def end_coalescing(self, device: Any = None) -> CallWork:
+        """Called by this name from torch's C++ code, since 2.14."""
+        return self._end_coalescing(device)

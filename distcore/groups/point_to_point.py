@@ -52,6 +52,10 @@ class PointToPoint(Issuing):
         data = argument_checks.only_one(caller, "tensors", tensors)
         return self._receive(caller, data, None, tag)
 
+    def recvAnysource(self, tensors: Any, tag: Any = 0) -> Any:
+        """Called by this name from torch's C++ code, since 2.14."""
+        return self.recv_anysource(tensors, tag)
+
     def _receive(self, caller: Any, data: Any, src: int | None, tag: Any) -> Any:
         tag = argument_checks.tag(caller, tag)
         flat, arrived = data, None

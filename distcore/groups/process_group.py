@@ -58,6 +58,11 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
     supports_coalescing = False
     supports_shrinking = False
     supports_time_estimate = False
+    _supports_time_estimate = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_abort_hooks = False
+    supports_completion_hooks = False
 
     _origin: Origin
 
@@ -137,6 +142,10 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
             )
         return self
 
+    def get_backend(self, device: torch.device) -> Any:
+        """The same, by its public name since torch 2.14."""
+        return self._get_backend(device)
+
     @property
     def options(self) -> GroupOptions:
         return GroupOptions(
@@ -154,10 +163,10 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
 
     def get_error(self) -> Any:
         failure = self._session.failure
-        kinds = torch_private.ErrorType
         if failure is None:
-            return kinds.SUCCESS
-        return kinds.TIMEOUT if isinstance(failure, TimeoutError) else kinds.COMM_ERROR
+            return torch_private.error_type("SUCCESS")
+        late = isinstance(failure, TimeoutError)
+        return torch_private.error_type("TIMEOUT" if late else "COMM_ERROR")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls from now on that have no time limit of their own."""

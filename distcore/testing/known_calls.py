@@ -250,6 +250,17 @@ def _gather(m: Making) -> bytes:
     return b""
 
 
+def _gather_single(m: Making) -> bytes:
+    whole = None
+    if m.rank == m.root:
+        whole = m.laid_out(torch.zeros((m.size, m.count), dtype=torch.uint8).to(m.dtype))
+    function: Any = torch_private.dist.gather_single  # not in the stubs of every release
+    m.make(function, m.laid_out(m.anything(m.rank)), whole, dst=m.ranks[m.root])
+    if whole is not None:
+        m.same(whole, torch.stack([m.anything(rank).reshape(-1) for rank in range(m.size)]))
+    return b""
+
+
 def _scatter(m: Making) -> bytes:
     parts = None
     if m.rank == m.root:
@@ -394,6 +405,8 @@ CALLS: dict[str, Callable[[Making], bytes]] = {
     "objects": _objects,
 }
 """By name. The first eleven and `barrier` are torch's functions; the rest are patterns of messages,
-and objects."""
+and objects; last what torch has in newer releases only."""
+if hasattr(dist, "gather_single"):
+    CALLS["gather_single"] = _gather_single
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
