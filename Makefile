@@ -5,12 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench picture fault-matrix chaos conformance clean
+.PHONY: help demo test test-all test-newest test-torch on-torch lint bench picture fault-matrix chaos \
+    conformance clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
 	@echo "make test      set up, then lint, type check and run the tests"
 	@echo "make test-all  the same with the tests marked long"
+	@echo "make test-newest  what depends on torch, on the newest torch: an environment of its own (6 GB)"
+	@echo "make test-newest QUICK=1  the same without the tests marked long"
+	@echo "make test-torch TORCH=2.12.1  the same on any other torch"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
 	@echo "make picture   the README's picture of the terminal app, from a run made for it"
@@ -27,12 +31,14 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # The planted bug ends with 91 (mismatch): for the demo that is success, anything else is not.
+DEMO = distdebug run -n 4 fixtures/demo.py; code=$$?; \
+    if [ $$code -ne 91 ]; then \
+        echo "demo: expected exit code 91 (ranks disagree), got $$code" >&2; exit 1; \
+    fi; \
+    echo "demo: the planted bug was found (exit code 91)"
+
 demo: $(STAMP)
-	@$(BIN)/distdebug run -n 4 fixtures/demo.py; code=$$?; \
-	if [ $$code -ne 91 ]; then \
-	    echo "demo: expected exit code 91 (ranks disagree), got $$code" >&2; exit 1; \
-	fi; \
-	echo "demo: the planted bug was found (exit code 91)"
+	@$(BIN)/$(DEMO)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -54,6 +60,46 @@ $(MPICH)/.installed: $(STAMP)
 test-all: lint $(MPICH)/.installed
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# -- other torches, each in an environment of its own -----------------------------------------------
+# A build with CUDA is 2 GB to load and more than twice that when installed, so pip keeps no copy.
+LOAD := --quiet --disable-pip-version-check --retries 10
+NEWEST := .venv-newest
+
+$(NEWEST)/.installed: pyproject.toml constraints-newest.txt
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install $(LOAD) --no-cache-dir -c constraints-newest.txt torch
+	$(NEWEST)/bin/python -m pip install $(LOAD) -c constraints-newest.txt -e '.[test,mpi,nccl]'
+	touch $@
+
+# What that torch brought along stays; all else has the versions of constraints.txt.
+.venv-torch-%/.installed: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(LOAD) --no-cache-dir 'torch==$*'
+	$(@D)/bin/python -m pip freeze --all | grep '^[A-Za-z].*==' > $(@D)/brought.txt
+	awk -F'[=; ]' '{name = tolower($$1); gsub(/[-_.]+/, "-", name)} \
+	    NR == FNR {has[name] = 1; print; next} /^[A-Za-z]/ && !(name in has)' \
+	    $(@D)/brought.txt constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install $(LOAD) -c $(@D)/constraints.txt -e '.[test,mpi,nccl]'
+	touch $@
+
+test-newest: $(NEWEST)/.installed
+	@$(MAKE) --no-print-directory on-torch ON=$(NEWEST)
+
+test-torch:
+	@test -n "$(TORCH)" || { echo "which one? make test-torch TORCH=2.12.1" >&2; exit 2; }
+	@$(MAKE) --no-print-directory .venv-torch-$(TORCH)/.installed
+	@$(MAKE) --no-print-directory on-torch ON=.venv-torch-$(TORCH)
+
+# The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer in ranks, distcore,
+# every fault, and torch's own suite (all of whose tests are long: QUICK runs the short one by name).
+ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/rank \
+    tests/unit/distcore tests/unit/nccl tests/unit/rank tests/faults
+on-torch:
+	@$(ON)/bin/python -c 'import sys, torch; print("torch", torch.__version__, "on Python", sys.version)'
+	@$(ON)/bin/$(DEMO)
+	$(ON)/bin/pytest -n 2 --dist worksteal $(if $(QUICK),-m 'not long') $(ON_TORCH)
+	$(ON)/bin/pytest tests/conformance $(if $(QUICK),-k test_calls)
+
 bench: $(STAMP)
 	$(BIN)/distdebug bench overhead
 
@@ -70,5 +116,5 @@ conformance: $(STAMP)
 	$(BIN)/pytest tests/conformance
 
 clean:
-	rm -rf $(VENV) $(MPICH) .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -55,6 +55,12 @@ def test_calls_on_tcp() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
+def test_calls_with_the_layer_around_gloo() -> None:
+    assert failures(LAYER, 2, 45, CALLS) == set()
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("world", "passes"), [(2, 89), (3, 89), (4, 92), (8, 110)])
 def test_everything_on_tcp(world: int, passes: int) -> None:
