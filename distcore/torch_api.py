@@ -105,12 +105,20 @@ def split_group(
 ) -> Any:
     """The group of `split_ranks` (lists of the parent's ranks) that this rank is in; else None.
 
-    As torch's, but also without a GPU. Raises ValueError for ranks that the parent does not have.
+    As torch's, but also without a GPU: as of torch 2.14 the ranks of the new group are in the order
+    of their list, before that they are sorted. Raises ValueError for ranks that the parent does not
+    have, and for a `backend` that is a part of the parent's only.
     """
     parent = _ours(parent_pg)
     if parent is None:
         original = torch_private.original("split_group")
         return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
+    backend = more.get("backend")
+    if backend is not None and str(backend).lower() != torch_private.dist.get_backend(parent):
+        raise ValueError(
+            f"backend: a group of distcore's is split with all that it has, "
+            f"{torch_private.dist.get_backend(parent)!r}, given {str(backend)!r}"
+        )
     if not split_ranks:
         raise ValueError(f"split_ranks: expected a list of lists of ranks, given {split_ranks!r}")
     members = torch_private.global_ranks(parent)
@@ -121,7 +129,9 @@ def split_group(
                 f"list, given {list(ranks)}"
             )
     mine = parent.rank()
-    own = next((sorted(ranks) for ranks in split_ranks if mine in ranks), None)
+    own = next((list(ranks) for ranks in split_ranks if mine in ranks), None)
+    if own is not None and torch_private.SPLITS_ARE_SORTED:
+        own.sort()
     # Not torch's hashed names: they count the groups that a rank is in, which differ by rank.
     group = parent.split_group(own or list(split_ranks[0]), timeout=timeout, group_desc=group_desc)
     if group is not None:

@@ -6,6 +6,7 @@ this file needs no private name, and a function here that cannot do without one 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +22,10 @@ dist: Any = torch.distributed
 c10d: Any = torch.distributed.distributed_c10d
 
 _bindings: Any = getattr(torch._C, "_distributed_c10d", None)
+
+
+SPLITS_ARE_SORTED = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 14)
+"""Whether `split_group` of this torch sorts the ranks of each new group, or keeps their order."""
 
 
 def _nobody_listens() -> bool:

@@ -192,5 +192,13 @@ def scenario_groups(rank, size):
     assert tensor == group.size()
     dist.destroy_process_group(group)
     assert dist.split_group(split_ranks=[[0]]) is None or rank == 0
+    backwards = list(range(size))[::-1]
+    group = dist.split_group(split_ranks=[backwards])
+    keeps_order = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
+    ranks = backwards if keeps_order else sorted(backwards)
+    assert dist.get_process_group_ranks(group) == ranks
+    assert group.rank() == ranks.index(rank)
+    with raises(ValueError, "split with all"):
+        dist.split_group(group, [[0]], backend="cpu:gloo")
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
     assert mesh.get_group("all").size() == size
