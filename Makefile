@@ -90,15 +90,16 @@ test-torch:
 	@$(MAKE) --no-print-directory .venv-torch-$(TORCH)/.installed
 	@$(MAKE) --no-print-directory on-torch ON=.venv-torch-$(TORCH)
 
-# The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer in ranks, distcore,
-# every fault, and torch's own suite (all of whose tests are long: QUICK runs the short one by name).
+# The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer and distcore in
+# ranks, every fault, and torch's own suite, all of whose tests are long.
 ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/rank \
-    tests/unit/distcore tests/unit/nccl tests/unit/rank tests/faults
+    tests/faults tests/unit/distcore/test_torch_private.py
+WHERE_NOT_QUICK := tests/unit/distcore tests/unit/nccl tests/unit/rank
 on-torch:
 	@$(ON)/bin/python -c 'import sys, torch; print("torch", torch.__version__, "on Python", sys.version)'
 	@$(ON)/bin/$(DEMO)
-	$(ON)/bin/pytest -n 2 --dist worksteal $(if $(QUICK),-m 'not long') $(ON_TORCH)
-	$(ON)/bin/pytest tests/conformance $(if $(QUICK),-k test_calls)
+	$(ON)/bin/pytest -n 2 --dist worksteal $(ON_TORCH) $(if $(QUICK),-m 'not long',$(WHERE_NOT_QUICK))
+	$(if $(QUICK),,$(ON)/bin/pytest tests/conformance)
 
 bench: $(STAMP)
 	$(BIN)/distdebug bench overhead

@@ -153,12 +153,19 @@ def _run_py_spy(
 
 
 def _from_py_spy(pid: int, thread: dict[str, Any]) -> ThreadStack:
+    name = clean(str(thread["thread_name"] or ""), 80)
     native_id = int(thread["os_thread_id"] or 0)
     active = bool(thread["active"])
+    if not native_id and name == "MainThread":
+        # Of Python 3.10, without native frames, py-spy does not know which thread of the kernel is
+        # which where there are several, and takes them all to run. The main one is the process.
+        native_id = pid
+        stat = read_stat(pid, Path(f"/proc/{pid}/task"))
+        active = stat is None or stat.state == "R"
     return ThreadStack(
         thread_id=int(thread["thread_id"]),
         native_id=native_id,
-        name=clean(str(thread["thread_name"] or ""), 80),
+        name=name,
         holds_gil=bool(thread["owns_gil"]),
         active=active,
         frames=tuple(_py_spy_frame(frame) for frame in thread["frames"]),

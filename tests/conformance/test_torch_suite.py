@@ -49,13 +49,13 @@ def failures(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 def test_calls_on_tcp() -> None:
     assert failures(TCP, 2, 45, CALLS) == set()
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 def test_calls_with_the_layer_around_gloo() -> None:
     assert failures(LAYER, 2, 45, CALLS) == set()
 

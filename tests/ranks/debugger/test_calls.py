@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,22 @@ def observed(
     return run
 
 
+def promised(rank: int) -> dict[int, list[str]]:
+    """What the script's comments say; torch 2.15 gathers objects into one tensor."""
+    calls = ranks.expected(CALLS, rank)
+    if "all_gather_single(" not in inspect.getsource(dist.all_gather_object):
+        return calls
+    of_objects = ["all_gather(int64[1])", "all_gather(uint8[24])"]
+    in_one = [one.replace("all_gather", "all_gather_into_tensor") for one in of_objects]
+    return {line: in_one if made == of_objects else made for line, made in calls.items()}
+
+
 def test_signatures_and_lines(observed: ranks.Ranks) -> None:
     for view in observed.views():
         made: dict[int, list[str]] = {}
         for call in ranks.calls(view, CALLS):
             made.setdefault(call.site.line if call.site else 0, []).append(str(call.signature))
-        assert made == ranks.expected(CALLS, view.rank), observed.explain()
+        assert made == promised(view.rank), observed.explain()
 
 
 def test_sequence_numbers_have_no_gaps(observed: ranks.Ranks) -> None:

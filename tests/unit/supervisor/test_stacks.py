@@ -36,6 +36,12 @@ def with_lock():
     with lock:
         pass
 
+def among_threads():
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    ready()
+    with lock:
+        pass
+
 def acquire():
     ready()
     lock.acquire()
@@ -137,6 +143,7 @@ def test_native_frames_on_request(start: Starter) -> None:
     ("how", "expected"),
     [
         ("with_lock", True),
+        ("among_threads", True),
         ("acquire", True),
         ("take", True),
         ("join", True),
