@@ -91,7 +91,7 @@ test-torch:
 	@$(MAKE) --no-print-directory on-torch ON=.venv-torch-$(TORCH)
 
 # The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer and distcore in
-# ranks, every fault, and torch's own suite, all of whose tests are long.
+# ranks, every fault, and torch's own suite (all of whose tests are long: QUICK runs two by name).
 ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/rank \
     tests/faults tests/unit/distcore/test_torch_private.py
 WHERE_NOT_QUICK := tests/unit/distcore tests/unit/nccl tests/unit/rank
@@ -99,7 +99,7 @@ on-torch:
 	@$(ON)/bin/python -c 'import sys, torch; print("torch", torch.__version__, "on Python", sys.version)'
 	@$(ON)/bin/$(DEMO)
 	$(ON)/bin/pytest -n 2 --dist worksteal $(ON_TORCH) $(if $(QUICK),-m 'not long',$(WHERE_NOT_QUICK))
-	$(if $(QUICK),,$(ON)/bin/pytest tests/conformance)
+	$(ON)/bin/pytest -n 2 tests/conformance $(if $(QUICK),-k test_calls)
 
 bench: $(STAMP)
 	$(BIN)/distdebug bench overhead
