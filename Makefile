@@ -92,9 +92,9 @@ test-torch:
 
 # The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer and distcore in
 # ranks, every fault, and torch's own suite (all of whose tests are long: QUICK runs two by name).
-ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/rank \
+ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/ranks \
     tests/faults tests/unit/distcore/test_torch_private.py
-WHERE_NOT_QUICK := tests/unit/distcore tests/unit/nccl tests/unit/rank
+WHERE_NOT_QUICK := tests/unit/distcore tests/unit/rank
 on-torch:
 	@$(ON)/bin/python -c 'import sys, torch; print("torch", torch.__version__, "on Python", sys.version)'
 	@$(ON)/bin/$(DEMO)

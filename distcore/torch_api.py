@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import operators, torch_private
+from . import torch_private
+from .groups import operators
 from .groups.process_group import CoreGroup
 from .nccl import library
 

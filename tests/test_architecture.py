@@ -31,7 +31,7 @@ PLANTED = [
     ("debugger/rank/a.py", "import distcore", None),
     ("debugger/rank/a.py", "from torch import _C", "private _C"),
     ("debugger/rank/a.py", "import torch.distributed as d\nd.x._world.y", "private _world"),
-    ("debugger/rank/torch_private.py", "from torch import _C", None),
+    ("debugger/rank/torch_private/a.py", "from torch import _C", None),
     ("debugger/rank/a.py", "self._x = 1", None),
     ("debugger/rank/a.py", "from debugger.record import layout", "relative imports only"),
     ("debugger/supervisor/a.py", "from ..rank import install", "downward only"),

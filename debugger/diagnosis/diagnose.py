@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
 from .facts.channels import Channels
+from .facts.known_faults import cited
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
 from .folding.finally_blocks import explained
 from .folding.fold import fold
-from .known_faults import cited
 from .limits import Candidate, Limits
 from .notices import late_notices, recorded
 from .rules.collective_mismatch import mismatches
@@ -33,10 +33,10 @@ from .rules.late_rank import missing_ranks, refine_cause
 from .rules.p2p_mismatch import message_mismatches
 from .rules.reported_by_ranks import settled, told
 from .rules.split_mismatch import split_mismatches
+from .rules.stalled import stalled
 from .rules.stalled_call import stuck
+from .rules.store_host import store_hosts_that_left
 from .rules.unwaited_work import unwaited
-from .stalled import stalled
-from .store_host import store_hosts_that_left
 
 __all__ = [
     "Diagnosis",

@@ -37,8 +37,8 @@ from .process.verdict import VERDICT, VerdictWatch
 from .record import call_site
 from .record.recorder import Recorder, report_own_fault, say
 from .replicas import check
-from .settling import settle
 from .torch_private import probe
+from .torch_private.gloo_workers import settle
 from .torch_private.stores import on_store_waits
 
 if TYPE_CHECKING:

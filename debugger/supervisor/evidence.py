@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..diagnosis.diagnose import refine_cause
 from ..diagnosis.facts.evidence import RUNS
 from ..diagnosis.findings import Finding, RankEvidence
-from ..diagnosis.stalled import heard_at
+from ..diagnosis.rules.stalled import heard_at
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import CallSite, Rank
 from . import stack_tree

@@ -76,7 +76,7 @@ class World:
         import torch.distributed as dist
 
         from ..rank.process.verdict import verdict_was_raised
-        from ..rank.settling import settle
+        from ..rank.torch_private.gloo_workers import settle
 
         if dist.is_initialized() and not verdict_was_raised():
             dist.destroy_process_group()

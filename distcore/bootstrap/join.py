@@ -30,10 +30,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from .. import job_key
 from ..base.store import KeyValueStore
 from ..errors import RendezvousError
-from . import handshake
+from . import handshake, job_key
 from .dial import Endpoint
 from .store_values import (
     Member,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from ..base.store import KeyValueStore
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from ..job_key import KEY_FILE_VARIABLE, fingerprint, job_key
 from . import handshake, listener, sockets
 from .addresses import Host, candidate_address, listening_address, this_host
 from .dial import Endpoint, Late, TurnedAway, dial
+from .job_key import KEY_FILE_VARIABLE, fingerprint, job_key
 from .join import Joining, Round
 from .store_values import TRANSPORTS, Member, shown_host_name
 

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from ..base.deadline import Deadline
-from ..callbacks import Callbacks
 from ..errors import Aborted, GroupFailed
 from . import process_exit
 from .call_queue import CallQueue
+from .callbacks import Callbacks
 from .work import FINISHED, CallWork, PendingWork
 
 DRAIN_S = 10.0

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from ..callbacks import Callbacks, level
 from ..errors import DeadlineExceeded
+from .callbacks import Callbacks, level
 
 NO_TIMEOUT = timedelta(0)
 """What C++ passes where the caller of `wait` gave no timeout: the call's own deadline holds."""

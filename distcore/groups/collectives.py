@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import lists
 from ..base import call_text
 from ..base.reduction import reduction_for
 from ..engine.parts import Parts
 from ..engine.staging import around
-from ..exchanging import Exchanging
-from . import argument_checks, sparse
+from . import argument_checks, lists, sparse
 from .call_options import (
     AllGather,
     AllReduce,
@@ -31,6 +29,7 @@ from .call_options import (
     listed,
     options,
 )
+from .exchanging import Exchanging
 
 _reductions: dict[tuple[int, torch.dtype], Any] = {}
 

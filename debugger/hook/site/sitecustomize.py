@@ -357,7 +357,7 @@ def _install(torch):
         return
     if os.environ.get("DISTDEBUG_ONE_HOST"):  # of torchrun's own store, too
         try:
-            load("rank.torch_private_loopback").keep_to_loopback()
+            load("rank.torch_private.loopback").keep_to_loopback()
         except Exception as error:
             _complain(repr(error))
     if not _can_be_rank():

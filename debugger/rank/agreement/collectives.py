@@ -20,12 +20,12 @@ from distcore.tcp.side_channel import SideChannel
 
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
-from .. import connections
 from ..checks import memory_layout
 from ..log import debug_level
 from ..record import waiting
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder, say
+from ..torch_private import gloo_sockets
 from . import messages
 from .deferred_work import Deferral
 
@@ -105,7 +105,7 @@ class Guard:
         if self._channel is not None or self._ended:
             return  # another thread was first
         try:
-            with connections.remembered():
+            with gloo_sockets.remembered():
                 self._channel = SideChannel(
                     self._store, record.name, record.ranks, record.group_rank, timeout_s
                 )

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from ..owners_socket import OwnersSocket
+from .owners_socket import OwnersSocket
 
 DEBUGPY = "debugpy"
 MISSING = "debugpy is not installed; install it with: pip install debugpy"

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .. import reduced_gradients
 from ..breakpoints import stops
 from ..log import debug_level
 from ..record import call_site
 from ..record.errors import FindingRaised
 from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault
+from ..replicas import reduced_gradients
 from . import call_log, in_flight, memory_layout, non_finite
 from .non_finite import After, Inspect
 

@@ -14,9 +14,9 @@ import threading
 import weakref
 from typing import Any
 
-from ..exception_text import titled
 from ..log import rank_log
 from ..process import verdict
+from ..record.exception_text import titled
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
 from ..torch_private import ddp as private
 

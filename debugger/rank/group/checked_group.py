@@ -18,10 +18,9 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
-from .. import argument_checks
 from ..agreement import collectives
-from ..argument_checks import InvalidArgumentError
-from ..checks import in_flight
+from ..checks import argument_checks, in_flight
+from ..checks.argument_checks import InvalidArgumentError
 from ..process import lost_connections
 from ..record.describe import METHODS, Method
 from ..record.recorder import GroupRecord, Recorder, report_own_fault

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from ...record.layout import Role
 from ...record.writer import FlightWriter
-from .. import connections
 from ..record.errors import FindingRaised
 from ..record.recorder import Recorder, report_own_fault
+from ..torch_private import gloo_sockets
 from . import gpu_completion, outstanding
 
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -44,7 +44,7 @@ def observe(
         recorder.writer.detach()
         outstanding.forget()
         gpu_completion.forget()
-        connections.forget()
+        gloo_sockets.forget()
 
         def revive(role: Role) -> None:
             path = directory / "ranks" / f"pid-{os.getpid()}.flight"

@@ -25,9 +25,10 @@ from distcore.base import deadline
 
 from ...record.break_requests import any_asked
 from ...record.breakpoints import any_stop
-from .. import connections, torch_private
+from .. import torch_private
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..torch_private import gloo_sockets
 from . import outstanding
 
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
@@ -51,7 +52,7 @@ def observe(recorder: Recorder, directory: Path) -> Timeouts:
 
 def take_over(record: GroupRecord, inner: Any) -> None:
     """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
-    if _active is not None and connections.belong_to(record.name):
+    if _active is not None and gloo_sockets.belong_to(record.name):
         if _active.asked or expected():
             _active.prolong(record, inner)
         else:
@@ -204,4 +205,4 @@ class Timeouts:
         for ident, number in writer.waited_for():
             if writer.group_of(number)[0] == record.slot.index:
                 waiting.expired[ident] = words
-        connections.shut_down(record.name)
+        gloo_sockets.shut_down(record.name)

@@ -9,12 +9,13 @@ from datetime import timedelta
 from typing import Any
 
 from ...record.layout import Activity
-from .. import connections, torch_private
+from .. import torch_private
 from ..agreement import collectives
 from ..agreement.monitored_barrier import Monitor
 from ..checks import pipeline
 from ..record.errors import FindingRaised
 from ..record.recorder import Recorder, report_own_fault
+from ..torch_private import gloo_sockets
 from . import forks, timeouts
 from .checked_group import CheckedGroup
 
@@ -80,7 +81,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
         if not ranks:
             while _before_default:
                 _before_default.pop()()
-            with connections.remembered(name):
+            with gloo_sockets.remembered(name):
                 created = original(*args, **kwargs)
             _tell_of_default(created, backend)
             return _wrapped(recorder, created, ranks, name, backend, given)
@@ -93,7 +94,7 @@ def _creation(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
                 report_own_fault("recording of group creations", error)
         detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
         with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
-            with connections.remembered(name):
+            with gloo_sockets.remembered(name):
                 created = original(*args, **kwargs)
             # Within: at DETAIL this waits for the other ranks as well.
             return _wrapped(recorder, created, ranks, name, backend, given)

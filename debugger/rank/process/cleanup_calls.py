@@ -14,10 +14,10 @@ import sys
 import traceback
 from types import FrameType
 
-from ..exception_text import titled
 from ..group import checked_group
 from ..record import call_site
 from ..record.errors import FindingRaised
+from ..record.exception_text import titled
 from ..record.recorder import Recorder
 from .exits import nature, users_site
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ...record.flight_file import FlightFile
 from ...record.layout import Definition, Phase
-from ..exception_text import titled
 from ..log import rank_log
 from ..record import call_site
+from ..record.exception_text import titled
 
 
 def record(error: BaseException) -> None:

@@ -21,17 +21,16 @@ from typing import Any, NoReturn
 
 from ...record.layout import Phase
 from ...record.wording import FINDING_MARK
-from .. import blame
 from ..agreement import collectives, deferred_work
 from ..ddp import unused_parameters
-from ..exception_text import text_of, titled
 from ..group import checked_group
 from ..log import rank_log
 from ..record import call_site, waiting
 from ..record.errors import FindingRaised
+from ..record.exception_text import text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
-from . import lost_connections
+from . import blame, lost_connections
 from .verdict import stand_down, verdict_was_raised
 
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)

@@ -18,7 +18,7 @@ from ..group import forks, wrap
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import Recorder, report_own_fault
-from ..settling import settle
+from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import store_address
 from . import unwaited_work
 

@@ -12,8 +12,8 @@ import torch.distributed
 from distcore.errors import GroupFailed
 
 from ...record import network
-from ..exception_text import text_of
 from ..record.errors import FindingRaised
+from ..record.exception_text import text_of
 
 _DistError: type[Exception] = torch.distributed.DistError
 

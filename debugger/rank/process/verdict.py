@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from ...record.run_directory import is_live
-from .. import connections
 from ..record import call_site, waiting
 from ..record.errors import FindingRaised, error_of
+from ..torch_private import gloo_sockets
 from . import main_thread
 
 VERDICT = "verdict.json"
@@ -57,7 +57,7 @@ class VerdictWatch:
         _told = True
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)
-        waited = connections.shut_down()
+        waited = gloo_sockets.shut_down()
         if threading.current_thread() is main or main.ident is None:
             return
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)

@@ -38,8 +38,8 @@ from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..record.recorder import GroupRecord, Recorder, report_own_fault
-from ..reduced_gradients import ReducedGradients, of_this_process
 from . import digest, parameter_names
+from .reduced_gradients import ReducedGradients, of_this_process
 
 EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank import settling
+from debugger.rank.torch_private import gloo_workers
 from tests.support import runs
 
 AT_THE_END = """
@@ -26,7 +26,7 @@ print(*names())
 
 
 @contextmanager
-def worker(busy_s: float, name: str = settling._WORKER) -> Iterator[threading.Event]:
+def worker(busy_s: float, name: str = gloo_workers._WORKER) -> Iterator[threading.Event]:
     """A thread that looks like gloo's to the system: it works, then it sleeps. The event is set
     when its work is done."""
     started, done, stop = threading.Event(), threading.Event(), threading.Event()
@@ -52,20 +52,20 @@ def worker(busy_s: float, name: str = settling._WORKER) -> Iterator[threading.Ev
 
 def test_a_worker_that_runs_is_waited_for() -> None:
     with worker(0.2) as done:
-        settling.settle()
+        gloo_workers.settle()
         assert done.is_set()
 
 
 def test_a_worker_that_never_rests_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "_LIMIT_S", 0.1)
+    monkeypatch.setattr(gloo_workers, "_LIMIT_S", 0.1)
     with worker(60.0) as done:
-        settling.settle()
+        gloo_workers.settle()
         assert not done.is_set()
 
 
 def test_other_threads_are_not_waited_for() -> None:
     with worker(60.0, name="loader") as done:
-        settling.settle()
+        gloo_workers.settle()
         assert not done.is_set()
 
 

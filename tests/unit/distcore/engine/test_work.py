@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.futures import Future
 
-from distcore.callbacks import Callbacks
+from distcore.engine.callbacks import Callbacks
 from distcore.engine.work import CallWork, JoinedWork, PendingWork, PostedWork
 from distcore.errors import Aborted, DeadlineExceeded
 from distcore.transports.messages.posting import Posting

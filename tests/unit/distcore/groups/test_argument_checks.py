@@ -12,9 +12,9 @@ import torch.distributed as torch_dist
 import distcore
 from distcore import torch_private
 from distcore.base import call_text
-from distcore.callbacks import Callbacks
 from distcore.engine import staging
 from distcore.engine.call_queue import CallQueue
+from distcore.engine.callbacks import Callbacks
 from distcore.engine.work import FINISHED, JoinedWork, PendingWork
 from distcore.groups import argument_checks
 

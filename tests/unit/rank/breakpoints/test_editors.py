@@ -10,8 +10,8 @@ from types import FrameType, ModuleType
 
 import pytest
 
+from debugger.rank.breakpoints.owners_socket import OwnersSocket
 from debugger.rank.breakpoints.stops import editors
-from debugger.rank.owners_socket import OwnersSocket
 
 
 class FakeDebugpy(ModuleType):

@@ -14,9 +14,9 @@ from torch import nn
 from debugger.rank import torch_private
 from debugger.rank.log import rank_log
 from debugger.rank.record.recorder import GroupRecord
-from debugger.rank.reduced_gradients import ReducedGradients
 from debugger.rank.replicas import check
 from debugger.rank.replicas.check import Model, ReplicaCheck
+from debugger.rank.replicas.reduced_gradients import ReducedGradients
 from debugger.record.replicas import ReplicaReader
 from debugger.record.signature import Signature
 

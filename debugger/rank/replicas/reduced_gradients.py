@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from ..record.signature import Signature
-from .checks.non_finite import Inspect
-from .record.recorder import GroupRecord, Known
+from ...record.signature import Signature
+from ..checks.non_finite import Inspect
+from ..record.recorder import GroupRecord, Known
 
 # A weak reference keeps the address of a storage from being given to another one. Torch has no
 # types for it.

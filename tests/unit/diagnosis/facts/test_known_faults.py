@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .builder import Run, all_reduce, reduce_to
+from ..builder import Run, all_reduce, reduce_to
 
 
 def failed(rank: int, kind: str = "AssertionError", root: int = 0) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..record.snapshot import Call, Group
-from ..record.wording import at_site, call_text
-from .facts.world import World
-from .findings import Finding
+from ...record.snapshot import Call, Group
+from ...record.wording import at_site, call_text
+from ..findings import Finding
+from .world import World
 
 ABOUT_NUMBERS = frozenset({"divergence", "nan", "overflow"})
 MOST_CALLS = 512

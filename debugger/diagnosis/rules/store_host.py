@@ -6,14 +6,14 @@ outside of any call of a group, after the host has finished, is a victim of that
 
 from __future__ import annotations
 
-from ..record.layout import CallState
-from ..record.snapshot import Note
-from ..record.wording import at_site, printable
-from .facts.evidence import chosen, last_call, stand
-from .facts.world import World
-from .findings import Finding
-from .limits import Candidate
-from .rules.join_timeout import last_exception
+from ...record.layout import CallState
+from ...record.snapshot import Note
+from ...record.wording import at_site, printable
+from ..facts.evidence import chosen, last_call, stand
+from ..facts.world import World
+from ..findings import Finding
+from ..limits import Candidate
+from .join_timeout import last_exception
 
 NOTE = "store_host"
 STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})

@@ -15,7 +15,7 @@ import os
 import socket
 from typing import Any
 
-from .torch_private import c10d, dist
+from . import c10d, dist
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..record.signature import ANY_SOURCE, POINT_TO_POINT
-from ..record.wording import ranks_text
-from .record.describe import Facts
+from ...record.signature import ANY_SOURCE, POINT_TO_POINT
+from ...record.wording import ranks_text
+from ..record.describe import Facts
 
 
 class InvalidArgumentError(ValueError):

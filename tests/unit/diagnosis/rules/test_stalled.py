@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.stalled import heard_at
+from debugger.diagnosis.rules.stalled import heard_at
 from debugger.record.layout import Activity
 
-from .builder import Run, all_reduce
+from ..builder import Run, all_reduce
 
 ADDRESS = "tcp://10.0.0.1:29500"
 CLIENTS = {"address": ADDRESS, "all_clients": True, "served_at": "10.0.0.1:41000"}

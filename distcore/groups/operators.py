@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from . import torch_private
-from .groups.call_options import AllGather
+from .. import torch_private
+from .call_options import AllGather
 
 DEVICES = ("CPU", "CUDA")
 _OURS: dict[str, Callable[..., Any]] = {}

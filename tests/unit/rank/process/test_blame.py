@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from debugger.rank import blame
+from debugger.rank.process import blame
 
 OURS = str(Path(blame.__file__).parent / "checked_group.py")
 TORCHS = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"

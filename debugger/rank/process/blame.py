@@ -14,7 +14,7 @@ import re
 import sysconfig
 from types import FrameType, TracebackType
 
-from .exception_text import text_of
+from ..record.exception_text import text_of
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))

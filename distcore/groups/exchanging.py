@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import call_text
-from .engine.parts import Parts
-from .engine.staging import around
-from .groups import argument_checks
-from .groups.argument_checks import Caller
-from .groups.call_options import AllToAll, options
-from .groups.issuing import Issuing
+from ..base import call_text
+from ..engine.parts import Parts
+from ..engine.staging import around
+from . import argument_checks
+from .argument_checks import Caller
+from .call_options import AllToAll, options
+from .issuing import Issuing
 
 
 class Exchanging(Issuing):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from distcore.bootstrap.job_key import job_key
 from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session
 from distcore.errors import PeerLost, RendezvousError
-from distcore.job_key import job_key
 from distcore.tcp.connect import connect
 
 LIMIT_S = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.rank.argument_checks import InvalidArgumentError, check
+from debugger.rank.checks.argument_checks import InvalidArgumentError, check
 from debugger.record.signature import ANY_SOURCE
 
 RANKS = (4, 5, 6)

@@ -12,7 +12,7 @@ import hmac
 import os
 import stat
 
-from .errors import RendezvousError
+from ..errors import RendezvousError
 
 KEY_FILE_VARIABLE = "DISTCORE_KEY_FILE"
 LEAST_BYTES = 32

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import call_text
-from .base.reduction import Reduction
-from .engine.base import Engine
-from .engine.parts import Parts
-from .engine.session import Body
-from .groups import argument_checks, sparse
-from .groups.argument_checks import Caller
+from ..base import call_text
+from ..base.reduction import Reduction
+from ..engine.base import Engine
+from ..engine.parts import Parts
+from ..engine.session import Body
+from . import argument_checks, sparse
+from .argument_checks import Caller
 
 _WHOLE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 """Reduce ops whose result is the same however the elements are put together."""
