@@ -108,7 +108,7 @@ def test_a_group_with_a_key_works() -> None:
     both(lambda rank: sessions[rank].close())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("other", [b"", secrets.token_bytes(32)])
+@pytest.mark.parametrize("other", [b"", secrets.token_bytes(32)], ids=["none", "another"])
 def test_ranks_with_different_keys_are_told(
     key_file: Path, other: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
