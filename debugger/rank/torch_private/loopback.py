@@ -15,12 +15,22 @@ import os
 import socket
 from typing import Any
 
-from . import c10d, dist
+from .modules import c10d, dist
+from .probe import Part
+from .probe import c10d as private
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
 GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
+GLOO = Part(
+    "loopback",
+    "gloo listens where the host's name leads, as without distdebug",
+    private("ProcessGroupGloo._Options._devices"),
+    private("ProcessGroupGloo._Options._threads"),
+    private("ProcessGroupGloo._Options._timeout"),
+    private("ProcessGroupGloo.create_device"),
+)
 _STORE_ARGUMENTS = (
     "host_name",
     "port",
@@ -38,10 +48,14 @@ def keep_to_loopback() -> None:
     """From now on, in this process, if its run is on one host. Called twice it changes nothing."""
     if os.environ.get(ONE_HOST) != "1":
         return
-    for owner, kind, make in ((dist, "TCPStore", _store), (c10d, "ProcessGroupGloo", _gloo)):
-        found: Any = getattr(owner, kind, None)
-        if found is not None and not hasattr(found.__init__, "__wrapped__"):
-            found.__init__ = make(found.__init__)
+    _front(getattr(dist, "TCPStore", None), _store)
+    if GLOO.works:
+        _front(getattr(c10d, "ProcessGroupGloo", None), _gloo)
+
+
+def _front(kind: Any, make: Any) -> None:
+    if kind is not None and not hasattr(kind.__init__, "__wrapped__"):
+        kind.__init__ = make(kind.__init__)
 
 
 def loopback_address(host: str) -> str | None:
