@@ -114,6 +114,7 @@ class Session:
                     directory.path,
                     options.log_max_mb,
                     colour=not options.ci,
+                    defuse=options.ci is not None,
                     on_lost=self._output_is_lost,
                 )
             if options.tui:

@@ -6,8 +6,8 @@ Each rank makes its pipes (or a pseudo-terminal where the run has a terminal) an
 read from over `output.sock`. Standard library only.
 
 Over descriptor 0 come packets of JSON from the supervisor: first {"logs", "most_bytes", "colour",
-"encodings", "show", "listener", "next", "sources"}, later {"show": bool}, {"finish": true}, and at
-the end {"close": true}: without that it was killed, and what is left of the run is ended. It is
+"defuse", "encodings", "show", "listener", "next", "sources"}, later {"show": bool},
+{"finish": true}, and at the end {"close": true}: without that it was killed, and what is left of the run is ended. It is
 told {"source": number, "name"} with the descriptor of each source, so that it can start another
 drain if this one is killed and no rank gets an EPIPE; {"ended": number}; {"lost": sentence}; and,
 when asked to finish, {"moved": count} as long as something moves, and {"finished": true}.
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.unix_sockets import user_of
+from ..record.workflow_commands import Defused
 from .output import Display
 from .output_log import OutputLog
 
@@ -288,6 +289,9 @@ def main() -> None:
     for stream, encoding in zip((sys.stdout, sys.stderr), request["encodings"], strict=True):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding=encoding, errors="backslashreplace")
-    display = Display(sys.stdout, sys.stderr, colour=bool(request["colour"]))
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    if request["defuse"]:  # a CI system takes commands from what a rank prints
+        streams = [Defused(stream) for stream in streams]
+    display = Display(*streams, colour=bool(request["colour"]))
     display.show(bool(request["show"]))
     Drain(control, request, display).run()

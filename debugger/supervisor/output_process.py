@@ -43,13 +43,16 @@ class OutputProcess:
         log_max_mb: float,
         *,
         colour: bool,
+        defuse: bool = False,
         on_lost: Callable[[str], None],
     ) -> None:
+        """`defuse`: nothing that is shown is a command to a CI system."""
         self._directory = directory
         self._request = {
             "logs": str(directory / "logs"),
             "most_bytes": in_bytes(log_max_mb),
             "colour": colour,
+            "defuse": defuse,
             "encodings": [getattr(one, "encoding", None) or "utf-8" for one in _streams()],
         }
         self._on_lost = on_lost
