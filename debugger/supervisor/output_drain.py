@@ -7,10 +7,11 @@ read from over `output.sock`. Standard library only.
 
 Over descriptor 0 come packets of JSON from the supervisor: first {"logs", "most_bytes", "colour",
 "defuse", "encodings", "show", "listener", "next", "sources"}, later {"show": bool},
-{"finish": true}, and at the end {"close": true}: without that it was killed, and what is left of the run is ended. It is
-told {"source": number, "name"} with the descriptor of each source, so that it can start another
-drain if this one is killed and no rank gets an EPIPE; {"ended": number}; {"lost": sentence}; and,
-when asked to finish, {"moved": count} as long as something moves, and {"finished": true}.
+{"finish": true}, and at the end {"close": true}: without that it was killed, and what is left of
+the run is ended. It is told {"source": number, "name"} with the descriptor of each source, so that
+it can start another drain if this one is killed and no rank gets an EPIPE; {"ended": number};
+{"lost": sentence}; and, when asked to finish, {"moved": count} as long as something moves, and
+{"finished": true}.
 """
 
 from __future__ import annotations
