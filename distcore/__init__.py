@@ -13,6 +13,7 @@ from typing import Any as _Any
 import torch.distributed as _torch
 
 from . import algorithms as _algorithms
+from .backend import unavailable
 from .errors import (
     Aborted,
     CallMismatch,
@@ -29,7 +30,6 @@ from .torch_api import (
     monitored_barrier,
     new_group,
     split_group,
-    unavailable,
 )
 
 __all__ = [

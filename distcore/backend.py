@@ -128,3 +128,12 @@ def register(backend: Backend) -> None:
     known.register_backend(
         backend.name, Creator(backend), extended_api=True, devices=list(backend.devices)
     )
+
+
+def unavailable(backend: str) -> str | None:
+    """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
+    the next step; None if it can. Raises ValueError for another name."""
+    found = registered(backend) or registered(f"distcore_{backend}")
+    if found is None:
+        raise ValueError(f"distcore has no backend {backend!r}")
+    return found.unavailable()

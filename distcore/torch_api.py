@@ -40,17 +40,6 @@ def new_group(
     return torch_private.dist.new_group(ranks, timeout, named(backend), *args, **kwargs)
 
 
-def unavailable(backend: str) -> str | None:
-    """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
-    the next step; None if it can. Raises ValueError for another name."""
-    from .backend import registered
-
-    found = registered(backend) or registered(f"distcore_{backend}")
-    if found is None:
-        raise ValueError(f"distcore has no backend {backend!r}")
-    return found.unavailable()
-
-
 def is_nccl_available() -> bool:
     """Whether `init_process_group("nccl")` of distcore can work in this process."""
     return library.unavailable("distcore_nccl") is None

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from ..errors import UsageError
 from ..record.run_directory import RunDirectory
 from ..record.secret_words import masked
+from . import asked_faults
 from . import install as layer
-from .inject import api
 from .log import debug_level
 
 FOLDERS = ("ranks", "logs", "stacks")
@@ -47,7 +47,7 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
     if asked in debug_level.LEVELS:
         os.environ[debug_level.LEVEL] = asked
-    api.write_plan(directory)
+    asked_faults.write_plan(directory)
     layer.install(str(directory))
     if name is not None and layer.installed():
         debug_level.choose(name)

@@ -35,6 +35,7 @@ from .process import cleanup_calls, exits, init_process_group, main_thread, unwa
 from .process.heartbeat import Heartbeat
 from .process.verdict import VERDICT, VerdictWatch
 from .record import call_site
+from .record.errors import FindingRaised
 from .record.recorder import Recorder, report_own_fault, say
 from .replicas import check
 from .torch_private import probe
@@ -114,7 +115,7 @@ def _install(directory: Path) -> Recorder:
         recorder.part_off("torch", newer)
     watch = VerdictWatch(directory / VERDICT)
     watch.install()
-    rank_log.observe(recorder, directory)
+    rank_log.observe(lambda: writer.rank, directory, report_own_fault, (FindingRaised,))
     python_warnings.observe()
     init_process_group.observe(recorder, directory)
     _directory = directory

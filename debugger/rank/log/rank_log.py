@@ -18,14 +18,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...record import log_file
 from ...record.log_form import readable
 from ...record.log_levels import LEVELS, at_least, chosen
-
-if TYPE_CHECKING:
-    from ..record.recorder import Recorder
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _NOTE_LEVELS = {
@@ -55,7 +52,7 @@ _RESERVED = frozenset(
 )
 """What the log itself says in a record."""
 
-_recorder: Recorder | None = None
+_rank_of: Callable[[], int] | None = None
 _directory: Path | None = None
 _debug_level: Callable[[], str] | None = None
 _made: Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None = None
@@ -77,15 +74,19 @@ _passing: tuple[type[Exception], ...] = ()
 """The verdict of the run, which may be raised anywhere."""
 
 
-def observe(recorder: Recorder, directory: Path) -> None:
-    """From now on the rank, and the run directory, are those of the layer."""
-    global _recorder, _directory, _debug_level, _report_fault, _passing
-    from ..record.errors import FindingRaised
-    from ..record.recorder import report_own_fault
+def observe(
+    rank_of: Callable[[], int],
+    directory: Path,
+    report_fault: Callable[[str, BaseException], None],
+    passing: tuple[type[Exception], ...],
+) -> None:
+    """From now on the rank (-1: not known yet) and the run directory are those of the layer, which
+    also says how a fault of its own is reported, and which exceptions are the run's verdict."""
+    global _rank_of, _directory, _debug_level, _report_fault, _passing
     from . import debug_level
 
-    _recorder, _directory, _debug_level = recorder, directory, debug_level.current
-    _report_fault, _passing = report_own_fault, (FindingRaised,)
+    _rank_of, _directory, _debug_level = rank_of, directory, debug_level.current
+    _report_fault, _passing = report_fault, passing
 
 
 def write(event: str, level: str = "info", **fields: Any) -> None:
@@ -263,8 +264,8 @@ def _logs() -> Path | None:
 
 
 def _rank() -> int:
-    if _recorder is not None:
-        return _recorder.writer.rank
+    if _rank_of is not None:
+        return _rank_of()
     if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
         return int(os.environ["RANK"])
     return -1

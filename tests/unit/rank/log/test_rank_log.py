@@ -35,7 +35,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     for name in ("TORCH_CPP_LOG_LEVEL", "DISTDEBUG_LEVEL", "DISTDEBUG_LOG_MAX_MB"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("_recorder", "_directory", "_debug_level"):
+    for name in ("_rank_of", "_directory", "_debug_level"):
         monkeypatch.setattr(rank_log, name, None)
     monkeypatch.setattr("debugger.rank.log.steps.current", None)
     return tmp_path / "logs"

@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-from ...errors import UsageError
-from ...faults import adding
-from ...faults.plan import VARIABLE, Fault
-from ...faults.spec import SpecError, parse
-from ...record.wording import printable
-from .. import install as layer
-from ..group import wrap
+from ..errors import UsageError
+from ..faults import adding
+from ..faults.plan import VARIABLE, Fault
+from ..faults.spec import SpecError, parse
+from ..record.wording import printable
+from . import install as layer
+from .group import wrap
 
 _asked: list[Fault] = []
 
