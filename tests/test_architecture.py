@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.architecture import violations
+from tests.support.rooms import house
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -119,3 +120,40 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "most_rooms", "most_arrows"),
+    [("debugger", 16, 45), ("debugger.rank", 15, 60), ("distcore", 16, 55)],
+)
+def test_a_package_is_understood_from_its_folders(
+    package: str, most_rooms: int, most_arrows: int
+) -> None:
+    found = house(package)
+    assert len(found.arrows) <= most_rooms, sorted(found.arrows)
+    assert found.count <= most_arrows, found.arrows
+
+
+def test_rooms_that_use_each_other_become_fewer() -> None:
+    """Each of these circles is a debt; a new one, or one room more in one of them, is an error."""
+    assert house("distcore").circles == []
+    assert house("tui").circles == []
+    assert house("debugger.diagnosis").circles == [["facts", "folding", "rules"]]
+    assert house("debugger").circles == [["errors", "rank"]]
+    assert house("debugger.rank").circles == [
+        ["agreement", "breakpoints", "checks", "ddp", "group", "process", "replicas"]
+    ]
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    for name, line in (
+        ("a", "from .b import x"),
+        ("b", "from . import c"),
+        ("c", "from .a import y"),
+    ):
+        place = tmp_path / "distcore" / f"{name}.py"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(f"{line}\n")
+    found = house("distcore", tmp_path)
+    assert found.circles == [["a", "b", "c"]]
+    assert (found.count, found.floors) == (3, 0)
