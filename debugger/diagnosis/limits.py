@@ -59,3 +59,8 @@ class Candidate:
     finding: Finding
     ready_ns: int = 0
     weakness: int = 0
+
+
+SLOWEST_BYTES_PER_S = 1e6
+"""What a call's bytes may take, once for each rank, before a call that all are in counts as stuck:
+a slow network is no fault."""

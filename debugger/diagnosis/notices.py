@@ -16,13 +16,14 @@ from ..record.wording import (
     site_text,
     verb,
 )
+from .facts.absence import cause_of
 from .facts.evidence import chosen, stand, standing
+from .facts.joins import last_to_come
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding, RankEvidence
 from .limits import SECOND_NS
-from .rules.join_timeout import last_to_come
-from .rules.late_rank import cause_of, latest
+from .rules.late_rank import latest
 
 
 def late_notices(world: World, needs: Needs) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...record.snapshot import Note
 from ...record.wording import ranks_text
-from ..rules.join_timeout import last_exception
+from .exceptions import last_exception
 from .world import World
 
 Link = tuple[int, int]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from ...record.layout import Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, GroupKey
-from ...record.wording import call_text, printable, ranks_text, signal_name
+from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import RankEvidence
-from .world import STOPPED, World, exit_status
+from .world import STOPPED, Pending, World, exit_status
 
 RUNS = "runs user code"
 """The state of a rank that waits for nobody, as far as is known."""
@@ -168,3 +168,23 @@ def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict
         else:
             found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site)
     return found
+
+
+def doing(world: World, link: Pending) -> str:
+    """`in all_reduce(sum, float32[8]) #3 of group "a"`."""
+    if link.call is None:
+        return wait_text(link.wait.activity, link.wait.detail)
+    text = f"in {call_text(link.call)}"
+    view = world.view(link.rank, link.call.group)
+    if link.call.signature.peer is None and view is not None:
+        text += f" {numbered(view.any, link.call.seq)}"
+    return text
+
+
+def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
+    """What the rank gave as collective number `seq` of the newest group of that name."""
+    record = world.ranks[rank]
+    keys = [key for key in record.groups if key[0] == group]
+    if not keys or record.history is None:
+        return None
+    return record.history.at(max(keys), seq)

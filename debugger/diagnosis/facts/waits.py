@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from ...record.layout import Activity
 from ...record.snapshot import CallSite, Snapshot
 from ..limits import Limits
-from ..rules.deadlock import doing
 from .channels import Channels
 from .cycles import find_cycle, stuck_ranks
+from .evidence import doing
 from .needs import Need, Needs
 from .world import World
 

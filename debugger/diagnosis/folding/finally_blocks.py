@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...record.snapshot import Call, Note
+from ...record.snapshot import Note
 from ...record.wording import at_site, printable
+from ..facts.evidence import call_of
+from ..facts.exceptions import is_communication_error
 from ..facts.world import World
 from ..findings import EXIT_CODES, Finding, RankEvidence
 from ..limits import Candidate
-from ..rules.deaths_and_exceptions import is_communication_error
 
 MISMATCH = 91
 LEFT = frozenset({"early_exit", "unmatched_p2p"})
@@ -64,12 +65,3 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
     else:
         return False
     return any(call is not None and 0 <= call.number - first <= MOST_CALLS for call in calls)
-
-
-def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
-    """What the rank gave as collective number `seq` of the newest group of that name."""
-    record = world.ranks[rank]
-    keys = [key for key in record.groups if key[0] == group]
-    if not keys or record.history is None:
-        return None
-    return record.history.at(max(keys), seq)

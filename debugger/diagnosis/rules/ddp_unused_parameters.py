@@ -17,10 +17,9 @@ from dataclasses import replace
 from ...record.layout import Phase
 from ...record.snapshot import Group, Note
 from ...record.wording import at_site, printable, ranks_text
-from ..facts.evidence import chosen, stand
+from ..facts.evidence import call_of, chosen, stand
 from ..facts.world import World
 from ..findings import EXIT_CODES, Finding, RankEvidence, group_evidence
-from ..folding.finally_blocks import call_of
 from ..limits import SECOND_NS, Candidate
 
 KIND = "ddp_unused_parameters"

@@ -13,13 +13,12 @@ from dataclasses import replace
 
 from ...record.snapshot import Call, Note
 from ...record.wording import at_site, printable, ranks_text, verb
-from ..facts.evidence import chosen, stand
+from ..facts.evidence import chosen, doing, stand
+from ..facts.exceptions import is_communication_error
 from ..facts.needs import Needs
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
-from .deadlock import doing
-from .deaths_and_exceptions import is_communication_error
 
 ANOTHER_NS = 5 * SECOND_NS
 """So long a program has time to start another thread in place of one that died."""

@@ -20,14 +20,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...record.layout import Activity
-from ...record.wording import at_site, call_text, numbered, ranks_text, verb
+from ...record.wording import at_site, ranks_text, verb
 from ..facts.channels import Channels
 from ..facts.cycles import find_cycle, reaching, stuck_ranks
-from ..facts.evidence import chosen, standing, wait_text
+from ..facts.evidence import doing
 from ..facts.needs import Need, Needs
 from ..facts.world import STOPPED, Pending, World
-from ..findings import Finding, RankEvidence, group_evidence
+from ..findings import Finding, group_evidence
 from ..limits import Candidate
+from ..shared_findings import evidence, not_created, tag_mismatch
 
 Waiting = Mapping[int, Sequence[Need]]
 
@@ -188,40 +189,6 @@ def _tags(
     return None
 
 
-def tag_mismatch(
-    world: World,
-    link: Pending,
-    partner: int,
-    tags: list[int],
-    victims: tuple[int, ...],
-    *,
-    proven: bool,
-) -> Finding:
-    """The rank waits in a send or receive, while its partner has posted one with other tags."""
-    call = link.call
-    assert call is not None
-    sending = call.signature.op == "send"
-    pair = (link.rank, partner) if sending else (partner, link.rank)
-    does, did = ("sends to", "receives from") if sending else ("receives from", "sends to")
-    message = (
-        f"{'' if proven else 'suspected: '}rank {link.rank} {does} rank {partner} with tag "
-        f"{call.signature.tag}, but rank {partner} {did} rank {link.rank} with "
-        f"tag {', '.join(map(str, tags[:8]))}"
-    )
-    view = world.view(link.rank, call.group)
-    return Finding(
-        kind="p2p_mismatch",
-        message=message,
-        culprits=pair,
-        victims=tuple(rank for rank in victims if rank not in pair),
-        proven=proven,
-        group=group_evidence(view.any) if view else None,
-        seq=call.seq,
-        ranks=evidence(world, [link], list(pair), victims),
-        observable_ns=link.wait.since_ns,
-    )
-
-
 def _creation(
     world: World,
     needs: Needs,
@@ -243,61 +210,6 @@ def _creation(
     ranks = evidence(world, links, list(absent), waiting)
     since = _since(world, links, proven=proven)
     return not_created(needs, link, absent, waiting, ranks, since, proven=proven)
-
-
-def not_created(
-    needs: Needs,
-    link: Pending,
-    absent: tuple[int, ...],
-    waiting: tuple[int, ...],
-    ranks: dict[int, RankEvidence],
-    observable_ns: int,
-    *,
-    proven: bool,
-) -> Finding:
-    """A group that some ranks create and wait for, and others will never create."""
-    creation = needs.creation(link)
-    members = creation.ranks if creation else tuple(link.wait.detail.get("ranks", ()))
-    makers = tuple(rank for rank in waiting if rank in members) or (link.rank,)
-    message = (
-        f"{'' if proven else 'suspected: '}{ranks_text(makers)} "
-        f"{verb(makers, 'creates', 'create')} a group of {ranks_text(members)}"
-        f"{at_site(link.wait.site)}, but {ranks_text(absent)} {verb(absent, 'does', 'do')} not: "
-        "all ranks must call new_group, in the same order"
-    )
-    return Finding(
-        kind="group_mismatch",
-        message=message,
-        culprits=absent,
-        victims=waiting,
-        proven=proven,
-        ranks=ranks,
-        observable_ns=observable_ns,
-        data={"index": creation.index if creation else None},
-    )
-
-
-def doing(world: World, link: Pending) -> str:
-    """`in all_reduce(sum, float32[8]) #3 of group "a"`."""
-    if link.call is None:
-        return wait_text(link.wait.activity, link.wait.detail)
-    text = f"in {call_text(link.call)}"
-    view = world.view(link.rank, link.call.group)
-    if link.call.signature.peer is None and view is not None:
-        text += f" {numbered(view.any, link.call.seq)}"
-    return text
-
-
-def evidence(
-    world: World, links: list[Pending], first: list[int], others: tuple[int, ...]
-) -> dict[int, RankEvidence]:
-    """Where each rank stands; for those in `links`, the wait that matters here."""
-    found = {rank: standing(world, rank) for rank in chosen(first, others)}
-    for link in links:
-        if link.rank in found and link.call is not None:
-            site = link.call.site or link.wait.site
-            found[link.rank] = RankEvidence("waits in", call_text(link.call), site)
-    return found
 
 
 def _since(world: World, links: list[Pending], *, proven: bool) -> int:

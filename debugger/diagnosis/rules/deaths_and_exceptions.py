@@ -6,7 +6,6 @@ launcher sends SIGTERM. Such endings are `weak`: they count only where nothing e
 
 from __future__ import annotations
 
-import re
 import signal as signals
 
 from ...record.layout import Phase
@@ -14,17 +13,11 @@ from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.broken_links import broken, link_of
 from ..facts.evidence import chosen, ending_text, stand, standing
+from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.world import World, exit_status
 from ..findings import Finding
 from ..limits import Candidate
-from .join_timeout import last_exception
 
-COMMUNICATION = re.compile(
-    r"connection (closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|timeout|"
-    r"gloo|nccl|recvBytes|sendBytes|socket|DistNetworkError|DistStoreError|DistBackendError|"
-    r"remote process|all connection|abort",
-    re.IGNORECASE,
-)
 WEAK_SIGNALS = frozenset({signals.SIGABRT, signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 LEAVING_NS = 5_000_000_000
 TOGETHER_NS = 250_000_000
@@ -52,14 +45,6 @@ def endings(world: World) -> list[Candidate]:
         elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
             found.append(_ended(world, [rank], weakness=1))
     return found + _together(world, killed)
-
-
-def is_communication_error(note: Note) -> bool:
-    """The exception is what a rank gets when another one fails, or is late."""
-    flag = note.data.get("communication")
-    if isinstance(flag, bool):
-        return flag
-    return COMMUNICATION.search(f"{note.data.get('type', '')} {note.message}") is not None
 
 
 def _died(rank: Rank) -> bool:

@@ -19,19 +19,18 @@ from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState, GroupState
 from ...record.signature import ANY_SOURCE
-from ...record.snapshot import Call, Wait
+from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, last_call, stand
+from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
+from ..facts.unfinished import UNFINISHED, as_pending, failed_calls, has_failed, posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
-from .deadlock import not_created, tag_mismatch
-from .deaths_and_exceptions import is_communication_error
-from .join_timeout import last_exception
+from ..shared_findings import not_created, tag_mismatch
 
-UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
 ARRIVING_NS = 2 * SECOND_NS
 """What has left a process that has ended may take to arrive, on a busy machine."""
 MOST_UNFINISHED = 64
@@ -71,39 +70,20 @@ def _has_left(world: World, rank: int) -> bool:
     return world.finished(rank) or any(group.state is GroupState.DESTROYED for group in groups)
 
 
-def failed_calls(world: World) -> Iterator[Pending]:
-    """The call in which a rank that has ended with an error stood, or which it had seen fail."""
-    for number, rank in world.ranks.items():
-        if not _failed(world, number) or rank.history is None or not rank.calls:
-            continue
-        call = rank.history.call(rank.calls - 1)
-        if call is not None and call.state in UNFINISHED:
-            yield _pending(world, number, call)
-
-
 def _failed_messages(world: World) -> Iterator[Pending]:
     """Sends and receives before its last call in which a rank that lost a connection stood: it
     may have made several before it waited for the first."""
     for number, rank in world.ranks.items():
-        if rank.history is None or not _failed(world, number) or not _lost_contact(world, number):
+        if (
+            rank.history is None
+            or not has_failed(world, number)
+            or not _lost_contact(world, number)
+        ):
             continue
         for call in rank.history.recent(MOST_UNFINISHED):
             before_last = call.number < rank.calls - 1
             if before_last and call.signature.peer is not None and call.state in UNFINISHED:
-                yield _pending(world, number, call)
-
-
-def _failed(world: World, rank: int) -> bool:
-    return bool(world.notes(rank, "exception")) or (world.ended(rank) and not world.finished(rank))
-
-
-def _pending(world: World, rank: int, call: Call) -> Pending:
-    waits = world.ranks[rank].waits
-    wait = next((wait for wait in waits if wait.call == call.number), None)
-    if wait is None:
-        since = call.completed_ns or call.issued_ns
-        wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
-    return Pending(rank, wait, call)
+                yield as_pending(world, number, call)
 
 
 def _never_created(
@@ -259,7 +239,7 @@ def _message(
     view = world.view(pending.rank, call.group)
     if view is None or peer is None:
         return None
-    if (failed or need is None) and peer != ANY_SOURCE and _posted(channels, pending.rank, call):
+    if (failed or need is None) and peer != ANY_SOURCE and posted(channels, pending.rank, call):
         return _never_arrived(world, channels, view, pending)
     if (failed and peer == ANY_SOURCE) or (not failed and need is None):
         return None
@@ -373,18 +353,3 @@ def _never_arrived(
     )
     arriving_ns = ARRIVING_NS + int(bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)
-
-
-def surely_posted(channels: Channels, rank: int, call: Call) -> bool:
-    """Whether the partner of this send or receive has made its own."""
-    if call.signature.peer == ANY_SOURCE or not channels.strict(channels.key_of(rank, call)):
-        return False
-    return _posted(channels, rank, call)
-
-
-def _posted(channels: Channels, rank: int, call: Call) -> bool:
-    key = channels.key_of(rank, call)
-    if not channels.strict(key):
-        return True
-    other = channels.received(key) if call.signature.op == "send" else channels.sent(key)
-    return other > call.seq

@@ -16,20 +16,21 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
 from ...record.layout import Activity, Phase
 from ...record.majority import vote
 from ...record.snapshot import Note, Rank, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import chosen, stand, standing
+from ..facts.exceptions import TIMED_OUT, last_exception
+from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
 from ..facts.world import DEFAULT_GROUP, World
 from ..findings import Finding
 from ..limits import Candidate
 
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
-TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
 def joins(world: World, needs: Needs) -> list[Candidate]:
@@ -50,23 +51,6 @@ def joins(world: World, needs: Needs) -> list[Candidate]:
             or _own_timeout(world, failed)
         )
     return found
-
-
-def last_to_come(waiting: Mapping[int, Wait]) -> Wait:
-    """The wait of the rank that began to join last. The limits count from there: as long as ranks
-    come, a large world is being started, and those that are to come are not late."""
-    return max(waiting.values(), key=lambda wait: wait.since_ns)
-
-
-def timed_out(note: Note) -> bool:
-    """The exception says that a time limit ran out."""
-    return note.data.get("type") == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
-
-
-def last_exception(world: World, rank: int) -> Note | None:
-    """The uncaught exception that ended the rank, if one did."""
-    notes = world.notes(rank, "exception")
-    return notes[-1] if notes else None
 
 
 def _rivals(world: World) -> list[Candidate]:
@@ -247,12 +231,6 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
     )
     observable = last.since_ns + world.limits.hang_ns
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
-
-
-def gave_up(world: World, rank: int) -> bool:
-    """It has waited, too, until its own time limit ran out."""
-    note = last_exception(world, rank)
-    return note is not None and timed_out(note)
 
 
 def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:

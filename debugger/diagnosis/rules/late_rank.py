@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from ...record.layout import Activity
 from ...record.snapshot import Call, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
-from ..facts.evidence import chosen, stand, standing
+from ..facts.absence import ENTERED, cause_of
+from ..facts.evidence import chosen, doing, stand, standing
+from ..facts.exceptions import is_communication_error, last_exception, timed_out
+from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
+from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, Candidate
-from .deadlock import doing
-from .deaths_and_exceptions import is_communication_error
-from .early_exit import failed_calls, surely_posted
-from .join_timeout import gave_up, last_exception, last_to_come, timed_out
+from ..limits import Candidate
 
 CAUSES = {
     "stopped": "stopped by a signal",
@@ -34,8 +34,6 @@ CAUSES = {
     "gil_held": "something holds its GIL",
     "lock": "waits for a lock",
 }
-ENTERED = "entered_by_all"
-"""In the data of a finding whose ranks are all where they should be: no stack says more."""
 LOCK_WORDS = (
     "acquire",
     "_wait_for_tstate_lock",
@@ -191,21 +189,6 @@ def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
     if cause == "store":
         what = where.state if "store" in where.state else what
     return f"rank {rank}: {what}{at_site(where.location)}"
-
-
-def cause_of(world: World, rank: int) -> str:
-    """Why the rank has not come, as far as the operating system and its record tell."""
-    record = world.ranks.get(rank)
-    if record is None:
-        return "unknown"
-    if record.process.state in STOPPED:
-        return "stopped"
-    silent_s = (world.now_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
-    if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
-        return "gil_held"
-    if world.activity(rank, Activity.STORE) is not None:
-        return "store"
-    return "user_code" if record.location else "unknown"
 
 
 def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Finding:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...record.snapshot import GroupKey, Note
+from ..facts.absence import cause_of
 from ..facts.evidence import at_call, chosen, stand
 from ..facts.world import World
 from ..findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
 from ..limits import Candidate
-from .late_rank import cause_of
 
 
 def told(world: World) -> list[Candidate]:

@@ -17,15 +17,13 @@ from dataclasses import replace
 from ...record.layout import Activity
 from ...record.snapshot import Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
-from ..facts.evidence import chosen, stand, wait_text
+from ..facts.absence import cause_of
+from ..facts.evidence import chosen, doing, stand, wait_text
+from ..facts.exceptions import last_exception, timed_out
 from ..facts.needs import bytes_of
 from ..facts.world import Pending, World
 from ..findings import Finding
-from ..limits import SECOND_NS, Candidate
-from .deadlock import doing
-from .join_timeout import last_exception, timed_out
-from .late_rank import cause_of
-from .stalled_call import SLOWEST_BYTES_PER_S
+from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
 RENDEZVOUS = "rendezvous"
 MOST_TEXTS = 4

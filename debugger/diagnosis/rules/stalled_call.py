@@ -13,19 +13,16 @@ from __future__ import annotations
 
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
+from ..facts.absence import ENTERED, cause_of
 from ..facts.broken_links import Link, link_of
 from ..facts.evidence import chosen, stand
+from ..facts.exceptions import last_exception, timed_out
 from ..facts.needs import Needs, bytes_of
+from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, Candidate
-from .early_exit import failed_calls, surely_posted
-from .join_timeout import last_exception, timed_out
-from .late_rank import ENTERED, cause_of
+from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
-SLOWEST_BYTES_PER_S = 1e6
-"""What a call's bytes may take, once for each rank, before a call that all are in counts as stuck:
-a slow network is no fault."""
 LATEST_NS = SECOND_NS
 """Who came so shortly before the time was up may have been too late."""
 

@@ -10,10 +10,10 @@ from ...record.layout import CallState
 from ...record.snapshot import Note
 from ...record.wording import at_site, printable
 from ..facts.evidence import chosen, last_call, stand
+from ..facts.exceptions import last_exception
 from ..facts.world import World
 from ..findings import Finding
 from ..limits import Candidate
-from .join_timeout import last_exception
 
 NOTE = "store_host"
 STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})

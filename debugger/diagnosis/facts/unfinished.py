@@ -1,0 +1,51 @@
+"""What ranks had begun and not finished when they ended, and whether its other end has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...record.layout import Activity, CallState
+from ...record.signature import ANY_SOURCE
+from ...record.snapshot import Call, Wait
+from .channels import Channels
+from .world import Pending, World
+
+UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
+
+
+def has_failed(world: World, rank: int) -> bool:
+    return bool(world.notes(rank, "exception")) or (world.ended(rank) and not world.finished(rank))
+
+
+def as_pending(world: World, rank: int, call: Call) -> Pending:
+    waits = world.ranks[rank].waits
+    wait = next((wait for wait in waits if wait.call == call.number), None)
+    if wait is None:
+        since = call.completed_ns or call.issued_ns
+        wait = Wait(0, Activity.IN_CALL, 0, since, call.number, site=call.site)
+    return Pending(rank, wait, call)
+
+
+def failed_calls(world: World) -> Iterator[Pending]:
+    """The call in which a rank that has ended with an error stood, or which it had seen fail."""
+    for number, rank in world.ranks.items():
+        if not has_failed(world, number) or rank.history is None or not rank.calls:
+            continue
+        call = rank.history.call(rank.calls - 1)
+        if call is not None and call.state in UNFINISHED:
+            yield as_pending(world, number, call)
+
+
+def posted(channels: Channels, rank: int, call: Call) -> bool:
+    key = channels.key_of(rank, call)
+    if not channels.strict(key):
+        return True
+    other = channels.received(key) if call.signature.op == "send" else channels.sent(key)
+    return other > call.seq
+
+
+def surely_posted(channels: Channels, rank: int, call: Call) -> bool:
+    """Whether the partner of this send or receive has made its own."""
+    if call.signature.peer == ANY_SOURCE or not channels.strict(channels.key_of(rank, call)):
+        return False
+    return posted(channels, rank, call)
