@@ -372,13 +372,14 @@ class Session:
             )
         with self._faults.guard("what became of the injected faults"):
             code = self._injection.settle(report, timed, ends)
-        report["off"] += self._faults.off
+        off_in_ranks = report["off"]
+        report["off"] = [*off_in_ranks, *self._faults.off]
         directory = self._directory
         rendered = {False: f"distdebug: {outcome}, exit code {code}\n"}
         with self._faults.guard("the text of the report"):
             colour = self._options.ci is None and colour_wanted(sys.stderr)
             rendered = {one: text.render(report, one) for one in {False, colour}}
-        report["off"] += self._faults.off
+        report["off"] = [*off_in_ranks, *self._faults.off]  # rendering may have failed, too
         directory.write_json(directory.report_json.name, report)
         directory.write_text(directory.report_text.name, rendered[False])
         with self._faults.guard("the report for JUnit"):
