@@ -3,6 +3,10 @@
 A dump is a pickle or JSON of plain data, versions 2.3 to 2.10, written by NCCL's, gloo's or another
 library's side of torch. Of each field only the type that torch writes is taken; what is missing or
 of another type is left out, so that a damaged entry costs that entry alone.
+
+Of a coalesced call (a batch of messages, several collectives in one launch) torch writes an entry
+for each part, and one named `coalesced` at its end: only the last is ever marked complete. Here
+the parts have the state of the whole.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +24,7 @@ from .plain_pickle import NotPlain, loads
 
 MOST_ENTRIES = 1 << 20
 MOST_RANKS = 1 << 20
+_DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
@@ -30,6 +35,8 @@ _OPS = {
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
     "_all_gather_base": "all_gather_into_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "all_reduce_barrier": "barrier",
     "all_gather_single": "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
     "allgather_coalesced": "all_gather_coalesced",
@@ -44,6 +51,12 @@ _OPS = {
     "alltoall_base": "all_to_all_single",
 }
 """How libraries and releases call an op, and how torch.distributed does."""
+_UNEVEN = frozenset({"all_gather_v", "reduce_scatter_v"})
+"""Ops in which each rank has its own size: what they agree on is the sum, which no rank knows."""
+COALESCED = "coalesced"
+_TELL_COMPLETION = ("nccl", "rccl", "xccl", "hccl", "mccl")
+"""Begins of the libraries whose entries say when a call was complete. gloo's never do, and neither
+do those of a backend that is recorded from outside; both mark a call as retired when it is over."""
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -71,30 +84,39 @@ class NoDump(ValueError):
 class Entry:
     """One call on record.
 
-    `seq` counts the collectives of its group from 0, None of a message. `peer` is the other end of
-    a message as a rank of the group, -1 for any. `done`: the record says that it is complete, or
-    cannot say but has put it away. `timed_out`: it was put away without being complete.
+    `seq` counts the collectives of its group from 0, None of a message. `launch` is the recorder's
+    number for the launch that it was part of, messages and collectives each for themselves. `peer`
+    is the other end of a message as a rank of the group, -1 for any. `done`: the record says that
+    it is complete, or cannot say but has put it away. `started`: that it has begun (recorded only
+    where timing is on). `timed_out`: it was put away without being complete.
     """
 
     record_id: int
     pg_id: int
     group: GroupName
     seq: int | None
+    launch: int
     library: str
     signature: Signature
     peer: int | None
     done: bool
+    started: bool
     timed_out: bool
     created_ns: int
     site: CallSite | None
     stack: tuple[str, ...] = ()
+
+    @property
+    def tells_completion(self) -> bool:
+        """Whether its library says of a call when it was complete."""
+        return self.library.startswith(_TELL_COMPLETION)
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
-    (-1: none)."""
+    (-1: none), which torch also counts messages in."""
 
     version: str
     entries: Sequence[Entry]
@@ -133,9 +155,9 @@ def read(data: bytes) -> Dump:
     version = found.get("version")
     entries = [entry for row in rows if (entry := _entry(row)) is not None]
     return Dump(
-        version=version if isinstance(version, str) else "",
-        entries=entries,
-        groups=_groups(found.get("pg_config")),
+        version=version[:40] if isinstance(version, str) else "",
+        entries=_parts_with_state(entries),
+        groups=_members(found.get("pg_config")),
         enqueued=_status(found.get("pg_status"), "last_enqueued_collective"),
         completed=_status(found.get("pg_status"), "last_completed_collective"),
         damaged=len(rows) - len(entries),
@@ -161,23 +183,56 @@ def _entry(row: Any) -> Entry | None:
         words = message[1]
     state, retired = row.get("state"), row.get("retired") is True
     done = state == "completed" or bool(_number(row.get("time_discovered_completed_ns")))
-    tells_completion = library.startswith(("nccl", "rccl", "xccl", "hccl", "mccl"))
+    tells_completion = library.startswith(_TELL_COMPLETION)
+    launch = _number(row.get("p2p_seq_id" if is_message else "collective_seq_id"))
     stack = _stack(row.get("frames"))
     return Entry(
         record_id=_number(row.get("record_id")) or 0,
         pg_id=_number(row.get("pg_id")) or 0,
         group=(_text(group[0]), _text(group[1])),
         seq=None if is_message or seq is None else seq - 1,
+        launch=launch or 0,
         library=library,
         signature=_signature(_op(words), _tensors(row, _op(words))),
         peer=peer,
         done=done or (retired and not tells_completion),
+        started=state == "started" or bool(_number(row.get("time_discovered_started_ns"))),
         timed_out=retired and not done and tells_completion,
         created_ns=_number(row.get("time_created_ns")) or 0,
         site=next((site for site in stack if not _NOT_THE_USERS.search(site.file)), None)
         or next(iter(stack), None),
         stack=tuple(map(str, stack)),
     )
+
+
+def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries with each part of a coalesced call in the state of the whole.
+
+    The last entry of a coalesced call may not be there: not yet made (the host is between them),
+    or left out of a dump of active calls because it was complete. Then the rank has gone on.
+    """
+    whole: dict[tuple[int, bool, int], Entry] = {}
+    parts: dict[tuple[int, bool, int], list[int]] = {}
+    for index, entry in enumerate(entries):
+        key = (entry.pg_id, entry.seq is None, entry.launch)
+        if entry.signature.op == COALESCED:
+            whole[key] = entry
+        else:
+            parts.setdefault(key, []).append(index)
+    if not whole and all(len(many) == 1 for many in parts.values()):
+        return entries
+    found: list[Entry] = list(entries)
+    for key, many in parts.items():
+        end = whole.get(key)
+        if end is not None:
+            for at in many:
+                found[at] = replace(
+                    entries[at], done=end.done, started=end.started, timed_out=end.timed_out
+                )
+        elif len(many) > 1 and many[-1] + 1 < len(entries):
+            for at in many:
+                found[at] = replace(entries[at], done=True)
+    return found
 
 
 def _op(words: str) -> str:
@@ -193,6 +248,8 @@ def _signature(op: str, tensors: tuple[Tensor, ...]) -> Signature:
 
 def _tensors(row: Mapping[str, Any], op: str) -> tuple[Tensor, ...]:
     """What the op's ranks agree on: a scatter's output, and everything else's input."""
+    if op in _UNEVEN:
+        return ()
     names = ("output", "input") if op == "scatter" else ("input", "output")
     principal, others = (_side(row, name) for name in names)
     return principal or (others if op != "gather" else ())
@@ -223,7 +280,7 @@ def _stack(frames: Any) -> list[CallSite]:
     ]
 
 
-def _groups(config: Any) -> dict[GroupName, tuple[int, ...]]:
+def _members(config: Any) -> dict[GroupName, tuple[int, ...]]:
     found: dict[GroupName, tuple[int, ...]] = {}
     for one in config.values() if isinstance(config, dict) else ():
         if isinstance(one, dict):
@@ -236,12 +293,24 @@ def _groups(config: Any) -> dict[GroupName, tuple[int, ...]]:
 def _ranks(given: Any) -> tuple[int, ...]:
     """`"[0, 1, 2]"`, which is parsed and never evaluated; JSON may have a list."""
     if isinstance(given, str):
-        if len(given) > 12 * MOST_RANKS or not _RANK_LIST.fullmatch(given.strip()):
-            return ()
-        given = [int(word) for word in re.findall(r"\d{1,9}", given)]
+        return _ranks_in(given)
     if not isinstance(given, list | tuple):
         return ()
-    return tuple(rank for one in given if (rank := _number(one)) is not None and rank >= 0)
+    return _plausible([_number(one) for one in given])
+
+
+@lru_cache(maxsize=1 << 12)
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """Parsed once for all ranks that say the same, which at 16,384 ranks is 100 kB each."""
+    if len(text) > 12 * MOST_RANKS or not _RANK_LIST.fullmatch(text.strip()):
+        return ()
+    return _plausible([int(word) if len(word) < 10 else None for word in _DIGITS.findall(text)])
+
+
+def _plausible(ranks: Sequence[int | None]) -> tuple[int, ...]:
+    """() where one of them is no rank, or is there twice: such a group is not known."""
+    known = tuple(rank for rank in ranks if rank is not None and 0 <= rank < MOST_RANKS)
+    return known if len(known) == len(ranks) == len(set(known)) else ()
 
 
 def _status(given: Any, name: str) -> dict[int, int]:
@@ -255,14 +324,12 @@ def _status(given: Any, name: str) -> dict[int, int]:
 
 
 def _number(given: Any) -> int | None:
-    """An int; JSON has some as text."""
-    if isinstance(given, bool):
-        return None
-    if isinstance(given, int):
-        return given
+    """An int of 64 bits; JSON has some as text."""
     if isinstance(given, str) and re.fullmatch(r"-?\d{1,19}", given):
-        return int(given)
-    return None
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int) or not -(1 << 63) <= given < 1 << 63:
+        return None
+    return given
 
 
 def _text(given: Any) -> str:
