@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -206,33 +207,56 @@ def _entry(row: Any) -> Entry | None:
 
 
 def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries with each part of a coalesced call in the state of the whole.
-
-    The last entry of a coalesced call may not be there: not yet made (the host is between them),
-    or left out of a dump of active calls because it was complete. Then the rank has gone on.
-    """
-    whole: dict[tuple[int, bool, int], Entry] = {}
-    parts: dict[tuple[int, bool, int], list[int]] = {}
-    for index, entry in enumerate(entries):
-        key = (entry.pg_id, entry.seq is None, entry.launch)
-        if entry.signature.op == COALESCED:
-            whole[key] = entry
-        else:
-            parts.setdefault(key, []).append(index)
-    if not whole and all(len(many) == 1 for many in parts.values()):
+    """The entries with each part of a coalesced call in the state of the whole."""
+    ends = {_launch(entry): entry for entry in entries if entry.signature.op == COALESCED}
+    if not ends:
         return entries
-    found: list[Entry] = list(entries)
-    for key, many in parts.items():
-        end = whole.get(key)
-        if end is not None:
-            for at in many:
-                found[at] = replace(
-                    entries[at], done=end.done, started=end.started, timed_out=end.timed_out
-                )
-        elif len(many) > 1 and many[-1] + 1 < len(entries):
-            for at in many:
-                found[at] = replace(entries[at], done=True)
-    return found
+    return [
+        entry
+        if (end := ends.get(_launch(entry))) is None
+        else replace(entry, done=end.done, started=end.started, timed_out=end.timed_out)
+        for entry in entries
+    ]
+
+
+def _launch(entry: Entry) -> tuple[int, bool, int]:
+    return entry.pg_id, entry.seq is None, entry.launch
+
+
+def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
+    """The dumps with what is left of coalesced calls that are complete marked as complete.
+
+    A dump of active calls alone leaves out the last entry of such a call, the only one that says
+    so, and keeps its parts. Where the host is between the parts and the last entry, the rank has
+    done nothing since, and its dump is not one of active calls. Which groups make coalesced calls
+    is seen from all ranks: of a single message one rank cannot tell.
+    """
+    using: set[GroupName] = set()
+    for dump in dumps.values():
+        before: Entry | None = None
+        for entry in dump.entries:
+            several = before is not None and _launch(before) == _launch(entry)
+            if entry.signature.op == COALESCED or several:
+                using.add(entry.group)
+            before = entry
+    return {rank: _settled(dump, using) for rank, dump in dumps.items()} if using else dict(dumps)
+
+
+def _settled(dump: Dump, using: Container[GroupName]) -> Dump:
+    entries = dump.entries
+    ends = {_launch(entry) for entry in entries if entry.signature.op == COALESCED}
+    last = _launch(entries[-1]) if entries and any(entry.done for entry in entries) else None
+    coalesced = Counter(map(_launch, entries))
+    found = [
+        replace(entry, done=True)
+        if entry.group in using
+        and (entry.seq is None or coalesced[_launch(entry)] > 1)
+        and _launch(entry) not in ends
+        and _launch(entry) != last
+        else entry
+        for entry in entries
+    ]
+    return replace(dump, entries=found)
 
 
 def _op(words: str) -> str:

@@ -79,15 +79,12 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
     up as complete."""
     found: dict[int, _Stuck] = {}
     for wait in pending:
-        if wait.seq is None:
-            continue
         if any(rank in trace.dumps and not trace.first_pending(rank) for rank in wait.absent):
             continue
-        done = [rank for rank, calls in wait.group.calls.items() if calls.completed(wait.seq)]
         begun = [rank for rank, entry in wait.waiting.items() if entry.started]
         for rank, entry in wait.waiting.items():
-            if done:
-                one = _Stuck(wait, entry, done[0], begun=False)
+            if wait.beyond:
+                one = _Stuck(wait, entry, wait.beyond[0], begun=False)
             elif begun and not entry.started and trace.first_pending(rank) is entry:
                 if not _timing_is_on(trace, rank):
                     continue

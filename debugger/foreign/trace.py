@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
-from .flight_recorder import Dump, Entry, GroupName
+from .flight_recorder import Dump, Entry, GroupName, without_leftovers
 
 Key = tuple[str, str, int]
 """torch's name of a group, its description, and which life of that name it is: a job that
@@ -114,6 +114,7 @@ class Trace:
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
+    dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     calls: dict[Key, dict[int, Calls]] = {}
     told: dict[Key, set[tuple[int, ...]]] = {}

@@ -18,12 +18,14 @@ MOST_FRONTS = 16
 @dataclass(frozen=True)
 class Wait:
     """Ranks whose oldest pending call of a group, or of a channel, is the same one. `seq` is None
-    of a message. `absent` members have no record of having issued it, or its other end."""
+    of a message. `absent` members have no record of having issued it, or its other end. `beyond`
+    have completed it."""
 
     group: TracedGroup
     seq: int | None
     waiting: Mapping[int, Entry]
     absent: tuple[int, ...]
+    beyond: tuple[int, ...]
 
     @cached_property
     def since_ns(self) -> int:
@@ -65,7 +67,8 @@ def _collectives(trace: Trace) -> Iterator[Wait]:
         reached = {rank: calls.reached for rank, calls in group.calls.items()}
         for seq, waiting in sorted(oldest.items()):
             absent = tuple(rank for rank in group.ranks if reached.get(rank, -1) < seq)
-            yield Wait(group, seq, waiting, absent)
+            beyond = tuple(rank for rank, calls in group.calls.items() if calls.completed(seq))
+            yield Wait(group, seq, waiting, absent, beyond)
 
 
 def _messages(trace: Trace) -> Iterator[Wait]:
@@ -83,7 +86,14 @@ def _messages(trace: Trace) -> Iterator[Wait]:
                     continue
                 whole = all(one in trace.dumps and trace.dumps[one].whole for one in (rank, peer))
                 absent = not _other_end_is_there(index, others, whole)
-                yield Wait(group, None, {rank: mine[index]}, (peer,) if absent else ())
+                beyond = whole and index < len(others) and others[index].done
+                yield Wait(
+                    group,
+                    None,
+                    {rank: mine[index]},
+                    absent=(peer,) if absent else (),
+                    beyond=(peer,) if beyond and mine[index].signature.op == "recv" else (),
+                )
 
 
 def _other_end_is_there(index: int, others: Sequence[Entry], whole: bool) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ FROM_ELSEWHERE = {"early_exit": "missing_rank"}
 MISMATCHES = ("op_mismatch", "dtype_mismatch", "shape_mismatch")
 
 
-def _cases() -> Iterator[str]:
+def _cases() -> Sequence[str]:
     with tarfile.open(PACKED) as packed:
-        yield from sorted({name.rpartition("/")[0] for name in packed.getnames()})
+        return sorted({name.rpartition("/")[0] for name in packed.getnames()})
 
 
 @pytest.mark.parametrize("case", _cases())
