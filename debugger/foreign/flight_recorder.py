@@ -128,8 +128,14 @@ class Dump:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has been overwritten: every call that the rank ever made is here."""
-        return bool(self.entries) and self.entries[0].record_id == 0
+        """Whether nothing has been overwritten or left out: every call of the rank is here."""
+        rows = self.entries
+        return bool(rows) and rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+
+    @property
+    def active_only(self) -> bool:
+        """Whether it is one of those from which complete calls have been left out."""
+        return not self.whole and not any(entry.done for entry in self.entries)
 
     @property
     def newest_ns(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -86,11 +86,12 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that the dumps tell. `missing` ranks have no dump."""
+    """All that the dumps tell. `active_only` are the ranks whose dump leaves complete calls out."""
 
     dumps: Mapping[int, Dump]
     groups: Sequence[TracedGroup]
     world_size: int
+    active_only: Container[int] = ()
 
     @cached_property
     def missing(self) -> frozenset[int]:
@@ -114,6 +115,7 @@ class Trace:
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
+    active_only = {rank for rank, dump in dumps.items() if dump.active_only}
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     calls: dict[Key, dict[int, Calls]] = {}
@@ -141,7 +143,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
             inside = {rank: made[rank] for rank in members if rank in made}
             groups.append(TracedGroup(key, members, inside))
     _add_messages(dumps, lives, groups)
-    return Trace(dumps, groups, world_size)
+    return Trace(dumps, groups, world_size, active_only)
 
 
 def _add_messages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -56,7 +56,8 @@ def waits(trace: Trace) -> list[Wait]:
 
 
 def _collectives(trace: Trace) -> Iterator[Wait]:
-    for group in trace.groups:
+    places = _Places(trace)
+    for number, group in enumerate(trace.groups):
         oldest: dict[int, dict[int, Entry]] = {}
         for rank, calls in group.calls.items():
             entry = calls.first_pending
@@ -66,9 +67,36 @@ def _collectives(trace: Trace) -> Iterator[Wait]:
             continue
         reached = {rank: calls.reached for rank, calls in group.calls.items()}
         for seq, waiting in sorted(oldest.items()):
-            absent = tuple(rank for rank in group.ranks if reached.get(rank, -1) < seq)
-            beyond = tuple(rank for rank, calls in group.calls.items() if calls.completed(seq))
-            yield Wait(group, seq, waiting, absent, beyond)
+            unseen = [rank for rank in group.ranks if reached.get(rank, -1) < seq]
+            gone_on = places.gone_on(next(iter(waiting)), (number, seq), unseen)
+            absent = tuple(rank for rank in unseen if rank not in gone_on)
+            beyond = [rank for rank, calls in group.calls.items() if calls.completed(seq)]
+            yield Wait(group, seq, waiting, absent, (*beyond, *sorted(gone_on)))
+
+
+class _Places:
+    """Where in each rank's record its pending collectives are."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._of: dict[int, dict[tuple[int, int], int]] = {}
+        for number, group in enumerate(trace.groups):
+            for rank, calls in group.calls.items():
+                for seq, entries in calls.by_seq.items():
+                    if not entries[0].done:
+                        self._of.setdefault(rank, {})[number, seq] = entries[0].record_id
+
+    def gone_on(self, rank: int, call: tuple[int, int], unseen: Iterable[int]) -> set[int]:
+        """Who of `unseen` has made this call and completed it, though no record says so: a dump of
+        active calls alone has forgotten it, and has one that `rank` made after it."""
+        mine = self._of[rank]
+        at = mine[call]
+        return {
+            other
+            for other in unseen
+            if other in self._trace.active_only
+            and any(mine.get(one, -1) > at for one in self._of.get(other, ()))
+        }
 
 
 def _messages(trace: Trace) -> Iterator[Wait]:
@@ -92,7 +120,7 @@ def _messages(trace: Trace) -> Iterator[Wait]:
                     None,
                     {rank: mine[index]},
                     absent=(peer,) if absent else (),
-                    beyond=(peer,) if beyond and mine[index].signature.op == "recv" else (),
+                    beyond=(peer,) if beyond and trace.first_pending(rank) is mine[index] else (),
                 )
 
 

@@ -59,7 +59,7 @@ class Job:
 def job(seed: int, library: str, fault: str) -> Job:
     """One of them; equal for equal seeds."""
     chance = random.Random(f"{seed} {library} {fault}")
-    world = chance.choice((4, 6, 8))
+    world = chance.choice((6, 8))
     groups = {"0": ("default_pg", tuple(range(world)))}
     half = world // 2
     for number in range(half):
@@ -140,9 +140,14 @@ def somebody_waits(job: Job) -> bool:
     return any(one.done < one.issued for rank, one in job.ranks.items() if rank != job.rank)
 
 
+def form_of(job: Job, chance: random.Random) -> str:
+    """How much the dumps hold."""
+    return chance.choice(("whole", "wrapped", "active" if job.library == "nccl" else "whole"))
+
+
 def dumps(job: Job, chance: random.Random) -> dict[int, dict[str, Any]]:
     """Each rank's dump: whole, with the ring wrapped, or of the active calls alone (NCCL)."""
-    form = chance.choice(("whole", "wrapped", "active" if job.library == "nccl" else "whole"))
+    form = form_of(job, chance)
     found = {}
     for rank in job.ranks:
         entries = _entries(job, rank)

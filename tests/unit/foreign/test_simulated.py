@@ -32,7 +32,7 @@ def test_the_planted_truth_is_found(library: str, fault: str) -> None:
         found = judging.judge(trace, 0.2 if fault == "at_work" else None)
         said = [(one.kind, one.side, set(one.culprits)) for one in found]
         seen += bool(said)
-        if said != expected(job):
+        if said != expected(job) and (said or not unprovable(job, seed)):
             wrong.append((seed, said, expected(job), job.at, job.steps[job.at]))
     assert not wrong, f"{len(wrong)} of {len(SEEDS)}: {wrong[:3]}"
     assert seen > len(SEEDS) / 2 or fault in ("none", "at_work")  # the faults are seen, not lost
@@ -50,6 +50,17 @@ def expected(job: simulated.Job) -> list[tuple[str, str | None, set[int]]]:
     }
     kind = "unmatched_p2p" if waited_for == {simulated.BATCH} else "missing_rank"
     return [(kind, "host", {job.rank})]
+
+
+def unprovable(job: simulated.Job, seed: int) -> bool:
+    """What no reader can know: that a rank belongs to a group of gloo's in which it has not called
+    yet; which of many messages is the one that pends, where the earlier ones are forgotten."""
+    step, mine = job.steps[job.at], job.ranks[job.rank]
+    if job.library == "gloo":
+        waited = {job.steps[at].group for at in fronts(job) if job.rank in job.steps[at].ranks}
+        return not waited & {"0", *(job.steps[at].group for at in mine.steps[: mine.issued])}
+    form = simulated.form_of(job, random.Random(seed))
+    return job.fault == "device" and step.op == simulated.BATCH and form != "whole"
 
 
 def fronts(job: simulated.Job) -> set[int]:
