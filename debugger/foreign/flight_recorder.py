@@ -58,7 +58,7 @@ COALESCED = "coalesced"
 _TELL_COMPLETION = ("nccl", "rccl", "xccl", "hccl", "mccl")
 """Begins of the libraries whose entries say when a call was complete. gloo's never do, and neither
 do those of a backend that is recorded from outside; both mark a call as retired when it is over."""
-_DTYPES = {
+DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "Half": "float16",
@@ -72,6 +72,7 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
+"""torch's names of dtypes in a dump, and ours."""
 
 GroupName = tuple[str, str]
 """torch's name of the group and its description."""
@@ -295,7 +296,7 @@ def _side(row: Mapping[str, Any], name: str) -> tuple[Tensor, ...]:
             return ()
         given = _text(dtypes[index] if index < len(dtypes) else (dtypes[0] if dtypes else ""))
         found.append(
-            (_DTYPES.get(given, given.lower()), tuple(_number(size) or 0 for size in shape))
+            (DTYPES.get(given, given.lower()), tuple(_number(size) or 0 for size in shape))
         )
     return tuple(found)
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from ..diagnosis.findings import Finding
 from ..record.signature import RULES, Rule
-from ..record.wording import place, printable, ranks_text, spans
+from ..record.wording import place, printable, ranks_text
 from .evidence import NOT_IN_RECORD, evident, last_seen, of_waiting, standing, victims
 from .flight_recorder import Entry
 from .mismatches import mismatches
@@ -323,7 +323,7 @@ def _behind(trace: Trace, at_work: bool) -> Finding | None:
         kind="missing_rank",
         message=(
             f"suspected: {ranks_text(late)} never issued {printable(str(entry.signature))} "
-            f"{_place(group, seq)}, which ranks {spans(set(group.calls) - set(late))} did"
+            f"{_place(group, seq)}, which {ranks_text(set(group.calls) - set(late))} did"
         ),
         culprits=late,
         victims=tuple(sorted(set(group.calls) - set(late))),
