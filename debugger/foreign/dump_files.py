@@ -232,18 +232,11 @@ def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
         return [files]
     if _calls(file.dump) & _calls(other.dump) or len(file.numbers) < 2:
         return [files]
-    apart: dict[tuple[int, ...], list[_File]] = {}
-    place = (
-        next(
-            at
-            for at in range(len(file.numbers))
-            if at >= len(other.numbers) or file.numbers[at] != other.numbers[at]
-        )
-        if file.numbers != other.numbers
-        else None
-    )
+    pairs = zip(file.numbers, other.numbers, strict=False)
+    place = next((at for at, (mine, its) in enumerate(pairs) if mine != its), None)
     if place is None:
         return [files]
+    apart: dict[tuple[int, ...], list[_File]] = {}
     for one in files:
         apart.setdefault(one.numbers[place : place + 1], []).append(one)
     return list(apart.values())
