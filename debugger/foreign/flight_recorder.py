@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads
 
 MOST_ENTRIES = 1 << 20
+MOST_FRAMES = 200
 MOST_RANKS = 1 << 20
 _DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
@@ -172,45 +173,60 @@ def read(data: bytes) -> Dump:
     )
 
 
+class _Name(NamedTuple):
+    library: str
+    op: str
+    is_message: bool
+    peer: int | None
+
+
 def _entry(row: Any) -> Entry | None:
     if not isinstance(row, dict):
         return None
-    name = _text(row.get("profiling_name"))
-    library, _, words = name.rpartition(":")
-    if not words:
-        return None
-    message = _MESSAGE.fullmatch(words)
-    is_message = message is not None or row.get("is_p2p") is True
-    seq = _number(row.get("collective_seq_id"))
+    name = _named(_text(row.get("profiling_name")))
     group = row.get("process_group")
-    if not isinstance(group, list | tuple) or len(group) != 2:
+    if name is None or not isinstance(group, list | tuple) or len(group) != 2:
         return None
-    peer = None
-    if message is not None:
-        peer = -1 if message[3] == "?" else int(message[3])
-        words = message[1]
+    is_message = name.is_message or row.get("is_p2p") is True
+    seq = _number(row.get("collective_seq_id"))
     state, retired = row.get("state"), row.get("retired") is True
     done = state == "completed" or bool(_number(row.get("time_discovered_completed_ns")))
-    tells_completion = library.startswith(_TELL_COMPLETION)
-    launch = _number(row.get("p2p_seq_id" if is_message else "collective_seq_id"))
-    stack = _stack(row.get("frames"))
+    tells_completion = name.library.startswith(_TELL_COMPLETION)
+    launch = _number(row.get("p2p_seq_id")) if is_message else seq
+    site, stack = _stack(row.get("frames"))
     return Entry(
         record_id=_number(row.get("record_id")) or 0,
         pg_id=_number(row.get("pg_id")) or 0,
         group=(_text(group[0]), _text(group[1])),
         seq=None if is_message or seq is None else seq - 1,
         launch=launch or 0,
-        library=library,
-        signature=_signature(_op(words), _tensors(row, _op(words))),
-        peer=peer,
+        library=name.library,
+        signature=_signature(name.op, _tensors(row, "input"), _tensors(row, "output")),
+        peer=name.peer,
         done=done or (retired and not tells_completion),
         started=state == "started" or bool(_number(row.get("time_discovered_started_ns"))),
         timed_out=retired and not done and tells_completion,
         created_ns=_number(row.get("time_created_ns")) or 0,
-        site=next((site for site in stack if not _NOT_THE_USERS.search(site.file)), None)
-        or next(iter(stack), None),
-        stack=tuple(map(str, stack)),
+        site=site,
+        stack=stack,
     )
+
+
+# A job makes the same few calls again and again, on all ranks: what is made of a name, of sizes
+# and of a stack is kept, and is then the same object, by which most calls are compared.
+
+
+@lru_cache(maxsize=1 << 14)
+def _named(name: str) -> _Name | None:
+    """`nccl:recv 1<-0`, with ranks of the group."""
+    library, _, words = name.rpartition(":")
+    if not words:
+        return None
+    message = _MESSAGE.fullmatch(words)
+    if message is None:
+        return _Name(library, _op(words), False, None)
+    peer = -1 if message[3] == "?" else int(message[3])
+    return _Name(library, message[1], True, peer if peer < MOST_RANKS else None)
 
 
 def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -272,43 +288,48 @@ def _op(words: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _signature(op: str, tensors: tuple[Tensor, ...]) -> Signature:
-    """The same object for the same call: most calls of a job are compared by identity."""
-    return Signature(op, tensors)
-
-
-def _tensors(row: Mapping[str, Any], op: str) -> tuple[Tensor, ...]:
-    """What the op's ranks agree on: a scatter's output, and everything else's input."""
+def _signature(op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Signature:
+    """Of what the op's ranks agree on: a scatter's output, and everything else's input."""
     if op in _UNEVEN:
+        return Signature(op)
+    principal, others = (outputs, inputs) if op == "scatter" else (inputs, outputs)
+    return Signature(op, principal or (others if op != "gather" else ()))
+
+
+def _tensors(row: Mapping[str, Any], side: str) -> tuple[Tensor, ...]:
+    """ "input" or "output"; () for what is no list of sizes."""
+    try:
+        return _tensors_of(tuple(map(tuple, row[f"{side}_sizes"])), tuple(row[f"{side}_dtypes"]))
+    except (KeyError, TypeError):
         return ()
-    names = ("output", "input") if op == "scatter" else ("input", "output")
-    principal, others = (_side(row, name) for name in names)
-    return principal or (others if op != "gather" else ())
 
 
-def _side(row: Mapping[str, Any], name: str) -> tuple[Tensor, ...]:
-    sizes, dtypes = row.get(f"{name}_sizes"), row.get(f"{name}_dtypes")
-    if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple):
-        return ()
-    found = []
-    for index, shape in enumerate(sizes):
-        if not isinstance(shape, list | tuple):
-            return ()
-        given = _text(dtypes[index] if index < len(dtypes) else (dtypes[0] if dtypes else ""))
-        found.append(
-            (DTYPES.get(given, given.lower()), tuple(_number(size) or 0 for size in shape))
-        )
-    return tuple(found)
+@lru_cache(maxsize=1 << 16)
+def _tensors_of(sizes: tuple[tuple[Any, ...], ...], dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    names = [DTYPES.get(name, name.lower()) for name in map(_text, dtypes)] or [""]
+    return tuple(
+        (names[min(at, len(names) - 1)], tuple(_number(size) or 0 for size in shape))
+        for at, shape in enumerate(sizes)
+    )
 
 
-def _stack(frames: Any) -> list[CallSite]:
+def _stack(frames: Any) -> tuple[CallSite | None, tuple[str, ...]]:
+    """The user's own line, and all lines, innermost first."""
     if not isinstance(frames, list | tuple):
-        return []
-    return [
-        CallSite(_text(one.get("filename")), _number(one.get("line")) or 0, _text(one.get("name")))
-        for one in frames[:200]
-        if isinstance(one, dict)
-    ]
+        return None, ()
+    try:
+        return _stack_of(
+            tuple((one["filename"], one["line"], one["name"]) for one in frames[:MOST_FRAMES])
+        )
+    except (KeyError, TypeError):
+        return None, ()
+
+
+@lru_cache(maxsize=1 << 16)
+def _stack_of(frames: tuple[tuple[Any, Any, Any], ...]) -> tuple[CallSite | None, tuple[str, ...]]:
+    sites = [CallSite(_text(file), _number(line) or 0, _text(name)) for file, line, name in frames]
+    own = next((site for site in sites if not _NOT_THE_USERS.search(site.file)), None)
+    return own or next(iter(sites), None), tuple(map(str, sites))
 
 
 def _members(config: Any) -> dict[GroupName, tuple[int, ...]]:
