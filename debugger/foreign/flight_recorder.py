@@ -83,8 +83,7 @@ class NoDump(ValueError):
     """These bytes are no dump of a flight recorder; a sentence without a subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One call on record.
 
     `seq` counts the collectives of its group from 0, None of a message. `launch` is the recorder's
@@ -237,7 +236,7 @@ def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
     return [
         entry
         if (end := ends.get(_launch(entry))) is None
-        else replace(entry, done=end.done, started=end.started, timed_out=end.timed_out)
+        else entry._replace(done=end.done, started=end.started, timed_out=end.timed_out)
         for entry in entries
     ]
 
@@ -271,7 +270,7 @@ def _settled(dump: Dump, using: Container[GroupName]) -> Dump:
     last = _launch(entries[-1]) if entries and any(entry.done for entry in entries) else None
     coalesced = Counter(map(_launch, entries))
     found = [
-        replace(entry, done=True)
+        entry._replace(done=True)
         if entry.group in using
         and (entry.seq is None or coalesced[_launch(entry)] > 1)
         and _launch(entry) not in ends

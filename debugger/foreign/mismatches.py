@@ -37,7 +37,9 @@ def _first_mismatch(group: TracedGroup) -> Finding | None:
         signatures = _comparable(made[seq])
         if len(set(map(id, signatures.values()))) == 1:
             continue  # the same object is the same call
-        keys = {rank: agreement_key(one) for rank, one in signatures.items()}
+        different = {id(one): one for one in signatures.values()}
+        known = {at: agreement_key(one) for at, one in different.items()}
+        keys = {rank: known[id(one)] for rank, one in signatures.items()}
         if len(set(keys.values())) > 1:
             return _mismatch(group, seq, signatures, keys, made[seq])
     return None
