@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -283,12 +282,13 @@ def _ranks(files: Sequence[_File]) -> list[int | None]:
     """Each file's rank: the number of its name, counted from the end, that tells all files apart
     and fits the groups that the dumps are in."""
     most = max((len(file.numbers) for file in files), default=0)
+    lists: dict[int, frozenset[int]] = {}
     best: tuple[tuple[int, int, int, int], list[int | None]] | None = None
     for place in range(1, most + 1):
         ranks = [file.numbers[-place] if len(file.numbers) >= place else None for file in files]
         known = [rank for rank in ranks if rank is not None]
         misfits = sum(
-            rank is None or not _fits(file.dump, rank)
+            rank is None or not _fits(file.dump, rank, lists)
             for file, rank in zip(files, ranks, strict=True)
         )
         doubled = len(known) - len(set(known))
@@ -299,13 +299,19 @@ def _ranks(files: Sequence[_File]) -> list[int | None]:
     return best[1] if best else [None] * len(files)
 
 
-def _fits(dump: Dump, rank: int) -> bool:
+def _fits(dump: Dump, rank: int, known: dict[int, frozenset[int]]) -> bool:
     """Whether a rank can have made this dump: it is in every group that it has called in."""
     if rank >= MOST_RANKS:
         return False
-    used = {entry.group for entry in dump.entries}
-    told = [dump.groups[group] for group in used if group in dump.groups]
-    return all(rank in ranks for ranks in told)
+    for name in {entry.group for entry in dump.entries}:
+        ranks = dump.groups.get(name)
+        if ranks is None:
+            continue
+        if id(ranks) not in known:
+            known[id(ranks)] = frozenset(ranks)
+        if rank not in known[id(ranks)]:
+            return False
+    return True
 
 
 def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, dict[int, _File]]]:
@@ -335,8 +341,5 @@ def _belong_together(one: Mapping[int, _File], other: Mapping[int, _File]) -> bo
 
 def _world(files: Mapping[int, _File]) -> tuple[int, ...] | None:
     """The members of the biggest group that the dumps tell of."""
-    sizes: Counter[tuple[int, ...]] = Counter()
-    for file in files.values():
-        for ranks in file.dump.groups.values():
-            sizes[ranks] = len(ranks)
-    return max(sizes, key=lambda ranks: len(ranks)) if sizes else None
+    lists = {id(ranks): ranks for file in files.values() for ranks in file.dump.groups.values()}
+    return max(set(lists.values()), key=lambda ranks: (len(ranks), ranks), default=None)

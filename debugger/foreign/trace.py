@@ -119,7 +119,9 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     calls: dict[Key, dict[int, Calls]] = {}
-    told: dict[Key, set[tuple[int, ...]]] = {}
+    # Lists of members are long and few objects: hashed and searched once each, not once a rank.
+    known: dict[int, frozenset[int]] = {}
+    said: dict[Key, dict[int, tuple[int, ...]]] = {}
     for rank, dump in dumps.items():
         mine = {own: calls.setdefault(key, {}) for own, key in lives[rank].items()}
         for entry in dump.entries:
@@ -131,8 +133,13 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
         keys |= {(*name, 0) for name in dump.groups if name not in called}
         for key in keys:
             members = dump.groups.get(key[:2])
-            if members is not None and rank in members:
-                told.setdefault(key, set()).add(members)
+            if members is None:
+                continue
+            if id(members) not in known:
+                known[id(members)] = frozenset(members)
+            if rank in known[id(members)]:
+                said.setdefault(key, {})[id(members)] = members
+    told = {key: set(many.values()) for key, many in said.items()}
     world_size = 1 + max(
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
     )
