@@ -100,7 +100,8 @@ def main() -> int:
     findings = json.loads(said.stdout)["findings"]
     assert [one["culprits"] for one in findings] == [[culprit]], findings
     print(
-        f"{ranks} dumps of {CALLS} calls: {took_s:.1f} s, {cpu_s:.1f} s of a core (goal: {GOAL_S:.0f} s)"
+        f"{ranks} dumps of {CALLS} calls: {took_s:.1f} s, {cpu_s:.1f} s of a core "
+        f"(goal: {GOAL_S:.0f} s)"
     )
     return 0 if took_s < GOAL_S else 1
 
