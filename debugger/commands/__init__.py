@@ -46,6 +46,12 @@ COMMANDS = (
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(
+        "export",
+        "export",
+        "ExportCommand",
+        "write a run's record for other tools: as dumps of torch's flight recorder",
+    ),
+    Entry(
         "bench",
         "bench",
         "BenchCommand",

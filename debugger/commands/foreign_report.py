@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..foreign import dump_files, flight_recorder, judging
+from ..foreign.evidence import NOT_IN_RECORD
 from ..foreign.trace import Trace, traced
 from ..record.sanitize import clean
 from ..record.wording import ranks_text
@@ -44,7 +45,7 @@ def _source(trace: Trace) -> str:
     versions = ", ".join(sorted({dump.version for dump in trace.dumps.values()} - {""}))
     return (
         f"read from {len(trace.dumps)} flight recorder dumps ({libraries}; version "
-        f"{clean(versions) or 'unknown'}); {', '.join(judging.NOT_IN_RECORD)} of a call are not in "
+        f"{clean(versions) or 'unknown'}); {', '.join(NOT_IN_RECORD)} of a call are not in "
         "this kind of record"
     )
 

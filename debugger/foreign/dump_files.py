@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import multiprocessing
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UsageError
 from ..record.sanitize import clean
-from .flight_recorder import Dump, NoDump, read
+from .flight_recorder import MOST_RANKS, Dump, NoDump, read
 from .plain_pickle import bounded_memory
 
 MOST_FILE_BYTES = 1 << 28
 MOST_FILES = 1 << 17
 DEEPEST_FOLDER = 3
+MANY_FILES = 2048
+MOST_WORKERS = 8
 _START = (b"\x80", b"{")
 _NUMBER = re.compile(r"\d+")
+_RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
 MOST_FAULTS = 5
 
 
@@ -54,6 +60,13 @@ class _File:
     written_ns: int
     dump: Dump
     numbers: tuple[int, ...]
+    after_rank: tuple[bool, ...]
+    """Of each number of the name, whether the word "rank" stands before it."""
+
+    @property
+    def name(self) -> str:
+        """The file's, or, where that has no number, with its folder's: `rank_3/trace`."""
+        return _name(self.path)
 
 
 def looks_like_dumps(path: Path) -> bool:
@@ -72,14 +85,11 @@ def load(path: Path) -> Found:
         raise UsageError(f"{path} has more than {MOST_FILES} files")
     read_files: list[_File] = []
     faults: list[str] = []
-    with bounded_memory():
-        for file in files:
-            try:
-                found = _read(file)
-            except NoDump as error:
-                faults.append(f"{clean(str(file))} {error}")
-                continue
-            if found is not None:
+    with bounded_memory(), _no_collection():
+        for found in _outcomes(files):
+            if isinstance(found, str):
+                faults.append(found)
+            elif found is not None:
                 read_files.append(found)
     if not read_files and not faults:
         raise UsageError(f"{path} holds no dump of a flight recorder")
@@ -87,6 +97,36 @@ def load(path: Path) -> Found:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
     jobs, notes = _jobs(read_files)
     return Found(sorted(jobs, key=lambda job: -job.newest_ns), faults, notes)
+
+
+def _outcomes(files: Sequence[Path]) -> Iterable[_File | str | None]:
+    """What `_outcome` has of each, in their order; of very many on several cores."""
+    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    if len(files) < MANY_FILES or workers < 2:
+        return map(_outcome, files)
+    forked = multiprocessing.get_context("fork")  # has what is loaded, and the limit of memory
+    with ProcessPoolExecutor(workers, mp_context=forked) as pool:
+        return list(pool.map(_outcome, files, chunksize=256))
+
+
+def _outcome(file: Path) -> _File | str | None:
+    """The dump, a sentence about what is wrong with it, or None: not even the start of a dump."""
+    try:
+        return _read(file)
+    except NoDump as error:
+        return f"{clean(str(file))} {error}"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing that is read here has cycles, and looking for them takes as long as the reading."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _regular(folder: Path) -> Iterator[Path]:
@@ -121,8 +161,12 @@ def _start(path: Path) -> bool:
 def _read(path: Path) -> _File | None:
     """None: not even the start of a dump."""
     try:
-        with open(path, "rb") as file:
-            about = os.fstat(file.fileno())
+        # Between the listing and here it may have become a link or a FIFO.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise NoDump("is no regular file")
             if about.st_size > MOST_FILE_BYTES:
                 raise NoDump(f"has {about.st_size} bytes, more than {MOST_FILE_BYTES}")
             data = file.read(MOST_FILE_BYTES + 1)
@@ -130,8 +174,19 @@ def _read(path: Path) -> _File | None:
         raise NoDump(f"cannot be read: {error.strerror}") from None
     if data[:1] not in _START:
         return None
-    numbers = tuple(int(word) for word in _NUMBER.findall(path.name) if len(word) < 10)
-    return _File(path, about.st_mtime_ns, read(data), numbers)
+    name = _name(path)
+    words = [word for word in _NUMBER.finditer(name) if len(word[0]) < 10]
+    return _File(
+        path,
+        about.st_mtime_ns,
+        read(data),
+        tuple(int(word[0]) for word in words),
+        tuple(_RANK.search(name[: word.start()]) is not None for word in words),
+    )
+
+
+def _name(path: Path) -> str:
+    return path.name if _NUMBER.search(path.name) else f"{path.parent.name}/{path.name}"
 
 
 # -- ranks and jobs ------------------------------------------------------------------------------
@@ -142,13 +197,19 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
     notes: list[str] = []
     families: dict[tuple[str, str], list[_File]] = {}
     for file in files:
-        families.setdefault((str(file.path.parent), _family(file.path.name)), []).append(file)
+        parent = file.path.parent if "/" not in file.name else file.path.parent.parent
+        families.setdefault((str(parent), _family(file.name)), []).append(file)
     named: list[tuple[str, dict[int, _File]]] = []
-    for (folder, family), members in sorted(families.items()):
+    parts = [
+        (folder, family, part)
+        for (folder, family), members in sorted(families.items())
+        for part in _of_one_job(members)
+    ]
+    for folder, family, members in parts:
         ranks = _ranks(members)
         by_rank: dict[int, _File] = {}
         for file, rank in zip(members, ranks, strict=True):
-            if rank is None:
+            if rank is None or rank >= MOST_RANKS:
                 notes.append(f"the name of {clean(file.path.name)} does not tell its rank")
                 continue
             other = by_rank.get(rank)
@@ -161,7 +222,8 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
                     )
             by_rank[rank] = file
         if by_rank:
-            named.append((os.path.join(folder, family.strip("#")), by_rank))
+            stem = family.strip("#") if len(members) > 1 else members[0].name
+            named.append((os.path.join(folder, stem), by_rank))
     jobs = [_job(place, by_rank) for place, by_rank in _joined(named)]
     return jobs, notes
 
@@ -189,30 +251,67 @@ def _family(name: str) -> str:
     return _NUMBER.sub("#", stem)
 
 
+def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
+    """The files of a family, apart where several jobs have names that differ in another number
+    than the rank: `job7_rank_0`, `job8_rank_0`. Two dumps of a rank are of one job where they have
+    a call in common."""
+    ranks = _ranks(files)
+    first: dict[int, _File] = {}
+    for file, rank in zip(files, ranks, strict=True):
+        if rank is not None and (other := first.setdefault(rank, file)) is not file:
+            break
+    else:
+        return [files]
+    if _calls(file.dump) & _calls(other.dump) or len(file.numbers) < 2:
+        return [files]
+    pairs = zip(file.numbers, other.numbers, strict=False)
+    place = next((at for at, (mine, its) in enumerate(pairs) if mine != its), None)
+    if place is None:
+        return [files]
+    apart: dict[tuple[int, ...], list[_File]] = {}
+    for one in files:
+        apart.setdefault(one.numbers[place : place + 1], []).append(one)
+    return list(apart.values())
+
+
+def _calls(dump: Dump) -> set[tuple[int, int]]:
+    return {(entry.record_id, entry.created_ns) for entry in dump.entries}
+
+
 def _ranks(files: Sequence[_File]) -> list[int | None]:
     """Each file's rank: the number of its name, counted from the end, that tells all files apart
     and fits the groups that the dumps are in."""
     most = max((len(file.numbers) for file in files), default=0)
-    best: tuple[tuple[int, int, int], list[int | None]] | None = None
+    lists: dict[int, frozenset[int]] = {}
+    best: tuple[tuple[int, int, int, int], list[int | None]] | None = None
     for place in range(1, most + 1):
         ranks = [file.numbers[-place] if len(file.numbers) >= place else None for file in files]
         known = [rank for rank in ranks if rank is not None]
         misfits = sum(
-            rank is None or not _fits(file.dump, rank)
+            rank is None or not _fits(file.dump, rank, lists)
             for file, rank in zip(files, ranks, strict=True)
         )
         doubled = len(known) - len(set(known))
-        score = (misfits, doubled, place)
+        unnamed = sum(len(file.numbers) < place or not file.after_rank[-place] for file in files)
+        score = (misfits, doubled, unnamed, place)
         if best is None or score < best[0]:
             best = (score, ranks)
     return best[1] if best else [None] * len(files)
 
 
-def _fits(dump: Dump, rank: int) -> bool:
+def _fits(dump: Dump, rank: int, known: dict[int, frozenset[int]]) -> bool:
     """Whether a rank can have made this dump: it is in every group that it has called in."""
-    used = {entry.group for entry in dump.entries}
-    told = [dump.groups[group] for group in used if group in dump.groups]
-    return all(rank in ranks for ranks in told)
+    if rank >= MOST_RANKS:
+        return False
+    for name in {entry.group for entry in dump.entries}:
+        ranks = dump.groups.get(name)
+        if ranks is None:
+            continue
+        if id(ranks) not in known:
+            known[id(ranks)] = frozenset(ranks)
+        if rank not in known[id(ranks)]:
+            return False
+    return True
 
 
 def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, dict[int, _File]]]:
@@ -223,17 +322,24 @@ def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, di
         place, ranks = left.pop(0)
         merged = dict(ranks)
         for other in list(left):
-            if not merged.keys() & other[1].keys() and _world(merged) == _world(other[1]):
-                merged.update(other[1])
+            if _belong_together(merged, other[1]):
+                for rank, file in other[1].items():
+                    merged[rank] = max(file, merged.get(rank, file), key=_worth)
                 left.remove(other)
                 place = os.path.commonpath([place, other[0]])
         yield place, merged
 
 
+def _belong_together(one: Mapping[int, _File], other: Mapping[int, _File]) -> bool:
+    """Whether two families are of one job: copies of the same ranks' dumps, or other ranks of the
+    same world."""
+    both = one.keys() & other.keys()
+    if both:
+        return all(_calls(one[rank].dump) & _calls(other[rank].dump) for rank in both)
+    return _world(one) == _world(other)
+
+
 def _world(files: Mapping[int, _File]) -> tuple[int, ...] | None:
     """The members of the biggest group that the dumps tell of."""
-    sizes: Counter[tuple[int, ...]] = Counter()
-    for file in files.values():
-        for ranks in file.dump.groups.values():
-            sizes[ranks] = len(ranks)
-    return max(sizes, key=lambda ranks: len(ranks)) if sizes else None
+    lists = {id(ranks): ranks for file in files.values() for ranks in file.dump.groups.values()}
+    return max(set(lists.values()), key=lambda ranks: (len(ranks), ranks), default=None)

@@ -3,23 +3,30 @@
 A dump is a pickle or JSON of plain data, versions 2.3 to 2.10, written by NCCL's, gloo's or another
 library's side of torch. Of each field only the type that torch writes is taken; what is missing or
 of another type is left out, so that a damaged entry costs that entry alone.
+
+Of a coalesced call (a batch of messages, several collectives in one launch) torch writes an entry
+for each part, and one named `coalesced` at its end: only the last is ever marked complete. Here
+the parts have the state of the whole.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads
 
 MOST_ENTRIES = 1 << 20
+MOST_FRAMES = 200
 MOST_RANKS = 1 << 20
+_DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
@@ -30,6 +37,8 @@ _OPS = {
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
     "_all_gather_base": "all_gather_into_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "all_reduce_barrier": "barrier",
     "all_gather_single": "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
     "allgather_coalesced": "all_gather_coalesced",
@@ -44,7 +53,13 @@ _OPS = {
     "alltoall_base": "all_to_all_single",
 }
 """How libraries and releases call an op, and how torch.distributed does."""
-_DTYPES = {
+_UNEVEN = frozenset({"all_gather_v", "reduce_scatter_v"})
+"""Ops in which each rank has its own size: what they agree on is the sum, which no rank knows."""
+COALESCED = "coalesced"
+_TELL_COMPLETION = ("nccl", "rccl", "xccl", "hccl", "mccl")
+"""Begins of the libraries whose entries say when a call was complete. gloo's never do, and neither
+do those of a backend that is recorded from outside; both mark a call as retired when it is over."""
+DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "Half": "float16",
@@ -58,6 +73,7 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
+"""torch's names of dtypes in a dump, and ours."""
 
 GroupName = tuple[str, str]
 """torch's name of the group and its description."""
@@ -67,34 +83,42 @@ class NoDump(ValueError):
     """These bytes are no dump of a flight recorder; a sentence without a subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One call on record.
 
-    `seq` counts the collectives of its group from 0, None of a message. `peer` is the other end of
-    a message as a rank of the group, -1 for any. `done`: the record says that it is complete, or
-    cannot say but has put it away. `timed_out`: it was put away without being complete.
+    `seq` counts the collectives of its group from 0, None of a message. `launch` is the recorder's
+    number for the launch that it was part of, messages and collectives each for themselves. `peer`
+    is the other end of a message as a rank of the group, -1 for any. `done`: the record says that
+    it is complete, or cannot say but has put it away. `started`: that it has begun (recorded only
+    where timing is on). `timed_out`: it was put away without being complete.
     """
 
     record_id: int
     pg_id: int
     group: GroupName
     seq: int | None
+    launch: int
     library: str
     signature: Signature
     peer: int | None
     done: bool
+    started: bool
     timed_out: bool
     created_ns: int
     site: CallSite | None
     stack: tuple[str, ...] = ()
+
+    @property
+    def tells_completion(self) -> bool:
+        """Whether its library says of a call when it was complete."""
+        return self.library.startswith(_TELL_COMPLETION)
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
-    (-1: none)."""
+    (-1: none), which torch also counts messages in."""
 
     version: str
     entries: Sequence[Entry]
@@ -105,8 +129,14 @@ class Dump:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has been overwritten: every call that the rank ever made is here."""
-        return bool(self.entries) and self.entries[0].record_id == 0
+        """Whether nothing has been overwritten or left out: every call of the rank is here."""
+        rows = self.entries
+        return bool(rows) and rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+
+    @property
+    def active_only(self) -> bool:
+        """Whether it is one of those from which complete calls have been left out."""
+        return not self.whole and not any(entry.done for entry in self.entries)
 
     @property
     def newest_ns(self) -> int:
@@ -133,51 +163,122 @@ def read(data: bytes) -> Dump:
     version = found.get("version")
     entries = [entry for row in rows if (entry := _entry(row)) is not None]
     return Dump(
-        version=version if isinstance(version, str) else "",
-        entries=entries,
-        groups=_groups(found.get("pg_config")),
+        version=version[:40] if isinstance(version, str) else "",
+        entries=_parts_with_state(entries),
+        groups=_members(found.get("pg_config")),
         enqueued=_status(found.get("pg_status"), "last_enqueued_collective"),
         completed=_status(found.get("pg_status"), "last_completed_collective"),
         damaged=len(rows) - len(entries),
     )
 
 
+class _Name(NamedTuple):
+    library: str
+    op: str
+    is_message: bool
+    peer: int | None
+
+
 def _entry(row: Any) -> Entry | None:
     if not isinstance(row, dict):
         return None
-    name = _text(row.get("profiling_name"))
-    library, _, words = name.rpartition(":")
-    if not words:
-        return None
-    message = _MESSAGE.fullmatch(words)
-    is_message = message is not None or row.get("is_p2p") is True
-    seq = _number(row.get("collective_seq_id"))
+    name = _named(_text(row.get("profiling_name")))
     group = row.get("process_group")
-    if not isinstance(group, list | tuple) or len(group) != 2:
+    if name is None or not isinstance(group, list | tuple) or len(group) != 2:
         return None
-    peer = None
-    if message is not None:
-        peer = -1 if message[3] == "?" else int(message[3])
-        words = message[1]
+    is_message = name.is_message or row.get("is_p2p") is True
+    seq = _number(row.get("collective_seq_id"))
     state, retired = row.get("state"), row.get("retired") is True
     done = state == "completed" or bool(_number(row.get("time_discovered_completed_ns")))
-    tells_completion = library.startswith(("nccl", "rccl", "xccl", "hccl", "mccl"))
-    stack = _stack(row.get("frames"))
+    tells_completion = name.library.startswith(_TELL_COMPLETION)
+    launch = _number(row.get("p2p_seq_id")) if is_message else seq
+    site, stack = _stack(row.get("frames"))
     return Entry(
         record_id=_number(row.get("record_id")) or 0,
         pg_id=_number(row.get("pg_id")) or 0,
         group=(_text(group[0]), _text(group[1])),
         seq=None if is_message or seq is None else seq - 1,
-        library=library,
-        signature=_signature(_op(words), _tensors(row, _op(words))),
-        peer=peer,
+        launch=launch or 0,
+        library=name.library,
+        signature=_signature(name.op, _tensors(row, "input"), _tensors(row, "output")),
+        peer=name.peer,
         done=done or (retired and not tells_completion),
+        started=state == "started" or bool(_number(row.get("time_discovered_started_ns"))),
         timed_out=retired and not done and tells_completion,
         created_ns=_number(row.get("time_created_ns")) or 0,
-        site=next((site for site in stack if not _NOT_THE_USERS.search(site.file)), None)
-        or next(iter(stack), None),
-        stack=tuple(map(str, stack)),
+        site=site,
+        stack=stack,
     )
+
+
+# A job makes the same few calls again and again, on all ranks: what is made of a name, of sizes
+# and of a stack is kept, and is then the same object, by which most calls are compared.
+
+
+@lru_cache(maxsize=1 << 14)
+def _named(name: str) -> _Name | None:
+    """`nccl:recv 1<-0`, with ranks of the group."""
+    library, _, words = name.rpartition(":")
+    if not words:
+        return None
+    message = _MESSAGE.fullmatch(words)
+    if message is None:
+        return _Name(library, _op(words), False, None)
+    peer = -1 if message[3] == "?" else int(message[3])
+    return _Name(library, message[1], True, peer if peer < MOST_RANKS else None)
+
+
+def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries with each part of a coalesced call in the state of the whole."""
+    ends = {_launch(entry): entry for entry in entries if entry.signature.op == COALESCED}
+    if not ends:
+        return entries
+    return [
+        entry
+        if (end := ends.get(_launch(entry))) is None
+        else entry._replace(done=end.done, started=end.started, timed_out=end.timed_out)
+        for entry in entries
+    ]
+
+
+def _launch(entry: Entry) -> tuple[int, bool, int]:
+    return entry.pg_id, entry.seq is None, entry.launch
+
+
+def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
+    """The dumps with what is left of coalesced calls that are complete marked as complete.
+
+    A dump of active calls alone leaves out the last entry of such a call, the only one that says
+    so, and keeps its parts. Where the host is between the parts and the last entry, the rank has
+    done nothing since, and its dump is not one of active calls. Which groups make coalesced calls
+    is seen from all ranks: of a single message one rank cannot tell.
+    """
+    using: set[GroupName] = set()
+    for dump in dumps.values():
+        before: Entry | None = None
+        for entry in dump.entries:
+            several = before is not None and _launch(before) == _launch(entry)
+            if entry.signature.op == COALESCED or several:
+                using.add(entry.group)
+            before = entry
+    return {rank: _settled(dump, using) for rank, dump in dumps.items()} if using else dict(dumps)
+
+
+def _settled(dump: Dump, using: Container[GroupName]) -> Dump:
+    entries = dump.entries
+    ends = {_launch(entry) for entry in entries if entry.signature.op == COALESCED}
+    last = _launch(entries[-1]) if entries and any(entry.done for entry in entries) else None
+    coalesced = Counter(map(_launch, entries))
+    found = [
+        entry._replace(done=True)
+        if entry.group in using
+        and (entry.seq is None or coalesced[_launch(entry)] > 1)
+        and _launch(entry) not in ends
+        and _launch(entry) != last
+        else entry
+        for entry in entries
+    ]
+    return replace(dump, entries=found)
 
 
 def _op(words: str) -> str:
@@ -186,44 +287,51 @@ def _op(words: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _signature(op: str, tensors: tuple[Tensor, ...]) -> Signature:
-    """The same object for the same call: most calls of a job are compared by identity."""
-    return Signature(op, tensors)
+def _signature(op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Signature:
+    """Of what the op's ranks agree on: a scatter's output, and everything else's input."""
+    if op in _UNEVEN:
+        return Signature(op)
+    principal, others = (outputs, inputs) if op == "scatter" else (inputs, outputs)
+    return Signature(op, principal or (others if op != "gather" else ()))
 
 
-def _tensors(row: Mapping[str, Any], op: str) -> tuple[Tensor, ...]:
-    """What the op's ranks agree on: a scatter's output, and everything else's input."""
-    names = ("output", "input") if op == "scatter" else ("input", "output")
-    principal, others = (_side(row, name) for name in names)
-    return principal or (others if op != "gather" else ())
-
-
-def _side(row: Mapping[str, Any], name: str) -> tuple[Tensor, ...]:
-    sizes, dtypes = row.get(f"{name}_sizes"), row.get(f"{name}_dtypes")
-    if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple):
+def _tensors(row: Mapping[str, Any], side: str) -> tuple[Tensor, ...]:
+    """ "input" or "output"; () for what is no list of sizes."""
+    try:
+        return _tensors_of(tuple(map(tuple, row[f"{side}_sizes"])), tuple(row[f"{side}_dtypes"]))
+    except (KeyError, TypeError):
         return ()
-    found = []
-    for index, shape in enumerate(sizes):
-        if not isinstance(shape, list | tuple):
-            return ()
-        given = _text(dtypes[index] if index < len(dtypes) else (dtypes[0] if dtypes else ""))
-        found.append(
-            (_DTYPES.get(given, given.lower()), tuple(_number(size) or 0 for size in shape))
-        )
-    return tuple(found)
 
 
-def _stack(frames: Any) -> list[CallSite]:
+@lru_cache(maxsize=1 << 16)
+def _tensors_of(sizes: tuple[tuple[Any, ...], ...], dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    names = [DTYPES.get(name, name.lower()) for name in map(_text, dtypes)] or [""]
+    return tuple(
+        (names[min(at, len(names) - 1)], tuple(_number(size) or 0 for size in shape))
+        for at, shape in enumerate(sizes)
+    )
+
+
+def _stack(frames: Any) -> tuple[CallSite | None, tuple[str, ...]]:
+    """The user's own line, and all lines, innermost first."""
     if not isinstance(frames, list | tuple):
-        return []
-    return [
-        CallSite(_text(one.get("filename")), _number(one.get("line")) or 0, _text(one.get("name")))
-        for one in frames[:200]
-        if isinstance(one, dict)
-    ]
+        return None, ()
+    try:
+        return _stack_of(
+            tuple((one["filename"], one["line"], one["name"]) for one in frames[:MOST_FRAMES])
+        )
+    except (KeyError, TypeError):
+        return None, ()
 
 
-def _groups(config: Any) -> dict[GroupName, tuple[int, ...]]:
+@lru_cache(maxsize=1 << 16)
+def _stack_of(frames: tuple[tuple[Any, Any, Any], ...]) -> tuple[CallSite | None, tuple[str, ...]]:
+    sites = [CallSite(_text(file), _number(line) or 0, _text(name)) for file, line, name in frames]
+    own = next((site for site in sites if not _NOT_THE_USERS.search(site.file)), None)
+    return own or next(iter(sites), None), tuple(map(str, sites))
+
+
+def _members(config: Any) -> dict[GroupName, tuple[int, ...]]:
     found: dict[GroupName, tuple[int, ...]] = {}
     for one in config.values() if isinstance(config, dict) else ():
         if isinstance(one, dict):
@@ -236,12 +344,24 @@ def _groups(config: Any) -> dict[GroupName, tuple[int, ...]]:
 def _ranks(given: Any) -> tuple[int, ...]:
     """`"[0, 1, 2]"`, which is parsed and never evaluated; JSON may have a list."""
     if isinstance(given, str):
-        if len(given) > 12 * MOST_RANKS or not _RANK_LIST.fullmatch(given.strip()):
-            return ()
-        given = [int(word) for word in re.findall(r"\d{1,9}", given)]
+        return _ranks_in(given)
     if not isinstance(given, list | tuple):
         return ()
-    return tuple(rank for one in given if (rank := _number(one)) is not None and rank >= 0)
+    return _plausible([_number(one) for one in given])
+
+
+@lru_cache(maxsize=1 << 12)
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """Parsed once for all ranks that say the same, which at 16,384 ranks is 100 kB each."""
+    if len(text) > 12 * MOST_RANKS or not _RANK_LIST.fullmatch(text.strip()):
+        return ()
+    return _plausible([int(word) if len(word) < 10 else None for word in _DIGITS.findall(text)])
+
+
+def _plausible(ranks: Sequence[int | None]) -> tuple[int, ...]:
+    """() where one of them is no rank, or is there twice: such a group is not known."""
+    known = tuple(rank for rank in ranks if rank is not None and 0 <= rank < MOST_RANKS)
+    return known if len(known) == len(ranks) == len(set(known)) else ()
 
 
 def _status(given: Any, name: str) -> dict[int, int]:
@@ -255,14 +375,12 @@ def _status(given: Any, name: str) -> dict[int, int]:
 
 
 def _number(given: Any) -> int | None:
-    """An int; JSON has some as text."""
-    if isinstance(given, bool):
-        return None
-    if isinstance(given, int):
-        return given
+    """An int of 64 bits; JSON has some as text."""
     if isinstance(given, str) and re.fullmatch(r"-?\d{1,19}", given):
-        return int(given)
-    return None
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int) or not -(1 << 63) <= given < 1 << 63:
+        return None
+    return given
 
 
 def _text(given: Any) -> str:

@@ -2,51 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
-from .flight_recorder import Dump, Entry
+from .flight_recorder import Dump, Entry, GroupName, without_leftovers
 
 Key = tuple[str, str, int]
-"""torch's name of a group, its description, and how often the rank had made a group of that name
-before: a job that initialises again begins again at sequence number 0."""
+"""torch's name of a group, its description, and which life of that name it is: a job that
+initialises again begins again at sequence number 0."""
+Own = tuple[int, GroupName]
+"""A group by the number that one process gave it, and its name."""
 DEFAULT = "default_pg"
 
 
-@dataclass(slots=True)
+@dataclass
 class Calls:
-    """The collectives of one rank in one group. `enqueued` is the last one that it has issued by
-    the recorder's own count, -1 for none, None where it does not say; `completed` likewise."""
+    """The collectives of one rank in one group. `first_pending` is the oldest one that is not
+    complete, `last_done` the sequence number of the newest one that is (-1: none).
+
+    What the dump counts in `pg_status` is of no use here: messages are counted in, entries of the
+    group are needed to find it, and the newest of those is the count.
+    """
 
     by_seq: dict[int, list[Entry]] = field(default_factory=dict)
-    enqueued: int | None = None
-    completed: int | None = None
+    first_pending: Entry | None = None
+    last_done: int = -1
 
-    @property
-    def first_pending(self) -> Entry | None:
-        """The oldest call that is not complete."""
-        for seq in sorted(self.by_seq):
-            for entry in self.by_seq[seq]:
-                if not entry.done:
-                    return entry
-        return None
+    def add(self, seq: int, entry: Entry) -> None:
+        """One more call, in the order of the record."""
+        self.by_seq.setdefault(seq, []).append(entry)
+        first = self.first_pending
+        if entry.done:
+            self.last_done = max(self.last_done, seq)
+        elif first is None or first.seq is None or seq < first.seq:
+            self.first_pending = entry
 
-    @property
-    def reached(self) -> int | None:
-        """The last sequence number that the rank has surely issued; None: nothing is known."""
-        known = [self.enqueued] if self.enqueued is not None else []
-        return max([*self.by_seq, *known], default=None)
+    @cached_property
+    def reached(self) -> int:
+        """The last sequence number that the rank has surely issued (-1: none is on record)."""
+        return max(self.by_seq, default=-1)
+
+    def completed(self, seq: int) -> bool:
+        """Whether this call is complete on the rank, as its record says or lets be concluded."""
+        entries = self.by_seq.get(seq)
+        if entries is not None:
+            return all(entry.done for entry in entries)
+        first = self.first_pending
+        return self.last_done > seq or (
+            first is not None and first.seq is not None and first.seq > seq
+        )
+
+
+@dataclass(slots=True)
+class Channel:
+    """The messages from one rank to another within a group, as each end has them on record."""
+
+    sends: list[Entry] = field(default_factory=list)
+    receives: list[Entry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class TracedGroup:
-    """A group of the trace. `ranks` are global ranks in group order. `calls` has who has dumps."""
+    """A group of the trace. `ranks` are global ranks in group order. `calls` has who has dumps;
+    `channels` are by global ranks, (source, destination)."""
 
     key: Key
     ranks: tuple[int, ...]
     calls: Mapping[int, Calls]
+    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The ranks, to look one up."""
+        return frozenset(self.ranks)
 
     def evidence(self) -> GroupEvidence:
         """The group as findings have it."""
@@ -55,48 +86,62 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that the dumps tell. `missing` ranks have no dump. `tells_completion`: the library of the
-    calls says of them when they were complete, as gloo does not."""
+    """All that the dumps tell. `active_only` are the ranks whose dump leaves complete calls out."""
 
     dumps: Mapping[int, Dump]
     groups: Sequence[TracedGroup]
     world_size: int
+    active_only: Container[int] = ()
 
-    @property
+    @cached_property
     def missing(self) -> frozenset[int]:
         """Ranks that must have been there and have no dump."""
         named = {rank for group in self.groups for rank in group.ranks}
         return frozenset(({*range(self.world_size)} | named) - self.dumps.keys())
 
+    @cached_property
+    def _pending(self) -> Mapping[int, Entry]:
+        found: dict[int, Entry] = {}
+        for rank, dump in self.dumps.items():
+            entry = next((entry for entry in dump.entries if not entry.done), None)
+            if entry is not None:
+                found[rank] = entry
+        return found
+
     def first_pending(self, rank: int) -> Entry | None:
         """The oldest call of the rank, messages too, that is not complete."""
-        dump = self.dumps.get(rank)
-        if dump is None:
-            return None
-        return next((entry for entry in dump.entries if not entry.done), None)
+        return self._pending.get(rank)
 
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
+    active_only = {rank for rank, dump in dumps.items() if dump.active_only}
+    dumps = without_leftovers(dumps)
+    lives = _lives(dumps)
     calls: dict[Key, dict[int, Calls]] = {}
-    told: dict[Key, set[tuple[int, ...]]] = {}
+    # Lists of members are long and few objects: hashed and searched once each, not once a rank.
+    known: dict[int, frozenset[int]] = {}
+    said: dict[Key, dict[int, tuple[int, ...]]] = {}
     for rank, dump in dumps.items():
-        for pg_id, key in _keys(dump).items():
-            mine = calls.setdefault(key, {}).setdefault(rank, Calls())
-            mine.enqueued = dump.enqueued.get(pg_id)
-            mine.completed = dump.completed.get(pg_id)
-            for entry in dump.entries:
-                if entry.pg_id == pg_id and entry.seq is not None:
-                    mine.by_seq.setdefault(entry.seq, []).append(entry)
+        mine = {own: calls.setdefault(key, {}) for own, key in lives[rank].items()}
+        for entry in dump.entries:
+            if entry.seq is not None:
+                of_group = mine[entry.pg_id, entry.group]
+                of_group.setdefault(rank, Calls()).add(entry.seq, entry)
+        keys = set(lives[rank].values())
+        called = {key[:2] for key in keys}
+        keys |= {(*name, 0) for name in dump.groups if name not in called}
+        for key in keys:
             members = dump.groups.get(key[:2])
-            if members is not None and rank in members:
-                told.setdefault(key, set()).add(members)
-    for rank, dump in dumps.items():
-        for name, members in dump.groups.items():
-            if rank in members:
-                told.setdefault((*name, 0), set()).add(members)
+            if members is None:
+                continue
+            if id(members) not in known:
+                known[id(members)] = frozenset(members)
+            if rank in known[id(members)]:
+                said.setdefault(key, {})[id(members)] = members
+    told = {key: set(many.values()) for key, many in said.items()}
     world_size = 1 + max(
-        [*dumps, *(rank for many in told.values() for ranks in many for rank in ranks)], default=-1
+        [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
     )
     groups = []
     for key in sorted(calls.keys() | told.keys()):
@@ -104,20 +149,53 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
         for members in sorted(told.get(key, ())) or [_derived(key, made, world_size)]:
             inside = {rank: made[rank] for rank in members if rank in made}
             groups.append(TracedGroup(key, members, inside))
-    return Trace(dumps, groups, world_size)
+    _add_messages(dumps, lives, groups)
+    return Trace(dumps, groups, world_size, active_only)
 
 
-def _keys(dump: Dump) -> dict[int, Key]:
-    """The groups of one dump by their local number."""
-    seen: dict[tuple[str, str], list[int]] = {}
-    for entry in dump.entries:
-        numbers = seen.setdefault(entry.group, [])
-        if entry.pg_id not in numbers:
-            numbers.append(entry.pg_id)
+def _add_messages(
+    dumps: Mapping[int, Dump],
+    lives: Mapping[int, Mapping[Own, Key]],
+    groups: Sequence[TracedGroup],
+) -> None:
+    """Each message into the channel that it went through: the record has ranks of the group."""
+    by_key: dict[Key, list[TracedGroup]] = {}
+    for group in groups:
+        by_key.setdefault(group.key, []).append(group)
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            if entry.seq is not None or entry.peer is None or entry.peer < 0:
+                continue
+            key = lives[rank][entry.pg_id, entry.group]
+            for group in by_key.get(key, ()):
+                if entry.peer < len(group.ranks) and rank in group.members:
+                    peer = group.ranks[entry.peer]
+                    if entry.signature.op == "send":
+                        group.channels.setdefault((rank, peer), Channel()).sends.append(entry)
+                    else:
+                        group.channels.setdefault((peer, rank), Channel()).receives.append(entry)
+                    break
+
+
+def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
+    """For each rank the groups that it has called in. Where a job has initialised again, a record
+    that has lost its beginning has the last lives of a name, any other the first ones."""
+    numbers: dict[int, dict[GroupName, list[int]]] = {}
+    most: dict[GroupName, int] = {}
+    for rank, dump in dumps.items():
+        seen: dict[GroupName, set[int]] = {}
+        for entry in dump.entries:
+            seen.setdefault(entry.group, set()).add(entry.pg_id)
+        numbers[rank] = {name: sorted(many) for name, many in seen.items()}
+        for name, many in seen.items():
+            most[name] = max(most.get(name, 0), len(many))
     return {
-        number: (*group, index)
-        for group, numbers in seen.items()
-        for index, number in enumerate(sorted(numbers))
+        rank: {
+            (number, name): (*name, index + (0 if dumps[rank].whole else most[name] - len(many)))
+            for name, many in found.items()
+            for index, number in enumerate(many)
+        }
+        for rank, found in numbers.items()
     }
 
 

@@ -138,8 +138,8 @@ def entry(
     }
 
 
-def write(file: Path, entries: list[dict[str, Any]]) -> None:
-    ranks = "[0, 1, 2]" if "rank" in file.name else "[0, 1]"
+def write(file: Path, entries: list[dict[str, Any]], ranks: str = "") -> None:
+    ranks = ranks or ("[0, 1, 2]" if "rank" in file.name else "[0, 1]")
     file.write_bytes(
         pickle.dumps(
             {

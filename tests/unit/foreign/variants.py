@@ -59,7 +59,7 @@ class Case:
             if rank not in self.lost:
                 file = folder / self.name.format(rank=rank, host=rank // 8)
                 if self.as_json:
-                    file.write_text(json.dumps(_for_json(dump)))
+                    file.write_text(json.dumps(for_json(dump)))
                 else:
                     file.write_bytes(pickle.dumps(dump, protocol=2))
 
@@ -243,7 +243,7 @@ def _content(entry: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: entry[key] for key in ALL_REDUCE} if entry is not None else {}
 
 
-def _for_json(dump: Mapping[str, Any]) -> dict[str, Any]:
+def for_json(dump: Mapping[str, Any]) -> dict[str, Any]:
     """As torch's own JSON differs from its pickle."""
     made = copy.deepcopy(dict(dump))
     for status in made["pg_status"].values():

@@ -1,0 +1,180 @@
+"""Our own record of a run as dumps of torch's flight recorder, so that tools for those can read it.
+
+One file a rank, as gloo's recorder of torch 2.13 writes it: a pickle of plain data, version 2.10,
+in which `retired` says that a call is over. torch's own analyser (`torchfrtrace`, from 2.12 on)
+loads it. What the format cannot say is in keys of our own: of a call `reduce_op`, `root`, `sends`,
+`receives`, `async`; of a rank its host, backends and `messages`. Those are no entries, since gloo's
+recorder has none of them either, and the analyser takes a message for a collective that others
+have missed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..record.layout import CallState
+from ..record.signature import POINT_TO_POINT, Signature, Tensor
+from ..record.snapshot import Call, Group, GroupKey, Rank
+from .flight_recorder import DTYPES
+
+VERSION = "2.10"
+PREFIX = "rank_"
+MOST_CALLS = 1 << 16
+_TORCHS_DTYPES = {ours: torchs for torchs, ours in DTYPES.items()}
+_TORCHS_OPS = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_reduce_coalesced": "allreduce_coalesced",
+    "all_gather_coalesced": "ALLGATHER_coalesced",
+    "monitored_barrier": "barrier",
+}
+_ENDED = (CallState.COMPLETED, CallState.FAILED)
+
+
+def write(ranks: Mapping[int, Rank], folder: Path) -> int:
+    """One dump for each rank into `folder`, which is made; returns how many. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = _groups(ranks)
+    for number, rank in sorted(ranks.items()):
+        data = pickle.dumps(dump(rank, groups), protocol=2)
+        with open(folder / f"{PREFIX}{number}", "xb") as file:
+            file.write(data)
+    return len(ranks)
+
+
+def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
+    """What torch's recorder would have of this rank. `groups`: by key, of all ranks."""
+    calls = rank.history.recent(MOST_CALLS) if rank.history is not None else []
+    own = {**groups, **rank.groups}
+    numbers = {key: number for number, key in enumerate(rank.groups)}
+    collectives = [
+        call for call in calls if call.group in own and call.signature.op not in POINT_TO_POINT
+    ]
+    # Of a record that is whole, torch's analyser expects that each rank's first entry is number 0.
+    first = collectives[0].number if collectives and calls[0].number else 0
+    return {
+        "version": VERSION,
+        "comm_lib_version": "",
+        "pg_config": {
+            _name(key): {
+                "name": _name(key),
+                "desc": group.desc,
+                "ranks": str(list(group.ranks)),
+            }
+            for key, group in own.items()
+            if rank.rank in group.ranks
+        },
+        "pg_status": {
+            str(numbers[key]): {
+                "last_enqueued_collective": group.issued or -1,
+                "last_started_collective": -1,
+                "last_completed_collective": group.completed or -1,
+            }
+            for key, group in rank.groups.items()
+        },
+        "entries": [
+            _entry(call, own[call.group], first + number, numbers.get(call.group, len(numbers)))
+            for number, call in enumerate(collectives)
+        ],
+        "rank": rank.rank,
+        "host": rank.host,
+        "backends": {_name(key): group.backend for key, group in rank.groups.items()},
+        "messages": [
+            {
+                "call": str(call.signature),
+                "group": _name(call.group),
+                "state": call.state.name.lower(),
+                "time_created_ns": call.issued_ns,
+            }
+            for call in calls
+            if call.signature.op in POINT_TO_POINT
+        ],
+    }
+
+
+def _groups(ranks: Mapping[int, Rank]) -> dict[GroupKey, Group]:
+    """All groups of a run: a rank that has made no call in one is a member all the same."""
+    return {key: group for rank in ranks.values() for key, group in rank.groups.items()}
+
+
+def _name(key: GroupKey) -> str:
+    """torch's name; a group that was made again under it has a number of its own, since torch's
+    analyser knows a group by its name."""
+    name, again = key
+    return f"{name}~{again}" if again else name
+
+
+def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, Any]:
+    signature = call.signature
+    inputs, outputs = _sides(signature, len(group.ranks))
+    ended = call.state in _ENDED
+    return {
+        "record_id": record_id,
+        "pg_id": pg_id,
+        "process_group": (_name(call.group), group.desc),
+        "thread_name": "",
+        "thread_id": str(call.thread),
+        "collective_seq_id": call.seq + 1,
+        "p2p_seq_id": 0,
+        "op_id": call.seq + 1,
+        "profiling_name": f"gloo:{_TORCHS_OPS.get(signature.op, signature.op)}",
+        "time_created_ns": call.issued_ns,
+        "input_sizes": [list(shape) for _, shape in inputs],
+        "input_dtypes": [_TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in inputs],
+        "output_sizes": [list(shape) for _, shape in outputs],
+        "output_dtypes": [_TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in outputs],
+        "state": "scheduled",
+        "time_discovered_started_ns": call.started_ns or None,
+        "time_discovered_completed_ns": (
+            call.completed_ns or None if call.state is CallState.COMPLETED else None
+        ),
+        "retired": ended,
+        "timeout_ms": round(1000 * (group.timeout_s or 0)),
+        "is_p2p": False,
+        "frames": [{"name": call.site.function, "filename": call.site.file, "line": call.site.line}]
+        if call.site
+        else [],
+        "reduce_op": signature.reduce_op,
+        "root": signature.root,
+        "sends": list(signature.sends),
+        "receives": list(signature.receives),
+        "async": call.is_async,
+    }
+
+
+def _sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Inputs and outputs, a list of equal tensors as the one that torch records of it."""
+    op, principal, others = signature.op, signature.tensors, signature.others
+    match op:
+        case "scatter":
+            return _as_one(others), principal
+        case "all_gather":
+            return principal, _as_one(others) or _times(principal, ranks)
+        case "all_gather_into_tensor":
+            return principal, others or _times(principal, ranks)
+        case "reduce_scatter" | "reduce_scatter_tensor":
+            inputs = _as_one(principal)
+            return inputs, others or _divided(inputs, ranks)
+        case "gather":
+            return principal, _as_one(others)
+        case _:
+            return principal, others or principal
+
+
+def _as_one(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    if len(tensors) < 2 or len(set(tensors)) > 1:
+        return tensors
+    dtype, shape = tensors[0]
+    return [(dtype, (len(tensors), *shape))]
+
+
+def _times(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
+    return [(dtype, (ranks, *shape)) for dtype, shape in tensors]
+
+
+def _divided(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
+    return [(dtype, (prod(shape) // ranks,)) for dtype, shape in tensors]

@@ -1,0 +1,50 @@
+"""What findings from dumps have in common: where each rank stood, and what no dump holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..diagnosis.findings import RankEvidence
+from .flight_recorder import Entry
+from .trace import Trace
+from .waits import Wait
+
+NOT_IN_RECORD = ("reduce_op", "root", "splits", "tag")
+"""What torch's flight recorder never holds; nothing of it is guessed."""
+MOST_EVIDENCE = 128
+
+
+def evident(first: Iterable[int], others: Iterable[int]) -> list[int]:
+    """The ranks whose evidence is kept: those at fault before the others."""
+    return list(dict.fromkeys([*first, *others]))[:MOST_EVIDENCE]
+
+
+def standing(state: str, entry: Entry) -> RankEvidence:
+    """A rank that stands in this call."""
+    return RankEvidence(state, str(entry.signature), entry.site, entry.stack)
+
+
+def last_seen(trace: Trace, rank: int) -> RankEvidence:
+    """Where a rank is that waits for nothing."""
+    dump = trace.dumps.get(rank)
+    if dump is None:
+        return RankEvidence("left no dump")
+    if not dump.entries:
+        return RankEvidence("has nothing pending")
+    return standing("was last in", dump.entries[-1])
+
+
+def of_waiting(trace: Trace, waits: Sequence[Wait]) -> dict[int, RankEvidence]:
+    """The oldest pending calls of all who wait."""
+    found: dict[int, RankEvidence] = {}
+    for rank in evident((), (rank for wait in waits for rank in wait.waiting)):
+        entry = trace.first_pending(rank)
+        if entry is not None:
+            found[rank] = standing("waits in", entry)
+    return found
+
+
+def victims(waits: Sequence[Wait], culprits: Iterable[int]) -> tuple[int, ...]:
+    """Who waits and is not at fault."""
+    accused = set(culprits)
+    return tuple(sorted({rank for wait in waits for rank in wait.waiting} - accused))

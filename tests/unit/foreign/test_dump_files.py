@@ -1,0 +1,143 @@
+"""Names of dumps: which rank a file is of, which files are one job, and which are copies."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+from debugger.cli import main
+from debugger.foreign import dump_files
+from tests.unit.foreign.test_reports import entry, write
+
+HOSTS = ("a3f", "b71", "c0")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank_{rank}",
+        "rank_{rank:05}",
+        "comm_lib_trace_rank_{rank}.{host}",
+        "{host}_trace_{rank}.pkl",
+        "gpu-node-1{rank}_rank{rank}.pickle",
+        "rank{rank}-of-3.json5",
+        "rank_{rank}/trace",
+        "node{rank}/_dump_{rank}",
+        "torchcomm_fr_trace_{rank}",
+        "hccl_trace_rank_{rank}.2026-11-23",
+    ],
+)
+def test_the_rank_is_told_by_the_name(name: str, tmp_path: Path) -> None:
+    for rank in range(3):
+        file = tmp_path / name.format(rank=rank, host=HOSTS[rank])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, [entry(0, "nccl:all_reduce", 1 + rank, 10 + rank)], "[0, 1, 2]")
+    (job,) = dump_files.load(tmp_path).jobs
+    assert {rank: dump.entries[0].seq for rank, dump in job.dumps.items()} == {0: 0, 1: 1, 2: 2}
+
+
+def test_jobs_that_differ_in_a_number_are_two(tmp_path: Path) -> None:
+    for job in (7, 8):
+        for rank in range(3):
+            calls = [entry(0, "nccl:barrier", 1, at_ns=job * 10**17)]
+            write(tmp_path / f"job{job}_rank_{rank}", calls, "[0, 1, 2]")
+    jobs = dump_files.load(tmp_path).jobs
+    assert [len(job.dumps) for job in jobs] == [3, 3]
+    assert jobs[0].newest_ns > jobs[1].newest_ns
+
+
+def test_a_copy_is_no_job_of_its_own(tmp_path: Path) -> None:
+    for rank in range(3):
+        for name in (f"rank_{rank}", f"rank_{rank}.bak"):
+            write(tmp_path / name, [entry(0, "nccl:barrier", 1)], "[0, 1, 2]")
+    (job,) = dump_files.load(tmp_path).jobs
+    assert list(job.dumps) == [0, 1, 2]
+
+
+def hostile(what: str, file: Path) -> None:
+    plain = pickle.dumps({"entries": [entry(0, "nccl:barrier", 1)]}, protocol=2)
+    ranks = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 999999999]"}}
+    match what:
+        case "global":
+            file.write_bytes(pickle.dumps({"entries": [os.getcwd]}))
+        case "gigabytes":
+            file.write_bytes(b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.")
+        case "memo":
+            file.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
+        case "deep":
+            file.write_bytes(b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".")
+        case "deep_json":
+            file.write_text('{"entries": ' + "[" * 200_000)
+        case "cut":
+            file.write_bytes(plain[:-20])
+        case "number":
+            file.write_text('{"entries": [], "pg_status": ' + "9" * 50_000 + "}")
+        case "huge_rank":
+            file.write_bytes(pickle.dumps({"entries": [], "pg_config": ranks}))
+        case "no_record":
+            file.write_bytes(pickle.dumps([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["global", "gigabytes", "memo", "deep", "deep_json", "cut", "number", "no_record"],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_hostile_dump_is_one_sentence(
+    what: str, alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not alone:
+        write(tmp_path / "rank_0", [entry(0, "nccl:barrier", 1, state="completed")], "[0, 1]")
+    hostile(what, tmp_path / "rank_1")
+    before = sorted(tmp_path.iterdir())
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "rank_1" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "unreadable"])
+def test_what_is_no_file_to_read_is_not_waited_for(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rank_0"
+    if what == "fifo":
+        os.mkfifo(file)
+    elif what == "link":
+        file.symlink_to("/dev/zero")
+    else:
+        write(file, [entry(0, "nccl:barrier", 1)], "[0]")
+        file.chmod(0)
+        if os.access(file, os.R_OK):
+            pytest.skip("root reads every file")
+    for path in (tmp_path, file):
+        assert main(["report", str(path)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_rank_of_a_thousand_million_takes_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile("huge_rank", tmp_path / "rank_0")
+    write(tmp_path / "rank_999999998", [entry(0, "nccl:barrier", 1)], "[0]")
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert "does not tell its rank" in capsys.readouterr().out
+
+
+def test_what_a_dump_says_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = [entry(0, "nccl:\x1b[2J\nall_reduce", 1), entry(1, "x:\x1b]0;t\x07", 2)]
+    for call in calls:
+        call["frames"] = [{"name": "\x1b[31m", "filename": "/x/\x1b[2J.py", "line": 3}]
+        call["process_group"] = ("0", "\x1b[2Jdesc\n")
+    for rank in range(2):
+        write(tmp_path / f"rank_{rank}", calls[: 2 - rank], "[0, 1]")
+    for form in ("--text", "--json", "--junit"):
+        main(["report", str(tmp_path), form])
+        assert "\x1b" not in capsys.readouterr().out
