@@ -36,6 +36,12 @@ AREAS: Mapping[str, tuple[Struct, int, int, int]] = {
         layout.GROUPS * layout.CHECKPOINTS,
     ),
     "channel": (layout.CHANNEL, layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS),
+    "thread's word": (
+        layout.U64,
+        layout.THREADS_OFFSET + layout.THREAD_CALL_AT,
+        layout.THREAD_BYTES,
+        layout.THREADS,
+    ),
     "slot": (layout.SLOT, layout.RING_OFFSET, layout.SLOT.size, layout.RING),
 }
 """The parts of a flight record: form of a slot, where the first is, how far apart, how many."""
