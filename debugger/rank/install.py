@@ -11,6 +11,7 @@ import faulthandler
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,7 +257,7 @@ def _store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
         slot = None
         with contextlib.suppress(Exception):
             # Within an initialisation it is a part of that, which is on record already.
-            if not recorder.writer.thread().nested:
+            if not recorder.writer.is_waiting(threading.get_ident()):
                 site = recorder.site(sys._getframe(2))
                 detail = detail_of(op, store, keys)
                 slot = recorder.writer.enter(int(Activity.STORE), 0, detail, site)

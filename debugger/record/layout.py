@@ -1,4 +1,4 @@
-"""The format of a flight record, version 1: one file a rank, written by mmap, read by anyone.
+"""The format of a flight record, version 2: one file a rank, written by mmap, read by anyone.
 
 All numbers are little-endian. Times are nanoseconds of CLOCK_MONOTONIC of the rank's host; the
 header's `wall_offset_ns` added gives Unix time. The file is allocated in full when it is made and
@@ -19,12 +19,32 @@ never grows, so a full disk is noticed once, at the start, and not by SIGBUS lat
 **Torn slots.** A ring slot begins and ends with the call's number plus one; a thread slot with its
 version. A reader takes a slot only if both agree and say what it expected.
 
+**Written once.** With every call only its slot in the ring is written, and one word of its thread's
+slot: twice the call's number + 1 while the thread is in it, and one more when it has left. The rest
+follows, which is what readers do (in `reader`):
+
+- The latest call is the newest that any thread's word names, or DYNAMIC's count.
+- The counts of the group that made the latest call, or of its channel, are those in that call's
+  slot; its own slot has them when another one has made a later call, and when that call was
+  refused (`REFUSED_FLAG`). `last` of a group that has made none is the latest call when it was
+  made, so that older slots are not taken for its own.
+- A call whose slot has a time of completion is complete, if its state does not say that it failed;
+  one that has a time of start has started. One that is complete and has no time of start was waited
+  for where it was made, and counts as started when it was issued.
+- A thread whose word is even is in that call, since the time in the call's slot and at its line, if
+  its own slot has no activity. When the ring is about to come round to the call, and when the
+  thread enters something else within it, the wait is written into the thread's slot.
+- The serial of the layer is DYNAMIC's plus the words of all threads: each of them only rises.
+
+Version 1 has all of this written out, and no such words (they are 0): it reads the same way, but
+for the counts, which are always in the slots of groups and channels.
+
 **Definitions.** Each is `<IBxxxI` (length of text in bytes, kind, id), then UTF-8 JSON. The
 dynamic header's `heap_used` is raised after the text is in place. Ids count from 1 per kind; id 0
 means unknown.
 
-**Chains.** A group keeps a running hash of the agreement keys of its collectives (`chain`), one of
-the keys with shapes (`exact`), and the balance of all-to-all splits (`balance`); see
+**Chains.** A group keeps a running hash of the agreement keys of its collectives (`chain`), a sum
+of the keys with shapes (`exact`), and the balance of all-to-all splits (`balance`); see
 `debugger.record.signature`. A ring slot holds the three *after* its call.
 """
 
@@ -34,7 +54,9 @@ import enum
 from struct import Struct
 
 MAGIC = b"DDFLIGHT"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)
+VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
 """magic, version, pid, rank, world_size, local_rank, restart_count, role, reserved,
@@ -58,6 +80,7 @@ SERIAL_AT = DYNAMIC_OFFSET + 40
 BEAT_AT = DYNAMIC_OFFSET + 48
 BEAT = Struct("<iIQI")
 U64 = Struct("<Q")
+U32 = Struct("<I")
 
 THREADS_OFFSET = 8192
 THREADS = 64
@@ -65,13 +88,16 @@ THREAD = Struct("<IBBHQQIIQQI")
 """version, activity, inferred, pad, native thread id, call number + 1 (0: none),
 detail definition id, call site id, since_ns, serial, version again"""
 THREAD_BYTES = 64
+THREAD_CALL_AT = 56
+THREAD_CALLS = Struct("<" + f"{THREAD_CALL_AT}xQ" * THREADS)
+"""From `THREADS_OFFSET` on: the word of each thread that says which call it is in."""
 ACTIVITY_AT = 4
 
 GROUPS_OFFSET = THREADS_OFFSET + THREADS * THREAD_BYTES
 GROUPS = 512
 GROUP = Struct("<IBxxxQQQQQQ")
 """definition id, state, collectives issued, completed, chain, exact, balance,
-number + 1 of the last call in the group"""
+number + 1 of the last call in the group (see "Written once")"""
 GROUP_BYTES = 64
 GROUP_STATE_AT = 4
 GROUP_COUNTS_AT = 8
@@ -98,6 +124,7 @@ SLOT = Struct("<QHHBBBxIIIIQQQQQQQQ")
 number + 1 (low 32 bits) of the previous call in the group or channel, channel slot,
 seq, chain, exact, balance, issued_ns, started_ns, completed_ns, number + 1 again"""
 STATE_AT = 13
+FLAGS_IN_SLOT_AT = 14
 STARTED_AT = 72
 TIMES = Struct("<QQ")
 COMPLETED_AT = 80
@@ -114,6 +141,9 @@ FILE_BYTES = HEAP_OFFSET + HEAP_BYTES
 NO_CHANNEL = 0xFFFFFFFF
 ASYNC_FLAG = 1
 AGREES_FLAG = 2
+REFUSED_FLAG = 4
+"""The backend refused the call at once: it does not count, and the chains in its slot are not its
+group's."""
 FORKED_FLAG = 1
 HEAP_FULL_FLAG = 2
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from . import layout
 from .flight_file import FlightFile
 from .layout import Definition, GroupState, Role
 from .slots import ChannelSlot, GroupSlot
+
+_pack_group_counts = Struct("@" + layout.GROUP_COUNTS.format[1:]).pack_into
+_pack_channel_counts = Struct("@" + layout.CHANNEL_COUNTS.format[1:]).pack_into
+_GROUP_COUNTS_AT = layout.GROUP_COUNTS_AT
 
 
 class FlightPlaces(FlightFile):
@@ -21,6 +26,9 @@ class FlightPlaces(FlightFile):
         self._free_groups: list[int] = []
         self._next_channel = 0
         self._group_slots: dict[int, GroupSlot] = {}
+        self._number = 0
+        self._latest: GroupSlot | ChannelSlot | None = None
+        """The group of the latest call, or its channel: its counts are in the ring."""
 
     def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
         """A place for a new group; None when all are in use (its calls are then not recorded)."""
@@ -40,8 +48,9 @@ class FlightPlaces(FlightFile):
             self._map[base : base + layout.CHECKPOINTS * layout.CHECKPOINT.size] = bytes(
                 layout.CHECKPOINTS * layout.CHECKPOINT.size
             )
+            creating, last = int(GroupState.CREATING), self._number
             layout.GROUP.pack_into(
-                self._map, slot.offset, definition, int(GroupState.CREATING), 0, 0, 0, 0, 0, 0
+                self._map, slot.offset, definition, creating, 0, 0, 0, 0, 0, last
             )
             self._group_slots[index] = slot
             return slot
@@ -51,10 +60,33 @@ class FlightPlaces(FlightFile):
         with self._lock:
             if self._group_slots.get(slot.index) is not slot:
                 return  # destroyed before
+            self._write_counts(slot)
             self._map[slot.offset + layout.GROUP_STATE_AT] = int(state)
             if state is GroupState.DESTROYED:
                 del self._group_slots[slot.index]
+                if self._latest is slot:
+                    self._latest = None  # what is written here now is another group's
                 self._free_groups.append(slot.index)
+
+    def _write_counts(self, slot: GroupSlot | ChannelSlot, latest: int = 0) -> None:
+        """What they are now, whichever thread has changed them. `latest`: the latest call of a
+        group that has made none, which was written when it was made, or has taken back its only
+        one since."""
+        if isinstance(slot, ChannelSlot):
+            if slot.index != layout.NO_CHANNEL:
+                at = slot.offset + layout.CHANNEL_COUNTS_AT
+                _pack_channel_counts(self._map, at, slot.issued, slot.chain, slot.last)
+        elif slot.last or latest:
+            _pack_group_counts(
+                self._map,
+                slot.offset + _GROUP_COUNTS_AT,
+                slot.issued,
+                slot.completed,
+                slot.chain,
+                slot.exact,
+                slot.balance,
+                slot.last or latest,
+            )
 
     def add_creation(self, record: Mapping[str, Any]) -> bool:
         """Put a group creation, in which every rank must take part, on record; False when there is

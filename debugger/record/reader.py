@@ -11,29 +11,30 @@ import contextlib
 import mmap
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import layout, steady_clock
-from .bounds import MOST_RANKS, open_regular
+from .bounds import MOST_RANKS
 from .definitions import Definitions
 from .json_objects import object_of
 from .layout import Activity, CallState, GroupState, Phase, Role
 from .replicas import NOTE, ReplicaFiles
+from .ring import FlightError as FlightError
+from .ring import RingReader, mapped
+from .signature import MASK
 from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Wait
 
 UNKNOWN_GROUP: GroupKey = ("?", 0)
 _GROUP_STATES = frozenset(GroupState)
 _CALL_STATES = frozenset(CallState)
+_OF_CALLS = 1 << 63
+"""Beside the serial of a wait that is a thread's word: those of other waits are far from it."""
 
 
-class FlightError(Exception):
-    """This file cannot be read as a flight record; the sentence says why."""
-
-
-class FlightReader:
+class FlightReader(RingReader):
     """One flight record, mapped. Implements `snapshot.History` for its rank.
 
     What is mapped beyond a file's end cannot be read without being killed for it (SIGBUS): whoever
@@ -45,28 +46,7 @@ class FlightReader:
         self.path = path
         self._steady = steady
         self.cut = False
-        try:
-            descriptor = open_regular(path)
-        except OSError as error:
-            raise FlightError(f"{path}: cannot be opened: {error.strerror}") from error
-        try:
-            size = os.fstat(descriptor).st_size
-            head = os.read(descriptor, 12)
-            if head[:8] != layout.MAGIC:
-                raise FlightError(f"{path}: is not a flight record of distdebug")
-            version = int.from_bytes(head[8:12], "little")
-            if version != layout.VERSION:
-                raise FlightError(
-                    f"{path}: is a flight record of version {version}; "
-                    f"this distdebug reads version {layout.VERSION}"
-                )
-            if size < layout.FILE_BYTES:
-                raise FlightError(
-                    f"{path}: is truncated: {size} of {layout.FILE_BYTES} bytes are there"
-                )
-            self._map = mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
-        finally:
-            os.close(descriptor)
+        self._map = mapped(path)
         self._definitions = Definitions(self._map)
         self._replica_files = ReplicaFiles(path.parent)
         self._header: tuple[bytes, bytes] | None = None
@@ -130,7 +110,7 @@ class FlightReader:
     def change_mark(self) -> tuple[int, ...]:
         """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
         values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
-        return (values[1], values[2], values[3], values[5], values[7])
+        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
 
     @property
     def heartbeat_ns(self) -> int:
@@ -147,9 +127,10 @@ class FlightReader:
 
     def view(self, process: Process) -> Rank:
         """What is known of this rank now."""
+        inside = self._thread_calls()
         (
             heartbeat_ns,
-            calls,
+            _,
             heap_used,
             phase,
             _,
@@ -165,6 +146,7 @@ class FlightReader:
         if process.ended_ns is None and exiting_ns and not process.alive:
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
         phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
+        serial = (serial + sum(inside)) & MASK
         return Rank(
             rank=self.rank,
             world_size=self.world_size,
@@ -178,7 +160,7 @@ class FlightReader:
             started_ns=self.started_ns,
             phase=phase,
             heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
-            calls=calls,
+            calls=self._calls(),
             exit_code=exit_code if phase >= Phase.EXITING else None,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
@@ -202,6 +184,7 @@ class FlightReader:
 
     def _read_groups(self) -> dict[GroupKey, Group]:
         groups: dict[GroupKey, Group] = {}
+        newest = self._newest(message=False)
         for index in range(layout.GROUPS):
             at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
             definition, state, issued, completed, chain, exact, balance, last = (
@@ -212,6 +195,9 @@ class FlightReader:
             text = self._definitions.group(definition)
             if text is None or state not in _GROUP_STATES:
                 continue
+            if newest is not None and newest[1] == index and newest[0] > last:
+                last, issued = newest[0], (newest[10] + 1) & MASK
+                chain, exact, balance = newest[11:14]
             groups[text.key] = Group(
                 key=text.key,
                 desc=text.desc,
@@ -223,7 +209,7 @@ class FlightReader:
                 chain=chain,
                 exact=exact,
                 balance=balance,
-                last=last - 1 if last else None,
+                last=last - 1 if last and issued else None,
                 timeout_s=text.timeout_s,
             )
         return groups
@@ -237,11 +223,14 @@ class FlightReader:
 
     def _read_channels(self) -> tuple[Channel, ...]:
         channels = []
+        newest = self._newest(message=True)
         for index in range(layout.CHANNELS):
             at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
             definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
             if not definition:
                 break
+            if newest is not None and newest[9] == index and newest[0] > last:
+                issued, chain, last = (newest[10] + 1) & MASK, newest[11], newest[0]
             text = self._definitions.channel(definition)
             if text is not None:
                 channels.append(
@@ -259,6 +248,7 @@ class FlightReader:
 
     def _read_waits(self) -> tuple[Wait, ...]:
         waits = []
+        calls = self._thread_calls()
         for index in range(layout.THREADS):
             at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
             for _ in range(3):
@@ -268,7 +258,12 @@ class FlightReader:
             version, activity, inferred, _, native, call, detail, site, since, serial, again = row
             if version == 0:
                 break
-            if version != again or not activity or activity > Activity.PAUSED:
+            if version != again or activity > Activity.PAUSED:
+                continue
+            if not activity:
+                inside = self._read_call_wait(native, calls[index])
+                if inside is not None:
+                    waits.append(inside)
                 continue
             waits.append(
                 Wait(
@@ -285,19 +280,38 @@ class FlightReader:
             )
         return tuple(waits)
 
+    def _read_call_wait(self, native: int, word: int) -> Wait | None:
+        """That of a thread whose word names a call; None where it has left that."""
+        row = self._row(word // 2 - 1) if not word % 2 else None
+        if row is None or row[15] or row[16]:
+            return None
+        return Wait(
+            thread=native,
+            activity=Activity.IN_CALL,
+            serial=_OF_CALLS | word,
+            since_ns=row[14] + self.wall_offset_ns,
+            call=row[0] - 1,
+            detail={},
+            site=self._definitions.site(row[7]),
+        )
+
     # -- history -------------------------------------------------------------------------------
 
     def call(self, number: int) -> Call | None:
         """The call with this number, or None when it was overwritten or is torn."""
-        if number < 0:
-            return None
-        at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
-        row = layout.SLOT.unpack_from(self._map, at)
-        mark = number + 1
-        if row[0] != mark or row[17] != mark:
+        row = self._row(number)
+        if row is None:
             return None
         offset = self.wall_offset_ns
-        state = row[4]
+        state = CallState(row[4]) if row[4] in _CALL_STATES else CallState.ISSUED
+        if state is not CallState.FAILED:
+            if row[16]:
+                state = CallState.COMPLETED
+            elif row[15]:
+                state = CallState.STARTED
+        started_ns = row[15]
+        if state is CallState.COMPLETED:
+            started_ns = started_ns or row[14]
         return Call(
             number=number,
             group=self._group_key(row[1]),
@@ -305,32 +319,16 @@ class FlightReader:
             signature=self._definitions.signature(row[6], row[3], number),
             site=self._definitions.site(row[7]),
             thread=row[2],
-            state=CallState(state) if state in _CALL_STATES else CallState.ISSUED,
+            state=state,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
             agrees=bool(row[5] & layout.AGREES_FLAG),
             chain=row[11],
             exact=row[12],
             balance=row[13],
             issued_ns=row[14] + offset if row[14] else 0,
-            started_ns=row[15] + offset if row[15] else 0,
+            started_ns=started_ns + offset if started_ns else 0,
             completed_ns=row[16] + offset if row[16] else 0,
         )
-
-    def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """The calls of one group or channel from this one backwards, as (number, slot row)."""
-        number = last
-        while number is not None and number >= 0:
-            at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
-            row = layout.SLOT.unpack_from(self._map, at)
-            if row[0] != number + 1 or row[17] != number + 1:
-                return
-            yield number, row
-            distance = (number + 1 - row[8]) & 0xFFFFFFFF
-            # A call that names itself as the one before it, or one that the ring has lost, ends
-            # the walk; so no ring leads round in circles.
-            if not row[8] or not 0 < distance < layout.RING:
-                return
-            number -= distance
 
     def _last(self, group: GroupKey) -> int | None:
         found = self._read_groups().get(group)
@@ -356,7 +354,7 @@ class FlightReader:
         """The last calls, oldest first."""
         calls: list[Call] = []
         if group is None:
-            total = layout.U64.unpack_from(self._map, layout.CALLS_AT)[0]
+            total = self._calls()
             for number in range(total - 1, max(-1, total - 1 - count), -1):
                 call = self.call(number)
                 if call is None:

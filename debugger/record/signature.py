@@ -23,6 +23,9 @@ ANY_SOURCE = -1
 MASK = (1 << 64) - 1
 MOST_DIMENSIONS = 256
 """torch itself takes 64 in most places."""
+CHAIN_STEP = 0x2C1B3C6D
+"""Odd, so that nothing is lost of what was before, and below 2**30: Python multiplies by such a
+number in half the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +234,23 @@ def hash64(key: object) -> int:
 
 
 def extend_chain(chain: int, value: int) -> int:
-    """The running hash of a sequence after one more 64-bit value (an FNV-like step)."""
-    return ((chain ^ value) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & MASK
+    """The running hash of a sequence after one more value: a polynomial in `CHAIN_STEP`, mod
+    2**64, whose coefficients are the values, 64-bit hashes themselves."""
+    return (chain * CHAIN_STEP + value) & MASK
+
+
+def agreement_hash(signature: Signature) -> int:
+    """What a call adds to the chain of its group."""
+    return hash64(agreement_key(signature))
+
+
+def exact_hash(signature: Signature) -> int:
+    """The same with the shapes; equal to it where they say no more than the counts do, as those of
+    one dimension, which gradients in buckets have: such a call adds nothing to the group's `exact`,
+    of which each other one adds its hash `2 * seq + 1` times."""
+    rule = RULES.get(signature.op, Rule())
+    flat = not rule.counts or all(len(shape) == 1 for shape in _agreeing_shapes(signature))
+    return hash64((agreement_key if flat else exact_key)(signature))
 
 
 def split_contribution(signature: Signature, group_rank: int) -> int:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from . import layout
 
+WRITTEN = -1
+"""Of `ThreadSlot.current`: the thread is in no call, but its next one must be put down in full."""
+
 
 @dataclass(slots=True)
 class CallDescription:
     """A distinct call, described once: what the record says of it each time.
 
-    `agree`, `exact` and `contribution` feed the chains and the balance (see `signature`).
+    `agree`, `exact` and `contribution` feed the chains and the balance (see `signature`); `exact`
+    equals `agree` where the shapes say no more.
     `channel` is None for collectives. `volatile` is the signature's text where the heap has no
     room for it, else None.
     """
@@ -28,11 +32,22 @@ class CallDescription:
 class GroupSlot:
     """A group's place in the record, and the running values that the writer keeps for it."""
 
-    __slots__ = ("balance", "chain", "completed", "exact", "index", "issued", "last", "offset")
+    __slots__ = (
+        "balance",
+        "chain",
+        "completed",
+        "completed_word",
+        "exact",
+        "index",
+        "issued",
+        "last",
+        "offset",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+        self.completed_word = (self.offset + layout.GROUP_COMPLETED_AT) // 8
         self.issued = self.completed = 0
         self.chain = self.exact = self.balance = 0
         self.last = 0
@@ -50,13 +65,30 @@ class ChannelSlot:
 
 
 class ThreadSlot:
-    """What one thread waits for: its place in the record, and a stack of its nested waits."""
+    """What one thread waits for: its place in the record, and a stack of its nested waits.
 
-    __slots__ = ("index", "native_id", "nested", "offset", "version")
+    A thread that is in a call and in nothing else is on record by one word, its `call_word`: then
+    `current` is the call's number + 1, and `nested` is empty. `current` is 0, or `WRITTEN`, in all
+    other cases; `at_rest` says which, when the thread is in nothing. Threads that `share` one
+    place have nothing in that word, which one would overwrite with the other's.
+    """
 
-    def __init__(self, index: int, native_id: int) -> None:
+    __slots__ = (
+        "at_rest",
+        "call_word",
+        "current",
+        "index",
+        "native_id",
+        "nested",
+        "offset",
+        "version",
+    )
+
+    def __init__(self, index: int, native_id: int, shares: bool = False) -> None:
         self.index = index
         self.native_id = native_id
         self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+        self.call_word = (self.offset + layout.THREAD_CALL_AT) // 8
+        self.current = self.at_rest = WRITTEN if shares else 0
         self.version = 0
         self.nested: list[tuple[int, int, int, int]] = []

@@ -13,6 +13,7 @@ from ...record.layout import Activity
 from ...record.slots import GroupSlot, ThreadSlot
 from ..checks.in_flight import Held
 from ..record.errors import FindingRaised
+from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, WaitFunction, instead, whole
 from . import gpu_completion, outstanding
@@ -21,6 +22,7 @@ from .failed_work import has_failed
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
 _watch = outstanding.watch
+_works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
 
 
 class TrackedWork(Work):
@@ -31,6 +33,7 @@ class TrackedWork(Work):
         "_group",
         "_held",
         "_known",
+        "_line",
         "_number",
         "_open",
         "_recorder",
@@ -43,6 +46,7 @@ class TrackedWork(Work):
     _group: GroupSlot | None
     _number: int
     _known: Known
+    _line: Line
     _open: bool
     _after: Callable[[], None] | None
     _held: Held | None
@@ -81,25 +85,45 @@ class TrackedWork(Work):
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
         if self._held is not None:
             self._check_held()
-        work, recorder = self._work, self._recorder
+        work, known, writer = self._work, self._known, self._recorder.writer
         thread: ThreadSlot | None = None
         wait: WaitFunction = whole
+        # On record, unless there is nothing to wait for.
         if self._open and not work.is_completed():
-            site = recorder.site(_getframe(1))
-            thread = recorder.writer.enter(_IN_CALL, self._number + 1, 0, site)
-            wait = self._known.wait
+            frame = _getframe(1)
+            code, line = frame.f_code, self._line
+            if code in line.fronts:  # torch's function waits for what it has called itself
+                site = line.site
+            else:
+                seen = self._recorder.sites.get((id(code), frame.f_lasti))
+                site = seen[1] if seen is not None else self._recorder.site(frame)
+            thread = writer.enter(_IN_CALL, self._number + 1, 0, site)
+            wait = known.wait
         # A wait that fails makes the work complete: the heartbeat must not see that first.
         self._waiting = True
         try:
-            result = wait(work, timeout)
-            self._look()
+            if wait is whole and timeout is NO_TIMEOUT:
+                result = work.wait()
+            else:
+                result = wait(work, timeout)
+            if self._after is not None:
+                self._look()
         except BaseException as error:
             self._close(failed=True, thread=thread)
             better = instead(error)
             if better is error:
                 raise
             raise better from None
-        self._was_waited_for(thread)
+        if known.streams or not self._open:
+            self._was_waited_for(thread)
+        else:  # the same, without the cost of calling it
+            self._open = False
+            _works.pop(self._number, None)
+            if _awaited:
+                _awaited.pop(self._number, None)
+            if _kept:
+                _kept.pop(self._number, None)
+            writer.finish(self._number, thread, self._group)
         return bool(result)
 
     def hold(self, held: Held | None) -> None:
@@ -192,15 +216,17 @@ def track(
     number: int,
     known: Known,
     after: Callable[[], None] | None = None,
+    line: Line = NOWHERE,
 ) -> TrackedWork:
-    """The handle for the backend's `work`. Sets the attributes from outside: a constructor in
-    Python costs as much again as torch's own."""
+    """The handle for the backend's `work`, of a call made at this line. Sets the attributes from
+    outside: a constructor in Python costs as much again as torch's own."""
     tracked = TrackedWork()
     tracked._work = work
     tracked._recorder = recorder
     tracked._group = group
     tracked._number = number
     tracked._known = known
+    tracked._line = line
     tracked._open = True
     tracked._after = after
     tracked._held = None

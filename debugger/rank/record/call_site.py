@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -102,6 +103,7 @@ def raised_by_user(error: BaseException) -> bool:
     return trace is not None and frame_kind(trace.tb_frame.f_code.co_filename) == USER
 
 
+@functools.cache
 def is_distributed(filename: str) -> bool:
     """Whether a file is torch.distributed's front end, distcore's or this layer."""
     return filename.startswith((_HERE + os.sep, _DISTCORE)) or (

@@ -24,8 +24,8 @@ from ...record.layout import Activity, Definition, GroupState
 from ...record.signature import (
     OP_CODES,
     Signature,
-    agreement_key,
-    exact_key,
+    agreement_hash,
+    exact_hash,
     hash64,
     split_contribution,
 )
@@ -45,6 +45,8 @@ _OWN, _USER = call_site.OWN, call_site.USER
 class Known(CallDescription):
     """A distinct call as this layer treats it: with how to wait for it."""
 
+    counted: GroupSlot | None
+    """The group whose collective it is; None: a message."""
     wait: WaitFunction
     text: str
     """The signature, as JSON."""
@@ -97,6 +99,7 @@ class GroupRecord:
         self.backend = backend
         self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
+        """By op, and by the `Method.key` of a call."""
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
         self.guard: Keeper | None = None
@@ -126,6 +129,9 @@ class Recorder:
 
     writer: FlightWriter
     world: GroupRecord | None
+    sites: dict[tuple[int, ...], tuple[tuple[CodeType, CodeType], int]]
+    """Ids of the user's lines by instruction: address of the code, and offset; where an installed
+    package made the call, by its instruction, too. Keeps the codes."""
 
     def __init__(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
         self.start(writer, identity)
@@ -135,7 +141,7 @@ class Recorder:
         self.writer = writer
         self.world = None
         self._identity = dict(identity)
-        self._sites: dict[tuple[int, ...], tuple[tuple[CodeType, CodeType], int]] = {}
+        self.sites = {}
         self._places: dict[int, tuple[str, int]] = {}
         self._functions: dict[int, tuple[str, str]] = {}
         self._shown_names: dict[Any, str] = {}
@@ -189,7 +195,7 @@ class Recorder:
                 library = None
             else:
                 key = (*key, id(library.f_code), library.f_lasti)
-        known = self._sites.get(key)
+        known = self.sites.get(key)
         if known is not None:
             return known[1]
         by, codes = "", (code, code)
@@ -197,9 +203,9 @@ class Recorder:
             by = call_site.through(library.f_code.co_filename, library.f_lineno)
             codes = (code, library.f_code)
         number = self.site_at(code.co_filename, found.f_lineno, code.co_name, by)
-        if len(self._sites) > _MOST_SITES:
-            self._sites.clear()  # a program that makes its code as it goes
-        self._sites[key] = (codes, number)  # the references keep the codes' ids their own
+        if len(self.sites) > _MOST_SITES:
+            self.sites.clear()  # a program that makes its code as it goes
+        self.sites[key] = (codes, number)  # the references keep the codes' ids their own
         return number
 
     def safe_site(self, frame: FrameType | None) -> int:
@@ -298,8 +304,10 @@ class Recorder:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def describe(self, group: GroupRecord, op: str, facts: describe.Facts) -> Known:
-        """The ids and hashes of a call whose facts were not seen before on this group."""
+    def describe(
+        self, group: GroupRecord, op: str, facts: describe.Facts, key: describe.Facts
+    ) -> Known:
+        """The ids and hashes of a call whose key was not seen before on this group."""
         signature = describe.signature(op, facts, group.ranks, by_device=":" in group.backend)
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
@@ -308,15 +316,16 @@ class Recorder:
             number = layout.VOLATILE_SIGNATURE
             volatile = text.encode()
             if group.distinct_calls > 4 * layout.RING:
-                group.known.clear()  # signatures that never repeat must not fill the memory
+                for calls in group.known.values():
+                    calls.clear()  # signatures that never repeat must not fill the memory
                 group.distinct_calls = 0
         else:
             number = self.writer.define(Definition.SIGNATURE, text)
         if channel is not None:
             agree = exact = hash64((signature.dtypes, signature.counts))
         else:
-            agree = hash64(agreement_key(signature))
-            exact = hash64(exact_key(signature))
+            agree = agreement_hash(signature)
+            exact = exact_hash(signature)
         wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
         if group.kept and wait is waiting.whole:
             wait = waiting.long
@@ -328,11 +337,12 @@ class Recorder:
             contribution=split_contribution(signature, group.group_rank),
             channel=channel,
             volatile=volatile,
+            counted=group.slot if channel is None else None,
             wait=wait,
             streams=describe.on_cpu(facts) is False,
             text=text,
         )
-        group.known[op][facts] = known
+        group.known[op][key] = known
         group.distinct_calls += 1
         return known
 

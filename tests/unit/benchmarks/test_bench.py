@@ -73,7 +73,12 @@ def _detail(stock: float, ours: float, torchs: float) -> dict[str, dict[str, flo
 def test_table() -> None:
     where = {"backend": "fake", "world_size": 2, "op": "send", "size_bytes": 64, "entries": 2}
     measured: dict[str, Any] = {
-        "calls": [{**where, **_costs(2.5, 8.0)}],
+        "calls": [
+            {**where, **_costs(2.5, 8.0)},
+            {**where, "op": "all_reduce", "entries": 1, **_costs(3.0, 2.5)},
+            {**where, "op": "barrier", "entries": 1, **_costs(3.0, 3.25)},
+            {**where, "op": "all_reduce, async", "entries": 1, **_costs(3.0, 99.0)},
+        ],
         "detail": [{"world_size": 4, "size_bytes": 4, **_detail(700.0, 350.0, 7000.0)}],
         "ddp_step": {**_costs(10_000.0, 100.0), "heartbeat_us": 200.0},
     }
@@ -96,8 +101,9 @@ def test_table() -> None:
         " ".join(line.split()) for line in lines
     ]
     assert lines[-2] == (
-        "median round:   a call (or a wait) on the fake backend costs at most 4.0 µs more "
-        "(bar: 5 µs), the training step +1.2 % (bar: 3 %)"
+        "median round:   on the fake backend a synchronous call costs 2.5 to 3.2 µs more (bar: 3 "
+        "µs), an asynchronous one that is waited for 8.0 to 8.0 µs (bar: 4 µs), the training step "
+        "+1.2 % (bar: 3 %)"
     )
 
 

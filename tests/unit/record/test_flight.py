@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,6 +232,161 @@ def test_a_call_in_progress_is_a_wait(author: Author) -> None:
     assert (wait.activity, wait.call) == (Activity.IN_CALL, 0)
 
 
+def test_a_call_within_a_call_and_a_wait_within_both(author: Author) -> None:
+    def waits() -> list[tuple[Activity, int | None, CallSite | None]]:
+        found = read(author).view(ALIVE).waits
+        return [(wait.activity, wait.call, wait.site) for wait in found]
+
+    line = CallSite("/a/train.py", 7, "step")
+    outer, thread = author.call()
+    since_ns = read(author).view(ALIVE).waits[0].since_ns
+    inner, same = author.call()
+    assert thread is same
+    assert waits() == [(Activity.IN_CALL, inner, line)]
+    author.writer.enter(int(Activity.STORE), 0, 0, 0)
+    assert waits() == [(Activity.STORE, None, None)]
+    author.writer.leave(thread)
+    author.writer.finish(inner, thread, author.group)
+    assert waits() == [(Activity.IN_CALL, outer, line)]
+    assert since_ns == read(author).call(outer).issued_ns  # type: ignore[union-attr]
+    author.writer.finish(outer, thread, author.group)
+    assert waits() == []
+    last, thread = author.call()
+    assert waits() == [(Activity.IN_CALL, last, line)]
+    author.writer.hand_over(last, thread)
+    assert waits() == []
+
+
+def test_a_thread_that_stays_in_a_call_keeps_its_line(author: Author) -> None:
+    """Also when others have made so many calls that its own is overwritten."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        number, thread = author.call()
+        entered.set()
+        go_on.wait()
+        author.writer.finish(number, thread, author.group)
+
+    staying = threading.Thread(target=stay)
+    staying.start()
+    entered.wait()
+    before = read(author)
+    assert before.call(0) is not None
+    issued_ns = before.call(0).issued_ns  # type: ignore[union-attr]
+    for _ in range(layout.RING + 5):
+        number, thread = author.call()
+        author.writer.finish(number, thread, author.group)
+    reader = read(author)
+    assert reader.call(0) is None
+    (wait,) = reader.view(ALIVE).waits
+    assert (wait.activity, wait.call) == (Activity.IN_CALL, 0)
+    assert (wait.site, wait.since_ns) == (CallSite("/a/train.py", 7, "step"), issued_ns)
+    go_on.set()
+    staying.join()
+    view = read(author).view(ALIVE)
+    assert not view.waits
+    assert view.groups[KEY].completed == layout.RING + 6
+
+
+def test_groups_and_channels_in_turns_have_their_counts(author: Author) -> None:
+    other = author.writer.add_group({**WORLD, "name": "1"})
+    assert other is not None
+    channels = [
+        author.writer.add_channel(
+            {"name": "0", "incarnation": 0, "op": "send", "peer": 1, "tag": tag}
+        )
+        for tag in (0, 1)
+    ]
+    send = Signature("send", (("float32", (2,)),), peer=1)
+    world = author.group
+    chains = {KEY: 0, ("1", 0): 0}
+    issued = dict.fromkeys((KEY, ("1", 0), 0, 1), 0)
+    for turn in (0, 0, "m0", 1, 0, "m1", "m1", 1, 1, "m0", 0):
+        if isinstance(turn, int):
+            author.group, key = ((world, KEY), (other, ("1", 0)))[turn]
+            number, thread = author.call()
+            chains[key] = extend_chain(chains[key], hash64(agreement_key(ALL_REDUCE)))
+            issued[key] += 1
+        else:
+            author.group = world
+            number, thread = author.call(send, channels[int(turn[1])])
+            issued[int(turn[1])] += 1
+        author.writer.hand_over(number, thread)
+        view = read(author).view(ALIVE)
+        counts = {key: group.issued for key, group in view.groups.items()}
+        counts.update({channel.tag: channel.issued for channel in view.channels})  # type: ignore[misc]
+        assert counts == issued
+        assert {key: group.chain for key, group in view.groups.items()} == chains
+
+
+def test_a_group_in_the_place_of_another_has_none_of_its_calls(author: Author) -> None:
+    author.call()
+    author.writer.group_state(author.group, GroupState.DESTROYED)
+    for number in range(1, layout.GROUPS):
+        author.writer.add_group({**WORLD, "name": str(number)})
+    new = author.writer.add_group({**WORLD, "name": "new"})
+    assert new is not None
+    assert new.index == author.group.index
+    group = read(author).view(ALIVE).groups["new", 0]
+    assert (group.issued, group.last, group.chain) == (0, None, 0)
+    other, author.group = author.writer.add_group({**WORLD, "name": "other"}), new
+    assert other is None  # all places are taken
+    author.group = author.writer._group_slots[7]
+    author.call()  # the call before it was the destroyed group's
+    group = read(author).view(ALIVE).groups["new", 0]
+    assert (group.issued, group.last, group.chain) == (0, None, 0)
+    author.group = new
+    author.call()
+    assert read(author).view(ALIVE).groups["new", 0].issued == 1
+
+
+def test_threads_that_share_a_place_are_still_seen_to_move(author: Author) -> None:
+    for ident in range(layout.THREADS + 1):
+        author.writer._threads[-ident] = ThreadSlot(min(ident, layout.THREADS - 1), 0, ident >= 63)
+    slot = author.writer._threads[-layout.THREADS]
+    author.writer._threads[threading.get_ident()] = slot
+    before = author.writer.serial
+    number, thread = author.call()
+    assert thread is slot
+    between = author.writer.serial
+    assert read(author).view(ALIVE).calls == 1
+    author.writer.finish(number, thread, author.group)
+    assert before < between < author.writer.serial == read(author).view(ALIVE).layer_serial
+
+
+def test_an_inferred_wait_ends_with_the_next_call(author: Author) -> None:
+    first, thread = author.call()
+    author.writer.hand_over(first, thread)
+    author.writer.infer(threading.get_ident(), 1, first + 1, author.site)
+    (wait,) = read(author).view(ALIVE).waits
+    assert (wait.inferred, wait.call) == (True, first)
+    number, thread = author.call()
+    (wait,) = read(author).view(ALIVE).waits
+    assert (wait.inferred, wait.call) == (False, number)
+    author.writer.finish(number, thread, author.group)
+    assert not read(author).view(ALIVE).waits
+
+
+def test_a_record_of_version_1_reads_the_same_way(author: Author) -> None:
+    """There all of it is written out, and no thread has a word."""
+    number, thread = author.call()
+    author.writer.enter(int(Activity.STORE), 0, 0, author.site)  # which writes the call out
+    author.writer.leave(thread)
+    author.writer.group_state(author.group, GroupState.READY)  # and this the counts
+    with open(author.writer.path, "r+b") as file:
+        file.seek(len(layout.MAGIC))
+        file.write((1).to_bytes(4, "little"))
+        file.seek(layout.CALLS_AT)
+        file.write((1).to_bytes(8, "little"))
+        for index in range(layout.THREADS):
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            file.seek(at + layout.THREAD_CALL_AT)
+            file.write(bytes(8))
+    view = FlightReader(author.writer.path).view(ALIVE)
+    assert (view.calls, view.groups[KEY].issued) == (1, 1)
+    assert [(wait.activity, wait.call) for wait in view.waits] == [(Activity.IN_CALL, number)]
+
+
 def test_a_full_heap_costs_texts_only(author: Author) -> None:
     for size in (60_000, 1_000, 1):
         while author.writer.define(Definition.DETAIL, json.dumps("x" * size + str(os.urandom(8)))):
@@ -295,7 +451,7 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
     [
         (b"", "is not a flight record"),
         (b"PK\x03\x04 something else", "is not a flight record"),
-        (layout.MAGIC + (2).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 2"),
+        (layout.MAGIC + (3).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 3"),
         (layout.MAGIC + (1).to_bytes(4, "little"), "is truncated"),
     ],
 )

@@ -62,7 +62,7 @@ class Case:
     def __init__(self, path: Path) -> None:
         self.author = Author(path)
         self.recorder: Any = SimpleNamespace(
-            writer=self.author.writer, site=lambda _frame: self.author.site
+            writer=self.author.writer, site=lambda _frame: self.author.site, sites={}
         )
 
     def track(self, work: Work, streams: bool = True) -> TrackedWork:

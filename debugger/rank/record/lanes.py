@@ -1,0 +1,87 @@
+"""What is at hand for the calls of one method of one group, so that a call looks up little."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from . import call_site
+from .describe import Facts, getter
+from .recorder import Known, Recorder
+
+_MOST_LINES = 1000
+_DEPRECATED = f"{os.sep}typing_extensions.py"
+
+
+class Line(NamedTuple):
+    """A line of the user's code from which calls come: its site; torch's public function that it
+    calls, with all that this one calls until it comes to the group; and the code that the line is
+    in, which must not be freed, for it is known by its address."""
+
+    site: int
+    fronts: tuple[CodeType, ...]
+    code: CodeType | None
+
+
+NOWHERE = Line(0, (), None)
+
+
+def _is_front(filename: str) -> bool:
+    """Whether a frame is of torch's public functions: theirs, or of a decorator of theirs."""
+    if filename.endswith(_DEPRECATED):
+        return True
+    return call_site.is_distributed(filename) and call_site.frame_kind(filename) == call_site.OWN
+
+
+def _always(_options: Any) -> bool:
+    """Where the options do not say."""
+    return True
+
+
+class Lane:
+    """Of one method of one group.
+
+    `lines` are by instruction of the user's code, not by line: looking up a line number takes
+    longer in longer functions. They are those that called torch's public function, which stand
+    `depth` frames above the method: torch's own frames below are not looked at again, for to look
+    at a frame makes it an object, which costs 0.1 µs each. (So an instruction that calls now
+    torch's function, now one of the user's with as many frames, counts as the line of both.)
+    """
+
+    __slots__ = ("_by_depth", "depth", "forward", "is_async", "known", "lines", "options")
+
+    def __init__(self, forward: Callable[..., Any], known: dict[Facts, Known]) -> None:
+        self.forward = forward
+        self.known = known
+        self.options: type | None = None
+        self.is_async: Callable[[Any], bool] = _always
+        self.depth = 0
+        self._by_depth: dict[int, dict[tuple[int, int], Line]] = {}
+        self.lines: dict[tuple[int, int], Line] = {}
+
+    def take(self, options: type) -> None:
+        """From now on the options of the calls are objects of this class; `is_async` tells of one
+        whether the program waits by itself."""
+        self.is_async = getter(options, "asyncOp") if hasattr(options, "asyncOp") else _always
+        self.options = options
+
+    def find(self, recorder: Recorder, frame: FrameType) -> Line:
+        """The line that led to the call of the method, whose frame this is."""
+        fronts, found = [], frame.f_back
+        while found is not None and _is_front(found.f_code.co_filename):
+            fronts.append(found.f_code)
+            found = found.f_back
+        if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
+            return Line(recorder.site(frame.f_back), (), None)
+        line = Line(recorder.site(found), tuple(fronts), found.f_code)
+        depth = len(fronts) + 1
+        if depth != self.depth:
+            self.depth = depth
+            self.lines = self._by_depth.setdefault(depth, {})
+        if len(self.lines) >= _MOST_LINES:
+            self.lines.clear()  # a program that makes its code as it goes
+        if line.site:  # 0: there was no room for it
+            self.lines[id(found.f_code), found.f_lasti] = line
+        return line

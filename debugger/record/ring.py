@@ -1,0 +1,93 @@
+"""Opens a flight record, and reads its ring: the slots of its last calls, which is the latest."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .bounds import open_regular
+from .signature import OP_CODES, POINT_TO_POINT
+
+_MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
+
+
+class FlightError(Exception):
+    """This file cannot be read as a flight record; the sentence says why."""
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The file, if it is a flight record that this version reads; raises FlightError."""
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise FlightError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.read(descriptor, 12)
+        if head[:8] != layout.MAGIC:
+            raise FlightError(f"{path}: is not a flight record of distdebug")
+        version = int.from_bytes(head[8:12], "little")
+        if version not in layout.READABLE:
+            raise FlightError(
+                f"{path}: is a flight record of version {version}; "
+                f"this distdebug reads version {layout.VERSION}"
+            )
+        if size < layout.FILE_BYTES:
+            raise FlightError(
+                f"{path}: is truncated: {size} of {layout.FILE_BYTES} bytes are there"
+            )
+        return mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+class RingReader:
+    """The ring of the flight record that is mapped here. A slot is read as `layout.SLOT` says."""
+
+    _map: mmap.mmap
+
+    def _thread_calls(self) -> tuple[int, ...]:
+        return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
+
+    def _calls(self) -> int:
+        """How many calls were issued."""
+        counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
+        return max(counted, max(self._thread_calls()) // 2)
+
+    def _row(self, number: int) -> tuple[Any, ...] | None:
+        """The slot of this call in the ring; None when it was overwritten or is torn."""
+        if number < 0:
+            return None
+        at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+        row = layout.SLOT.unpack_from(self._map, at)
+        return row if row[0] == row[17] == number + 1 else None
+
+    def _newest(self, message: bool) -> tuple[Any, ...] | None:
+        """The slot of the latest call, which has the counts of its group or channel; None if it is
+        no message, or is one, and if the counts are elsewhere."""
+        row = self._row(self._calls() - 1)
+        if row is None or row[5] & layout.REFUSED_FLAG or self._version() == 1:
+            return None
+        return row if (row[3] in _MESSAGES) == message else None
+
+    def _version(self) -> int:
+        return int(layout.U32.unpack_from(self._map, layout.VERSION_AT)[0])
+
+    def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """The calls of one group or channel from this one backwards, as (number, slot row)."""
+        number = last
+        while number is not None and number >= 0:
+            row = self._row(number)
+            if row is None:
+                return
+            yield number, row
+            distance = (number + 1 - row[8]) & 0xFFFFFFFF
+            # A call that names itself as the one before it, or one that the ring has lost, ends
+            # the walk; so no ring leads round in circles.
+            if not row[8] or not 0 < distance < layout.RING:
+                return
+            number -= distance
