@@ -91,10 +91,11 @@ test-torch:
 	@$(MAKE) --no-print-directory on-torch ON=.venv-torch-$(TORCH)
 
 # The demo, the fixtures on gloo, tcp and mpi and at DETAIL, the plugin, the layer and distcore in
-# ranks, every fault, and torch's own suite (all of whose tests are long: QUICK runs two by name).
+# ranks, torch's own suite (all of whose tests are long: QUICK runs two by name), and, where it may
+# take longer, every fault and what is tested without ranks.
 ON_TORCH := tests/e2e/test_fixtures.py tests/e2e/test_fixtures_on_mpi.py tests/plugin tests/ranks \
-    tests/faults tests/unit/distcore/test_torch_private.py
-WHERE_NOT_QUICK := tests/unit/distcore tests/unit/rank
+    tests/unit/distcore/test_torch_private.py tests/unit/rank/test_torch_private.py
+WHERE_NOT_QUICK := tests/unit/distcore tests/unit/rank tests/faults
 on-torch:
 	@$(ON)/bin/python -c 'import sys, torch; print("torch", torch.__version__, "on Python", sys.version)'
 	@$(ON)/bin/$(DEMO)

@@ -9,9 +9,21 @@ import json
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from tests.support import ranks, runs
+
+
+def has_dist2() -> bool:
+    """Whether the file is there; importing torch takes seconds."""
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    return (Path(torch.origin).parent / "distributed" / "_dist2.py").exists()
+
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SELF_LAUNCHING = SCRIPTS / "self_launching.py"
@@ -146,6 +158,7 @@ def test_groups_that_are_written_in_python(tmp_path: Path) -> None:
     assert told.message == "recording of ranks that are threads is switched off"
 
 
+@pytest.mark.skipif(not has_dist2(), reason="this torch has no torch.distributed._dist2")
 def test_groups_that_torch_does_not_register_are_told_of(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -52,6 +52,13 @@ def _equal(found, expected):
     assert torch.equal(found, expected), (found, expected)
 
 
+@calls("_c10d_functional::wait_tensors")  # from torch 2.15 on
+def _wait_tensors(op, rank, size, name):
+    begun = [ops._c10d_functional.all_reduce(_of(rank), "sum", name) for _ in range(2)]
+    for found in op(begun):
+        _equal(found, _total(size))
+
+
 @calls("_c10d_functional::all_reduce")
 @calls("_c10d_functional::all_reduce_")
 def _all_reduce(op, rank, size, name):
