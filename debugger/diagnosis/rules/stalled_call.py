@@ -52,8 +52,23 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
         limit_ns += int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
         if world.waited_ns(pending.wait) >= limit_ns:
             since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns
-            return [Candidate(_finding(world, view, pending, since_ns, own=False))]
+            hang_ns = world.limits.hang_ns
+            links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - LATEST_NS))
+            return [Candidate(_finding(world, view, pending, since_ns, own=False, links=links))]
     return []
+
+
+def _messages_stuck_by(world: World, needs: Needs, limit_ns: int) -> set[Link]:
+    """The ends of all messages that have stood for so long: a network that comes apart cuts several
+    connections at once, and none of them is the first by more than chance."""
+    found = set()
+    for pending in world.all_pending():
+        peer = pending.call.signature.peer if pending.call is not None else None
+        if peer is None or world.waited_ns(pending.wait) < limit_ns:
+            continue
+        if _entered_by_all(world, needs, pending, before_ns=world.now_ns - limit_ns) is not None:
+            found.add((peer, pending.rank))
+    return found
 
 
 def _seen(world: World, seen: set[object], pending: Pending) -> bool:
@@ -106,7 +121,13 @@ def _issued_ns(record: Rank, call: Call) -> int:
 
 
 def _finding(
-    world: World, view: GroupView, pending: Pending, observable_ns: int, *, own: bool
+    world: World,
+    view: GroupView,
+    pending: Pending,
+    observable_ns: int,
+    *,
+    own: bool,
+    links: set[Link] | None = None,
 ) -> Finding:
     call = pending.call
     assert call is not None
@@ -118,7 +139,7 @@ def _finding(
         else f"for {seconds(world.now_ns - pending.wait.since_ns)}"
     )
     if peer is not None:
-        links = {(peer, pending.rank)}
+        links = {(peer, pending.rank), *(links or ())}
         what = f"{until}, though rank {peer} has made its part of the message"
     else:
         links = _named(world)

@@ -188,6 +188,23 @@ class TestStuck:
         assert (found.kind, found.culprits) == ("missing_rank", (0, 1))
         assert "though rank 0 has made its part of the message" in found.message
 
+    @pytest.mark.parametrize(("later_s", "culprits"), [(0.3, (0, 1, 2, 3)), (20, (0, 1))])
+    def test_a_network_that_comes_apart_cuts_several_at_once(
+        self, later_s: float, culprits: tuple[int, ...]
+    ) -> None:
+        """A message that began to stand much later may only be slow."""
+        run = Run(4)
+        run[0].calls(send(1))
+        run[1].calls(recv(0), waits=True)
+        run.passes(later_s)
+        run[2].calls(send(3))
+        run[3].calls(recv(2), waits=True)
+        for rank in (1, 3):
+            run[rank].free_threads = 0
+        run.passes(WAITED_S - later_s)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("missing_rank", culprits)
+
     def test_a_message_that_was_not_sent(self) -> None:
         run = Run(2)
         run[1].calls(recv(0), waits=True)
