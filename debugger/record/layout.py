@@ -144,7 +144,6 @@ AGREES_FLAG = 2
 REFUSED_FLAG = 4
 """The backend refused the call at once: it does not count, and the chains in its slot are not its
 group's."""
-FORKED_FLAG = 1
 HEAP_FULL_FLAG = 2
 
 

@@ -23,20 +23,6 @@ from torch import Tensor
 
 from ..base.reduction import Reduction, op_name, premul_factor, reduction_for
 
-NATIVE = (
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.uint32,
-    torch.int64,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT8_CAPABILITY = (9, 0)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
