@@ -8,15 +8,11 @@ from debugger.diagnosis import judging
 from debugger.diagnosis.diagnose import verdict_first
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
+from debugger.record.kinds import kind_of
 from debugger.record.snapshot import Snapshot
 
 from .picture import Found
 from .text import safe
-
-_SUPERVISORS = frozenset(
-    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "tool_error"}
-)
-"""A launcher may answer these with a restart, which only the supervisor knows."""
 
 
 class Judge:
@@ -63,7 +59,7 @@ def together(supervisors: Sequence[Found], own: Sequence[Found], supervised: boo
         return found  # what comes after the verdict is its consequence
     known = {(one.kind, one.culprits) for one in found}
     for one in own:
-        unsure = supervised and (one.kind in _SUPERVISORS or one.message.startswith("suspected"))
+        unsure = supervised and (kind_of(one.kind).restarted or one.message.startswith("suspected"))
         if not unsure and (one.kind, one.culprits) not in known:
             found.append(one)
     return sorted(found, key=lambda one: not one.is_error)

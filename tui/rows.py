@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from debugger.diagnosis.facts.waits import Waits
 from debugger.diagnosis.facts.world import DEFAULT_GROUP, exit_status
+from debugger.record.kinds import kind_of
 from debugger.record.layout import Activity, GroupState, Phase
 from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
@@ -24,10 +25,6 @@ _ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
 _STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
 OVER = frozenset({State.DEAD, State.ENDED, State.FINISHED})
 """States of a process that is no more."""
-_ENDS = frozenset(
-    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "forked", "tool_error"}
-)
-"""Findings about ends: their culprits did not end because something else was found."""
 _TOLD = "finding_raised"
 """The note of a rank that raised the verdict at its own line."""
 
@@ -73,7 +70,7 @@ def state_of(
 def _own_end(rank: Rank, found: Sequence[Found]) -> bool:
     """Whether a finding says that the process ended by itself. Else it raised what was found, or
     was stopped for it, by distdebug or by a launcher: consequences are no findings."""
-    return any(one.kind in _ENDS and rank.rank in one.culprits for one in found)
+    return any(kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found)
 
 
 def told(rank: Rank) -> bool:

@@ -1,4 +1,4 @@
-"""What a finding is: the vocabulary of kinds, their exit codes, and the record of one finding."""
+"""What a finding is: the record of one; what is known of its kind is in `record.kinds`."""
 
 from __future__ import annotations
 
@@ -6,64 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
 from ..record.wording import printable
-
-EXIT_CODES: dict[str, int] = {
-    "op_mismatch": 91,
-    "shape_mismatch": 91,
-    "dtype_mismatch": 91,
-    "reduce_op_mismatch": 91,
-    "root_mismatch": 91,
-    "split_mismatch": 91,
-    "group_mismatch": 91,
-    "p2p_mismatch": 91,
-    "deadlock": 92,
-    "missing_rank": 93,
-    "early_exit": 93,
-    "unmatched_p2p": 93,
-    "join_timeout": 93,
-    "stalled": 93,
-    "forked": 93,
-    "rank_died": 94,
-    "rank_exception": 1,
-    "nan": 95,
-    "overflow": 95,
-    "divergence": 95,
-    "inflight_write": 95,
-    "unsafe_tensor": 95,
-    "invalid_argument": 1,
-    "ddp_unused_parameters": 1,
-    "tool_error": 96,
-    "not_in_group": 0,
-    "unwaited_work": 0,
-    "straggler": 0,
-}
-"""Every kind, with the exit code of a run whose verdict it is. 0: only ever a warning."""
-
-TITLES: dict[str, str] = {
-    "deadlock": "DEADLOCK",
-    "missing_rank": "MISSING RANK",
-    "early_exit": "EARLY EXIT",
-    "unmatched_p2p": "UNMATCHED SEND/RECV",
-    "join_timeout": "GROUP NEVER FORMED",
-    "stalled": "STALLED",
-    "forked": "FORKED CHILD USED THE GROUP",
-    "rank_died": "RANK DIED",
-    "rank_exception": "EXCEPTION",
-    "invalid_argument": "INVALID ARGUMENT",
-    "not_in_group": "NOT IN GROUP",
-    "nan": "NAN",
-    "overflow": "OVERFLOW",
-    "inflight_write": "WRITTEN IN FLIGHT",
-    "straggler": "STRAGGLER",
-    "ddp_unused_parameters": "UNUSED PARAMETERS",
-    "divergence": "DIVERGENCE",
-    "unsafe_tensor": "UNSAFE TENSOR",
-    "unwaited_work": "NOT WAITED FOR",
-    "tool_error": "DISTDEBUG ITSELF FAILED",
-}
-"""The first word of a printed finding; kinds that are not here are a MISMATCH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +74,13 @@ class Finding:
         return (self.kind, tuple(sorted(self.culprits)), group, self.seq, self.severity)
 
     @property
+    def about(self) -> Kind:
+        """All that is known of its kind."""
+        return KINDS[self.kind]
+
+    @property
     def exit_code(self) -> int:
-        return EXIT_CODES[self.kind]
+        return self.about.exit_code
 
     def __repr__(self) -> str:
         where = f" #{self.seq} of {self.group.name}" if self.group and self.seq is not None else ""

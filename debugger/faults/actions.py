@@ -87,7 +87,8 @@ class Action:
     """One action. `moments`: those that make sense. `repeats`: without a number it happens at
     every matching call, instead of at the first. `every`: takes `every=1..10` and `every=3`.
     `lasts`: a time may have an end (`3s for 2s`). `backends`: the names of those it works on; ()
-    is every one. `help`: one line."""
+    is every one. `help`: one line. `leads_to`: the kinds of findings that it is known to lead to;
+    where two faults may explain one, such a one does. Empty: any."""
 
     name: str
     family: Family
@@ -99,6 +100,7 @@ class Action:
     every: bool = False
     lasts: bool = False
     backends: tuple[str, ...] = ()
+    leads_to: frozenset[str] = frozenset()
 
     def argument(self, name: str) -> Argument | None:
         """The argument of this name; None where it has none."""
@@ -122,24 +124,30 @@ _WHERE = (
 )
 """`name`: of the parameter, for in=parameter; None is the first one that takes a gradient."""
 
+_LATENESS = frozenset({"missing_rank", "straggler", "join_timeout", "rank_exception"})
+_WRONG_NUMBERS = frozenset({"nan", "overflow", "divergence"})
+
 _TABLE = (
     Action(
         "kill",
         Family.PROCESS,
         "the process gets a signal",
         (Argument("signal", Kind.SIGNAL, choices=SIGNALS, default="KILL"),),
+        leads_to=frozenset({"rank_died", "missing_rank", "early_exit"}),
     ),
     Action(
         "exit",
         Family.PROCESS,
         "the process ends at once, with this exit code",
         (Argument("code", Kind.INT, default=0, low=0, high=255),),
+        leads_to=frozenset({"rank_died", "early_exit"}),
     ),
     Action(
         "raise",
         Family.PROCESS,
         "the call raises this exception in the program",
         (Argument("error", Kind.ERROR, default=DEFAULT_ERROR, positional=True),),
+        leads_to=frozenset({"rank_exception"}),
     ),
     Action(
         "hang",
@@ -150,14 +158,21 @@ _TABLE = (
                 "how", Kind.CHOICE, choices=("sleep", "lock", "gil", "native"), default="sleep"
             ),
         ),
+        leads_to=frozenset({"missing_rank"}),
     ),
     Action(
         "oom",
         Family.PROCESS,
         "memory runs out: an allocation fails, or the kernel's killer comes (a SIGKILL)",
         (Argument("how", Kind.CHOICE, choices=("allocation", "killer"), default="allocation"),),
+        leads_to=frozenset({"rank_died", "rank_exception"}),
     ),
-    Action("fork", Family.PROCESS, "a forked child uses the process group of its parent"),
+    Action(
+        "fork",
+        Family.PROCESS,
+        "a forked child uses the process group of its parent",
+        leads_to=frozenset({"forked"}),
+    ),
     Action("fill-disk", Family.PROCESS, "no file that the process writes takes another byte"),
     Action("drop-store", Family.PROCESS, "the rank's connection to the store breaks"),
     Action(
@@ -168,6 +183,7 @@ _TABLE = (
         repeats=True,
         every=True,
         lasts=True,
+        leads_to=_LATENESS,
     ),
     Action("skip", Family.CALL, "the call is left out", every=True),
     Action("duplicate", Family.CALL, "the call is made twice", every=True),
@@ -188,6 +204,7 @@ _TABLE = (
         "a NaN in what the rank contributes, or in a parameter",
         _WHERE,
         every=True,
+        leads_to=_WRONG_NUMBERS,
     ),
     Action(
         "inf",
@@ -195,6 +212,7 @@ _TABLE = (
         "an infinity in what the rank contributes, or in a parameter",
         _WHERE,
         every=True,
+        leads_to=_WRONG_NUMBERS,
     ),
     Action(
         "bitflip",
@@ -202,6 +220,7 @@ _TABLE = (
         "one bit flips in what the rank contributes, or in a parameter",
         (Argument("bit", Kind.INT, default=22, low=0, high=63), *_WHERE),
         every=True,
+        leads_to=_WRONG_NUMBERS,
     ),
     Action(
         "link",
@@ -217,6 +236,7 @@ _TABLE = (
         repeats=True,
         lasts=True,
         backends=("tcp",),
+        leads_to=_LATENESS | {"divergence", "nan"},
     ),
     Action(
         "partition",
@@ -227,6 +247,7 @@ _TABLE = (
         repeats=True,
         lasts=True,
         backends=("tcp",),
+        leads_to=_LATENESS,
     ),
 )
 ACTIONS: dict[str, Action] = {action.name: action for action in _TABLE}

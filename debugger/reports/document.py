@@ -13,7 +13,7 @@ from typing import Any
 
 from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World, exit_status
-from ..diagnosis.findings import TITLES, Finding, GroupEvidence, RankEvidence
+from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..diagnosis.limits import Limits
 from ..record.sanitize import clean
 from ..record.secret_words import masked, sentence
@@ -96,7 +96,7 @@ def _finding(
     headline, story = _headline(message)
     return {
         "kind": finding.kind,
-        "title": TITLES.get(finding.kind, "MISMATCH"),
+        "title": finding.about.title,
         "severity": finding.severity,
         "proven": finding.proven,
         "cause": None if finding.cause is None else clean(finding.cause),

@@ -17,24 +17,6 @@ from .unfired import why_not
 
 EXIT_USAGE = 2
 RUNNING = "running"
-_LATENESS = frozenset({"missing_rank", "straggler", "join_timeout", "rank_exception"})
-_LEADS_TO: Mapping[str, frozenset[str]] = {
-    "kill": frozenset({"rank_died", "missing_rank", "early_exit"}),
-    "exit": frozenset({"rank_died", "early_exit"}),
-    "raise": frozenset({"rank_exception"}),
-    "hang": frozenset({"missing_rank"}),
-    "oom": frozenset({"rank_died", "rank_exception"}),
-    "fork": frozenset({"forked"}),
-    "delay": _LATENESS,
-    "link": _LATENESS | {"divergence", "nan"},
-    "partition": _LATENESS,
-    "nan": frozenset({"nan", "divergence", "overflow"}),
-    "inf": frozenset({"nan", "overflow", "divergence"}),
-    "bitflip": frozenset({"nan", "overflow", "divergence"}),
-}
-"""Where two faults may explain a finding, one that is known to lead to its kind does."""
-_ONLY_BY: Mapping[str, frozenset[str]] = {"straggler": frozenset({"delay", "link", "partition"})}
-"""What no other fault explains: a rank that a NaN befell was slow for a reason of its own."""
 
 
 def explanation(
@@ -55,7 +37,7 @@ def explanation(
         fault = faults.get(one.fault)
         if fault is None or one.refused:
             continue
-        if fault.action not in _ONLY_BY.get(finding.kind, {fault.action}):
+        if finding.about.only_by and fault.action not in finding.about.only_by:
             continue
         if culprits & {one.rank} if _of_ranks(fault) else concerned & set(fault.ranks):
             found.append((one, fault))
@@ -176,7 +158,8 @@ def _of_ranks(fault: Fault) -> bool:
 
 
 def _leads_to(fault: Fault, kind: str) -> bool:
-    return kind in _LEADS_TO.get(fault.action, {kind})
+    action = ACTIONS.get(fault.action)
+    return action is None or not action.leads_to or kind in action.leads_to
 
 
 def _ranks(ranks: Sequence[int]) -> str:

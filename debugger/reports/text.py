@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..record.kinds import kind_of
 from ..record.wording import spans
 from . import ddp_times, injections, off, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
@@ -19,29 +20,6 @@ _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
 _OWN = re.compile(r"/(?:debugger/rank|distcore)/[^/]+\.py:\d+ in ")
-_EVERYBODY = frozenset(
-    {
-        "op_mismatch",
-        "shape_mismatch",
-        "dtype_mismatch",
-        "reduce_op_mismatch",
-        "root_mismatch",
-        "group_mismatch",
-    }
-)
-
-_STACK_TELLS = frozenset(
-    {
-        "missing_rank",
-        "join_timeout",
-        "early_exit",
-        "rank_died",
-        "rank_exception",
-        "invalid_argument",
-        "tool_error",
-    }
-)
-"""Kinds whose culprit is outside a call of ours: its stack says why, not only its line."""
 
 
 def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
@@ -143,7 +121,7 @@ class _Text:
                 victims = table.of_finding(finding, standing, without=finding["culprits"])
                 shown = Table((*cycle.rows, *victims.rows), victims.left_out)
         undecided = (
-            finding["kind"] in _EVERYBODY
+            kind_of(finding["kind"]).voted
             and len(finding["culprits"]) > 1
             and not (finding["victims"] or finding["missing"])
         )
@@ -174,7 +152,7 @@ class _Text:
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
         """Of the first culprit alone; the others are in the file with all stacks."""
-        if finding["kind"] not in _STACK_TELLS:
+        if not kind_of(finding["kind"]).stack_tells:
             return
         for rank in finding["culprits"][:1]:
             raised = finding["data"].get("stack")  # of an exception: outermost call first

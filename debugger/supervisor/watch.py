@@ -24,20 +24,6 @@ START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
 
-_CALL_KINDS = frozenset(
-    {
-        "op_mismatch",
-        "shape_mismatch",
-        "dtype_mismatch",
-        "reduce_op_mismatch",
-        "root_mismatch",
-        "split_mismatch",
-    }
-)
-_PROCESS_KINDS = frozenset(
-    {"rank_died", "rank_exception", "early_exit", "invalid_argument", "tool_error"}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -145,7 +131,7 @@ class Watch:
             self.detected_after_s[finding.identity] = max(0.0, after_s)
 
     def _is_off(self, finding: Finding) -> bool:
-        return self._policy.level == "OFF" and finding.kind in _CALL_KINDS
+        return self._policy.level == "OFF" and finding.about.of_signatures
 
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
         """A failure that the launcher answers with a restart is only a warning."""
@@ -155,7 +141,7 @@ class Watch:
             if rank in snapshot.ranks
         ]
         if (
-            finding.kind in _PROCESS_KINDS
+            finding.about.restarted
             and finding.severity == "error"
             and attempts
             and max(attempts) < self._policy.max_restarts

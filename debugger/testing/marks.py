@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..diagnosis.findings import EXIT_CODES
+from ..record.kinds import KINDS
 
 MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
@@ -93,6 +93,6 @@ def _seconds(name: str, value: Any) -> float | None:
 def _kinds(value: str | Sequence[str]) -> tuple[str, ...]:
     kinds = (value,) if isinstance(value, str) else tuple(value)
     for kind in kinds:
-        if kind not in EXIT_CODES:
+        if kind not in KINDS:
             raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
     return kinds

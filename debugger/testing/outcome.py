@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ..diagnosis.findings import Finding
+from ..record.kinds import Family
 from ..record.sanitize import clean
 from ..record.wording import pieces, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of
-from .running import RAISED, Rank, RankTest
+from .running import Rank, RankTest
 
 MOST_OUTPUT_BYTES = 256 << 10
 MOST_LINE = 20_000
@@ -132,7 +133,11 @@ class Merger:
     def _raised_by(self, rank: int) -> bool:
         """Whether this rank's exception is the finding."""
         finding = self._finding
-        return finding is not None and finding.kind in RAISED and rank in finding.culprits
+        return (
+            finding is not None
+            and finding.about.family is Family.FAILURE
+            and rank in finding.culprits
+        )
 
     # -- the text of a failure -----------------------------------------------------------------
 
@@ -155,7 +160,7 @@ class Merger:
         if finding is not None and test.judge is not None and not self._told:
             words = test.judge.report(test.nodeid, "failed")
             # The traceback of an exception says more than its finding.
-            if finding.kind not in RAISED or not causes:
+            if finding.about.family is not Family.FAILURE or not causes:
                 message = message or f"{finding.kind}: {finding.message}"
                 parts.append((native(words), None, None))
         elif test.judge is not None:
@@ -204,7 +209,7 @@ class Merger:
         if (
             not ended
             or not (causes or dead)
-            or (finding is not None and finding.kind not in RAISED)
+            or (finding is not None and finding.about.family is not Family.FAILURE)
         ):
             return []
         rows = []

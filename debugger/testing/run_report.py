@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..diagnosis.findings import EXIT_CODES
+from ..record.kinds import KINDS
 from ..record.sanitize import clean
 
 _ANY: Any = object()
@@ -138,10 +138,10 @@ def _within(limit_s: float | None, found: dict[str, Any]) -> str | None:
 
 def _no_kind(kind: str) -> str:
     """What is said of a kind that no finding ever has."""
-    if kind in EXIT_CODES:
+    if kind in KINDS:
         return ""
-    near = difflib.get_close_matches(kind, EXIT_CODES, n=1)
-    return f", which is no kind of finding (kinds: {', '.join(near or sorted(EXIT_CODES))})"
+    near = difflib.get_close_matches(kind, KINDS, n=1)
+    return f", which is no kind of finding (kinds: {', '.join(near or sorted(KINDS))})"
 
 
 def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..record.breakpoints import any_stop
+from ..record.kinds import Family
 from .channel import Channel, Message
 from .judge import Judge, make_directory
 from .marks import Wanted
@@ -26,7 +27,6 @@ FAILED_GRACE_S = 2.0
 """How long the others may go on where one has failed, and none of them waits for it."""
 TEARDOWN_S = 10.0
 STATUS_S = 1.0
-RAISED = frozenset({"rank_exception", "invalid_argument", "ddp_unused_parameters", "tool_error"})
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ class RankTest:
             return
         found = judge.look()
         if found is not None and self._is_for(found, judge, target):
-            if found.kind not in RAISED:
+            if found.about.family is not Family.FAILURE:
                 self.stacks = judge.gather()
             judge.stop(found)
             self._ends_by_s = time.monotonic() + RAISE_GRACE_S
@@ -229,7 +229,7 @@ class RankTest:
     def _is_for(self, found: Finding, judge: Judge, target: int) -> bool:
         """Whether the finding ends the test now. Where a rank has failed, the others may still do
         the same; only when they wait for it they are told."""
-        if found.kind not in RAISED:
+        if found.about.family is not Family.FAILURE:
             return True
         return self._nobody_gets_on(judge, target)
 

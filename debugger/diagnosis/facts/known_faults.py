@@ -14,7 +14,6 @@ from ...record.wording import at_site, call_text
 from ..findings import Finding
 from .world import World
 
-ABOUT_NUMBERS = frozenset({"divergence", "nan", "overflow"})
 MOST_CALLS = 512
 MOST_RANKS = 4
 
@@ -61,7 +60,7 @@ def cited(world: World, finding: Finding) -> Finding:
 
 def _is_about_numbers(finding: Finding) -> bool:
     failed = finding.kind == "rank_exception" and finding.data.get("type") == "AssertionError"
-    return failed or finding.kind in ABOUT_NUMBERS
+    return failed or finding.about.about_numbers
 
 
 def _met(world: World, finding: Finding, fault: KnownFault) -> Iterator[tuple[int, Call]]:

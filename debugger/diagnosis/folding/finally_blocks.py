@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.kinds import Family
 from ...record.snapshot import Note
 from ...record.wording import at_site, printable
 from ..facts.evidence import call_of
 from ..facts.exceptions import is_communication_error
 from ..facts.world import World
-from ..findings import EXIT_CODES, Finding, RankEvidence
+from ..findings import Finding, RankEvidence
 from ..limits import Candidate
 
-MISMATCH = 91
-LEFT = frozenset({"early_exit", "unmatched_p2p"})
-STUCK = frozenset({"deadlock", "missing_rank"})
 MOST_CALLS = 3
 """A cleanup makes few calls: one that came later is none of this exception's."""
 
@@ -54,13 +52,13 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
     first = note.data.get("call")
     if not isinstance(first, int):
         return False
-    if finding.kind in LEFT:
+    if finding.about.leaves:
         return 0 <= world.ranks[rank].calls - first <= MOST_CALLS
     if note.data.get("destroys"):
         return False
-    if finding.kind in STUCK:
+    if finding.about.stuck:
         calls = [row.call for row in world.pending(rank)]
-    elif EXIT_CODES[finding.kind] == MISMATCH and finding.group and finding.seq is not None:
+    elif finding.about.family is Family.MISMATCH and finding.group and finding.seq is not None:
         calls = [call_of(world, finding.group.name, finding.seq, rank)]
     else:
         return False

@@ -17,38 +17,13 @@ from __future__ import annotations
 
 import signal as signals
 
-from ..findings import EXIT_CODES, Finding
+from ...record.kinds import Family
+from ..findings import Finding
 from ..limits import Candidate
 
-FOLLOWS = frozenset(
-    {
-        "deadlock",
-        "missing_rank",
-        "early_exit",
-        "unmatched_p2p",
-        "join_timeout",
-        "stalled",
-        "rank_died",
-        "rank_exception",
-        "invalid_argument",
-        "ddp_unused_parameters",
-        "tool_error",
-    }
-)
-ENDS_ALL = frozenset(
-    {
-        "rank_died",
-        "rank_exception",
-        "invalid_argument",
-        "join_timeout",
-        "ddp_unused_parameters",
-        "tool_error",
-    }
-)
 SEEN_FIRST_NS = 2_000_000_000
 POLITE_NS = 250_000_000
 POLITE = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
-MISMATCH = 91
 
 
 def fold(candidates: list[Candidate]) -> list[Candidate]:
@@ -73,7 +48,7 @@ def fold(candidates: list[Candidate]) -> list[Candidate]:
 def _order(candidate: Candidate) -> tuple[int, int, tuple[int, ...]]:
     """By time; at one time what explains comes before what follows from it."""
     finding = candidate.finding
-    return (finding.observable_ns, finding.kind in FOLLOWS, finding.culprits)
+    return (finding.observable_ns, finding.about.follows, finding.culprits)
 
 
 def _seen_first(weak: Candidate, errors: list[Candidate]) -> bool:
@@ -93,14 +68,14 @@ def _lead_ns(candidate: Candidate) -> int:
 
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
     finding, first = candidate.finding, cause.finding
-    if finding.kind == first.kind == "deadlock":
+    if finding.about.family is first.about.family is Family.DEADLOCK:
         return False  # the wait graph has told independent cycles apart
-    if finding.kind in FOLLOWS:
-        if first.kind in ENDS_ALL or candidate.weakness:
+    if finding.about.follows:
+        if first.about.ends_all or candidate.weakness:
             return True
-        touched = finding.culprits if finding.kind in ENDS_ALL else _ranks(finding)
+        touched = finding.culprits if finding.about.ends_all else _ranks(finding)
         return not scope.isdisjoint(touched)
-    if EXIT_CODES[finding.kind] == MISMATCH:
+    if finding.about.family is Family.MISMATCH:
         same = (
             finding.group is not None
             and first.group is not None

@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ...record.kinds import Family
 from ...record.layout import Phase
 from ...record.snapshot import Group, Note
 from ...record.wording import at_site, printable, ranks_text
 from ..facts.evidence import call_of, chosen, stand
 from ..facts.world import World
-from ..findings import EXIT_CODES, Finding, RankEvidence, group_evidence
+from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 
 KIND = "ddp_unused_parameters"
-MISMATCH = 91
-STUCK = frozenset({"deadlock", "missing_rank", "early_exit", "unmatched_p2p"})
 MOST_CALLS = 3
 MOST_SHOWN = 8
 OTHERS_NS = 2 * SECOND_NS
@@ -62,7 +61,7 @@ def explained_by_unused(world: World, candidate: Candidate) -> Candidate:
     """The candidate, or the unused parameters that led to it."""
     finding = candidate.finding
     if finding.severity != "error" or not (
-        finding.kind in STUCK or EXIT_CODES[finding.kind] == MISMATCH
+        finding.about.stuck or finding.about.leaves or finding.about.family is Family.MISMATCH
     ):
         return candidate
     members = {*finding.culprits, *finding.victims, *finding.missing} & set(world.ranks)
@@ -97,7 +96,7 @@ def _soon(number: int, note: Note) -> bool:
 
 
 def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
-    if finding.kind in STUCK:
+    if finding.about.stuck or finding.about.leaves:
         return _soon(world.ranks[rank].calls, note)
     if finding.group is None or finding.seq is None:
         return False

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.kinds import KINDS
 from ...record.snapshot import GroupKey, Note
 from ..facts.absence import cause_of
 from ..facts.evidence import at_call, chosen, stand
 from ..facts.world import World
-from ..findings import EXIT_CODES, Finding, GroupEvidence, group_evidence
+from ..findings import Finding, GroupEvidence, group_evidence
 from ..limits import Candidate
 
 
@@ -21,7 +22,7 @@ def told(world: World) -> list[Candidate]:
     notes: dict[tuple[object, ...], tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
-            if note.kind == "finding" and note.data.get("finding") in EXIT_CODES:
+            if note.kind == "finding" and note.data.get("finding") in KINDS:
                 data = note.data
                 key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
                 first = notes.get(key)

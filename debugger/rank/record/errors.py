@@ -8,6 +8,8 @@ from torch.distributed import DistBackendError, DistError, DistNetworkError, Dis
 
 from distcore.groups.monitored_barrier import BarrierFailed
 
+from ...record.kinds import Family, kind_of
+
 __all__ = [
     "AbsentRankError",
     "BarrierFailed",
@@ -50,44 +52,20 @@ class DataError(FindingRaised):
     """What is communicated is wrong: a NaN, an overflow, a buffer that changes in flight, ..."""
 
 
-_BY_KIND: dict[str, type[FindingRaised]] = {
-    **dict.fromkeys(
-        (
-            "op_mismatch",
-            "shape_mismatch",
-            "dtype_mismatch",
-            "reduce_op_mismatch",
-            "root_mismatch",
-            "split_mismatch",
-            "group_mismatch",
-            "p2p_mismatch",
-        ),
-        MismatchError,
-    ),
-    "deadlock": DeadlockError,
-    **dict.fromkeys(
-        (
-            "missing_rank",
-            "early_exit",
-            "unmatched_p2p",
-            "join_timeout",
-            "stalled",
-            "rank_died",
-        ),
-        AbsentRankError,
-    ),
-    **dict.fromkeys(
-        ("nan", "overflow", "divergence", "inflight_write", "unsafe_tensor"), DataError
-    ),
+_BY_FAMILY: dict[Family, type[FindingRaised]] = {
+    Family.MISMATCH: MismatchError,
+    Family.DEADLOCK: DeadlockError,
+    Family.ABSENCE: AbsentRankError,
+    Family.DATA: DataError,
 }
 
 # What a traceback calls them; their module has another name inside a rank.
-for _error in {FindingRaised, StoreWaitError, *_BY_KIND.values()}:
+for _error in {FindingRaised, StoreWaitError, *_BY_FAMILY.values()}:
     _error.__module__ = "distdebug"
 
 
 def error_of(kind: str, message: str, cause: str | None = None, own: bool = False) -> FindingRaised:
-    """The error for a finding of this kind (any other kind: plain FindingRaised)."""
+    """The error for a finding of this kind, by its family (of any other: plain FindingRaised)."""
     if cause == "store":
         return StoreWaitError(kind, message, own)
-    return _BY_KIND.get(kind, FindingRaised)(kind, message, own)
+    return _BY_FAMILY.get(kind_of(kind).family, FindingRaised)(kind, message, own)

@@ -1,0 +1,150 @@
+"""The kinds of findings: all that is known of a kind stands here, one record each.
+
+They are beside the flight record, and not in the diagnosis, since ranks raise findings too (a NaN,
+calls that differ at DETAIL), and what runs in a rank shares only `record` with what judges it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Family(Enum):
+    """What a finding is about; a rank raises an error of the family's class."""
+
+    MISMATCH = "calls that do not fit each other"
+    DEADLOCK = "ranks that wait for each other"
+    ABSENCE = "a rank that others wait for is late, has left, or is dead"
+    FAILURE = "a rank has failed, and its traceback says more"
+    DATA = "what is communicated is wrong"
+    USE = "a use that works, or fails, elsewhere than it seems"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind. `exit_code`: of a run whose verdict it is; 0: only ever a warning. `title`: the
+    first words of a printed finding."""
+
+    name: str
+    exit_code: int
+    family: Family
+    title: str = "MISMATCH"
+    of_signatures: bool = False
+    """The signatures of one call differ: nothing is compared at level OFF."""
+    voted: bool = False
+    """Every rank of the group makes the call: without a majority any of them may be wrong."""
+    ends_all: bool = False
+    """It ends the other ranks too: the launcher sees to that."""
+    restarted: bool = False
+    """A launcher may answer it with a restart, of which the supervisor alone knows."""
+    ends_culprits: bool = False
+    """Its culprits have ended by themselves, not since something else was found."""
+    stack_tells: bool = False
+    """Its culprit is outside a call of ours: its stack says why, not only its line."""
+    about_numbers: bool = False
+    """A known fault of a backend may explain it."""
+    leaves: bool = False
+    """A culprit has left, so that others wait in vain."""
+    stuck: bool = False
+    """A culprit waits, or is somewhere else, while others wait for it."""
+    only_by: frozenset[str] = frozenset()
+    """The injected faults that may explain it; empty: any of them."""
+
+    @property
+    def follows(self) -> bool:
+        """What becomes of ranks when another one has gone wrong: a consequence, if there is a cause
+        before it."""
+        return self.family in (Family.DEADLOCK, Family.ABSENCE, Family.FAILURE)
+
+
+_ALL = (
+    Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
+    Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
+    Kind("dtype_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
+    Kind("reduce_op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
+    Kind("root_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
+    Kind("split_mismatch", 91, Family.MISMATCH, of_signatures=True),
+    Kind("group_mismatch", 91, Family.MISMATCH, voted=True),
+    Kind("p2p_mismatch", 91, Family.MISMATCH),
+    Kind("deadlock", 92, Family.DEADLOCK, "DEADLOCK", stuck=True),
+    Kind("missing_rank", 93, Family.ABSENCE, "MISSING RANK", stack_tells=True, stuck=True),
+    Kind(
+        "early_exit",
+        93,
+        Family.ABSENCE,
+        "EARLY EXIT",
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+        leaves=True,
+    ),
+    Kind("unmatched_p2p", 93, Family.ABSENCE, "UNMATCHED SEND/RECV", leaves=True),
+    Kind("join_timeout", 93, Family.ABSENCE, "GROUP NEVER FORMED", ends_all=True, stack_tells=True),
+    Kind("stalled", 93, Family.ABSENCE, "STALLED"),
+    Kind("forked", 93, Family.USE, "FORKED CHILD USED THE GROUP", ends_culprits=True),
+    Kind(
+        "rank_died",
+        94,
+        Family.ABSENCE,
+        "RANK DIED",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
+    Kind(
+        "rank_exception",
+        1,
+        Family.FAILURE,
+        "EXCEPTION",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
+    Kind("nan", 95, Family.DATA, "NAN", about_numbers=True),
+    Kind("overflow", 95, Family.DATA, "OVERFLOW", about_numbers=True),
+    Kind("divergence", 95, Family.DATA, "DIVERGENCE", about_numbers=True),
+    Kind("inflight_write", 95, Family.DATA, "WRITTEN IN FLIGHT"),
+    Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR"),
+    Kind(
+        "invalid_argument",
+        1,
+        Family.FAILURE,
+        "INVALID ARGUMENT",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
+    Kind("ddp_unused_parameters", 1, Family.FAILURE, "UNUSED PARAMETERS", ends_all=True),
+    Kind(
+        "tool_error",
+        96,
+        Family.FAILURE,
+        "DISTDEBUG ITSELF FAILED",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
+    Kind("not_in_group", 0, Family.USE, "NOT IN GROUP"),
+    Kind("unwaited_work", 0, Family.USE, "NOT WAITED FOR"),
+    Kind(
+        "straggler",
+        0,
+        Family.USE,
+        "STRAGGLER",
+        only_by=frozenset({"delay", "link", "partition"}),  # a rank with a NaN is slow by itself
+    ),
+)
+
+KINDS = {kind.name: kind for kind in _ALL}
+"""Every kind by its name, in the order in which README lists them."""
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name. A report may be of another version: of a name that is not known no
+    more is said than the name does."""
+    return KINDS.get(name) or Kind(name, 1, Family.USE, name.replace("_", " ").upper())
