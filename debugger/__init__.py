@@ -67,8 +67,7 @@ def breakpoint(  # noqa: A001 - as torch's
     other ranks go on until they need it, and wait then for as long as it stands. PYTHONBREAKPOINT
     is honoured as by Python's own `breakpoint()`.
     """
-    from .rank.api import stops_on
-    from .rank.breakpoints.stops import stop
+    from .rank.api import stop, stops_on
 
     if stops_on(rank, condition):
         stop(sys._getframe(1))

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import torch_private
 from .backend import register
+from .base.backend_names import by_device
 from .mpi import torch_api as mpi
 from .mpi.backend import MpiBackend
 from .nccl.backend import NcclBackend
@@ -66,7 +67,7 @@ def _asking(adapted: Function, position: int) -> Function:
 
 def _names_ours(backend: str) -> bool:
     """Whether this names a backend of ours ("tcp", "cpu:tcp,cuda:nccl") that nobody else has."""
-    named = {part.rpartition(":")[2].strip() for part in backend.lower().split(",")}
+    named = set(by_device(backend.lower()).values())
     if mpi.SHOWN in named and not torch_private.has_own_mpi():
         return True
     known = torch_private.dist.Backend.backend_list

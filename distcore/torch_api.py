@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import torch_private
+from .base.backend_names import renamed
 from .groups import operators
 from .groups.process_group import CoreGroup
 from .nccl import library
@@ -22,10 +23,7 @@ def named(backend: Any) -> Any:
     """Ours in the place of "nccl", also in "cpu:gloo,cuda:nccl"; other names as they are."""
     if not isinstance(backend, str):
         return backend
-    if ":" not in backend:
-        return _OURS.get(backend.lower(), backend)
-    pairs = (pair.partition(":") for pair in backend.split(","))
-    return ",".join(f"{device}:{_OURS.get(name.lower(), name)}" for device, _, name in pairs)
+    return renamed(backend, _OURS)
 
 
 def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -74,8 +74,9 @@ def make(directory: Path, backend: str, rank: int, size: int) -> Groups:
         _set_level("DETAIL")
         torch_detail = dist.new_group(ranks)
         _set_level("OFF")
-    recorder = install(str(directory))
-    if recorder is None:
+    layer = install(str(directory))
+    if layer is None:
         raise RuntimeError("the layer could not be installed")
     layered = dist.new_group(ranks)
-    return Groups(stock, layered, torch_detail, Heartbeat(recorder, lambda: None).beat)
+    beat = Heartbeat(layer.recorder, layer.unwaited, lambda: None)
+    return Groups(stock, layered, torch_detail, beat.beat)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -32,9 +33,10 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     name = level if level is None else str(level).upper()
     if name is not None and name not in debug_level.LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(debug_level.LEVELS)}")
-    if layer.installed():
+    made = layer.installed()
+    if made is not None:
         if name is not None:
-            debug_level.choose(name)
+            made.level.choose(name)
         return
     if dist.is_initialized():
         raise UsageError(
@@ -48,9 +50,9 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     if asked in debug_level.LEVELS:
         os.environ[debug_level.LEVEL] = asked
     asked_faults.write_plan(directory)
-    layer.install(str(directory))
-    if name is not None and layer.installed():
-        debug_level.choose(name)
+    made = layer.install(str(directory))
+    if name is not None and made is not None:
+        made.level.choose(name)
 
 
 def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
@@ -66,6 +68,15 @@ def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:
     if own != rank:
         return False
     return bool(condition() if callable(condition) else condition is None or condition)
+
+
+def stop(frame: FrameType) -> None:
+    """Stop at this frame. Must be the caller's last act."""
+    made = layer.installed()
+    if made is not None:
+        made.breakpoints.stop_or_other(frame)
+    else:
+        sys.__breakpointhook__()
 
 
 def _directory(asked: str | None) -> Path:

@@ -13,7 +13,6 @@ from ..faults.plan import VARIABLE, Fault
 from ..faults.spec import SpecError, parse
 from ..record.wording import printable
 from . import install as layer
-from .group import wrap
 
 _asked: list[Fault] = []
 
@@ -35,8 +34,9 @@ def inject(spec: str) -> None:
     if len(_asked) > 1:
         return
     atexit.register(_tell_of_the_rest)
-    if layer.installed():
-        wrap.before_default_group(_take)
+    made = layer.installed()
+    if made is not None:
+        made.groups.before_default_group(_take)
 
 
 def _tell_of_the_rest() -> None:
@@ -54,10 +54,10 @@ def _tell_of_the_rest() -> None:
 
 def _take() -> None:
     """The program makes its first group."""
-    directory = layer.directory()
-    if directory is not None:
-        write_plan(directory)
-        layer.take_faults()
+    made = layer.installed()
+    if made is not None:
+        write_plan(made.directory)
+        made.take_faults()
 
 
 def write_plan(directory: Path) -> None:

@@ -1,6 +1,8 @@
 """Installs the layer in this process: once, when torch.distributed has been imported.
 
-Nothing here may break the program. Whatever fails is reported in one line and left out.
+`Layer` is built from its parts, each of which is given what it uses: who wants to know what reaches
+what reads its constructor from top to bottom. Nothing here may break the program. Whatever fails is
+reported in one line and left out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +22,38 @@ import torch
 
 from distcore.registration import stand_by
 
+from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import torch_private
-from .agreement import collectives, monitored_barrier
-from .breakpoints import stops as breakpoints
-from .checks import pipeline
+from .agreement.collectives import ISSUED_IN, Agreement
+from .breakpoints.stops import POST_MORTEM, Breakpoints
+from .checks.pipeline import Pipeline
 from .ddp import statistics
-from .group import forks, timeouts, wrap
-from .log import debug_level, python_warnings, rank_log
-from .process import cleanup_calls, exits, init_process_group, main_thread, unwaited_work
+from .ddp.unused_parameters import UnusedParameters
+from .group.checked_group import CheckedGroup
+from .group.forks import Forks
+from .group.timeouts import Timeouts
+from .group.wrap import Groups
+from .log import python_warnings, rank_log
+from .log.debug_level import DebugLevel
+from .log.own_faults import report_own_fault, say
+from .process import cleanup_calls, init_process_group
+from .process.exceptions import Exceptions
+from .process.exits import Exits
 from .process.heartbeat import Heartbeat
-from .process.verdict import VERDICT, VerdictWatch
+from .process.main_thread import MainThread
+from .process.unwaited_work import UnwaitedWork
+from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.errors import FindingRaised
-from .record.recorder import Recorder, report_own_fault, say
+from .record.recorder import Recorder
 from .replicas import check
+from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
+from .torch_private.gloo_sockets import GlooSockets
 from .torch_private.gloo_workers import settle
 from .torch_private.stores import on_store_waits
 
@@ -54,144 +68,182 @@ FAULTS = "DISTDEBUG_FAULTS"
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
-_recorder: Recorder | None = None
-_heartbeat: Heartbeat | None = None
-_injector: Injector | None = None
-_directory: Path | None = None
+_layer: Layer | None = None
 
 
-def install(run_directory: str | None = None) -> Recorder | None:
+def install(run_directory: str | None = None) -> Layer | None:
     """Observe every group that this process creates from now on.
 
     `run_directory` defaults to $DISTDEBUG_RUN_DIR. Returns None, having said why in one line,
     when the record cannot be kept. Calling it again changes nothing.
     """
-    global _recorder
-    if _recorder is not None:
-        return _recorder
+    global _layer
+    if _layer is not None:
+        return _layer
     path = run_directory or os.environ.get(RUN_DIRECTORY)
     if not path:
         return None
     atexit.register(_come_to_rest)  # first, so that it runs after all that others register
     try:
-        _recorder = _install(Path(path))
+        made = Layer(Path(path))
+        made.observe()
     except Exception as error:
         report_own_fault("recording", error)
-    return _recorder
+        return None
+    _layer = made
+    return made
 
 
-def installed() -> bool:
-    """Whether this process is observed."""
-    return _recorder is not None
+def installed() -> Layer | None:
+    """What observes this process; None where nothing does."""
+    return _layer
 
 
-def directory() -> Path | None:
-    """Where this process keeps its record; None where it is not observed."""
-    return _directory if _recorder is not None else None
+def _come_to_rest() -> None:
+    """No thread may be within torch's code when the interpreter is finalised."""
+    if _layer is not None:
+        _layer.come_to_rest()
+    settle()
 
 
-def take_faults() -> None:
-    """The plan has more faults than at the start: make them happen in groups made from now on."""
-    global _injector
-    if _recorder is None or _directory is None:
-        return
-    from .inject import injector
+class Layer:
+    """Everything that observes this process, in a forked child as well. `directory`: of the run."""
 
-    if _injector is not None:
-        injector.extend(_injector, _directory)
-        return
-    _injector = injector.begin(_recorder, _directory)
-    if _injector is not None:
-        wrap.choose_class(_injector.group_class)
+    def __init__(self, directory: Path) -> None:
+        stand_by()  # before all that goes in front of torch's functions here
+        self.directory = directory
+        # What the process is, and what is known of it.
+        self.main_thread = MainThread()
+        self.sockets = GlooSockets()
+        self.level = DebugLevel()
+        self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
+        writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
+        self.recorder = recorder = Recorder(writer, _identity(), self.verdict)
+        # How it ends.
+        self.unused = UnusedParameters(recorder, self.verdict)
+        self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
+        self.breakpoints = Breakpoints(recorder, directory, self.main_thread)
+        post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
+        self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
+        # Its groups, and what stands before their calls.
+        self.gradients = ReducedGradients()
+        self.pipeline = Pipeline(
+            recorder, self.level, self.breakpoints.before_calls, self.gradients.before
+        )
+        self.agreement = Agreement(recorder, self.level, self.sockets)
+        self.timeouts = Timeouts(recorder, directory, self.sockets)
+        self.forks = Forks(recorder, self.sockets)
+        self.groups = Groups(
+            recorder,
+            self.sockets,
+            self.forks,
+            self.timeouts,
+            self.pipeline,
+            self.agreement,
+            cleanup_calls.noting(recorder, self.exceptions),
+        )
+        # What looks at it from time to time.
+        self.unwaited = UnwaitedWork(recorder)
+        self.injector: Injector | None = None
+        self._heartbeat: Heartbeat | None = None
 
+    def __repr__(self) -> str:
+        return f"<Layer of rank {self.recorder.writer.rank}, in {self.directory}>"
 
-def _install(directory: Path) -> Recorder:
-    global _injector, _directory
-    stand_by()  # before all that goes in front of torch's functions here
-    writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
-    recorder = Recorder(writer, _identity())
-    probe.on_off(_part_off(recorder))
-    newer = torch_versions.too_new(torch.__version__)
-    if newer:
-        recorder.part_off("torch", newer)
-    watch = VerdictWatch(directory / VERDICT)
-    watch.install()
-    rank_log.observe(lambda: writer.rank, directory, report_own_fault, (FindingRaised,))
-    python_warnings.observe()
-    init_process_group.observe(recorder, directory)
-    _directory = directory
-    _injector = _planned(recorder, directory)
-    if _injector is None:
-        wrap.observe(recorder)
-    else:
-        wrap.observe(recorder, _injector.group_class)
-    exits.observe(recorder)
-    cleanup_calls.observe(recorder)
-    collectives.observe()
-    pipeline.observe(recorder)
-    _each_by_itself(
-        {
-            "the check of replicas": lambda: check.observe(recorder, directory),
-            "monitored_barrier on every backend": monitored_barrier.observe,
-            "the debug level": debug_level.observe,
+    def observe(self) -> None:
+        """Begin. What begins later comes in front of torch's functions, and runs earlier at the
+        end of the process."""
+        recorder, directory = self.recorder, self.directory
+        probe.REGISTRY.on_off(_part_off(recorder))
+        newer = torch_versions.too_new(torch.__version__)
+        if newer:
+            recorder.part_off("torch", newer)
+        self.verdict.install()
+        rank_log.of_this_process.observed(
+            lambda: recorder.writer.rank,
+            directory,
+            self.level.current,
+            lambda what, why: recorder.part_off(what, why, said=True),
+            (FindingRaised,),
+        )
+        python_warnings.observe()
+        init_process_group.observe(recorder, directory, self.groups, self.forks, self.unwaited)
+        if os.environ.get(FAULTS):
+            self._plan_faults()
+        self.groups.observe()
+        self.exits.observe()
+        self.agreement.observe()
+        self.pipeline.observe()
+        self._observe_further()
+        self.main_thread.observe()
+        self.breakpoints.observe(self.pipeline.look_once)
+        self.timeouts.observe()
+        self._begin()
+        self.forks.observe(directory, _identity, self._begin)
+
+    def _observe_further(self) -> None:
+        """What fails of this is left out, and takes nothing else with it."""
+        recorder = self.recorder
+        parts: dict[str, Callable[[], None]] = {
+            "the check of replicas": lambda: check.observe(
+                recorder, self.directory, self.gradients
+            ),
+            "monitored_barrier on every backend": lambda: torch_private.open_monitored_barrier(
+                CheckedGroup
+            ),
+            "the debug level": self.level.observe,
             "watching compiled programs": lambda: torch_private.keep_uncompiled(
                 call_site.DIRECTORIES
             ),
-            "what is told of DistributedDataParallel": lambda: statistics.observe(recorder),
+            "what is told of DistributedDataParallel": lambda: statistics.observe(
+                recorder, self.level, self.unused
+            ),
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
             "watching waits for stores": lambda: on_store_waits(_store_watch(recorder)),
             "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
         }
-    )
-    main_thread.observe()
-    stops = breakpoints.observe(recorder, directory, pipeline.look_once)
-    limits = timeouts.observe(recorder, directory)
+        for what, begin in parts.items():
+            try:
+                begin()
+            except Exception as error:
+                report_own_fault(what, error)
 
-    def look() -> None:
-        watch.look()
-        limits.look()
-        stops.look()
-        if _injector is not None:
-            _injector.look()
+    def take_faults(self) -> None:
+        """The plan has more faults than at the start: they happen in groups made from now on."""
+        from .inject import injector
 
-    def begin() -> None:
-        global _heartbeat
-        _heartbeat = Heartbeat(recorder, look)
-        _heartbeat.start()
-        _register_faulthandler(directory)
+        if self.injector is not None:
+            injector.extend(self.injector, self.directory, self.groups)
+        else:
+            self._plan_faults()
 
-    begin()
-    forks.observe(recorder, directory, _identity, begin)
-    return recorder
+    def _plan_faults(self) -> None:
+        """Make things go wrong on purpose; in all other runs nothing of it is loaded."""
+        from .inject.injector import begin
 
+        self.injector = begin(self.recorder, self.directory, self.groups)
 
-def _each_by_itself(parts: Mapping[str, Callable[[], None]]) -> None:
-    """What fails of these is left out, and takes nothing else with it."""
-    for what, begin in parts.items():
-        try:
-            begin()
-        except Exception as error:
-            report_own_fault(what, error)
+    def _begin(self) -> None:
+        """Start the threads of a rank: now, and again in a forked child that becomes one."""
+        self._heartbeat = Heartbeat(self.recorder, self.unwaited, self._look)
+        self._heartbeat.start()
+        _register_faulthandler(self.directory)
 
+    def _look(self) -> None:
+        """With every heartbeat."""
+        self.verdict.look()
+        self.timeouts.look()
+        self.breakpoints.look()
+        if self.injector is not None:
+            self.injector.look()
 
-def _planned(recorder: Recorder, directory: Path) -> Injector | None:
-    """What makes things go wrong on purpose; None, with nothing of it loaded, in all other runs."""
-    if not os.environ.get(FAULTS):
-        return None
-    from .inject.injector import begin
-
-    return begin(recorder, directory)
-
-
-def _come_to_rest() -> None:
-    """No thread may be within torch's code when the interpreter is finalised."""
-    if _heartbeat is not None:
-        _heartbeat.stop()
-    if _recorder is not None:
-        unwaited_work.last_report(_recorder)
-    settle()
+    def come_to_rest(self) -> None:
+        """The process ends, and has run all else that was to run then."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self.unwaited.last_report(not (self.exits.failed or self.verdict.was_raised))
 
 
 def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:

@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from ..rank.breakpoints import stops
+from ..errors.in_ranks import FindingRaised
 from ..rank.install import install
-from ..rank.process import exits
-from ..rank.process.verdict import stand_down
-from ..rank.record.errors import FindingRaised
 from .channel import Channel
 from .world import DistRank, World
 
@@ -36,7 +33,7 @@ class RankPlugin:
         self._channel = channel
         self._nodeid = nodeid
         self._post_mortem = post_mortem
-        self._recorder = install()
+        self._layer = install()
         self._about: dict[str, Any] = {}
         self.world = world
 
@@ -79,16 +76,20 @@ class RankPlugin:
         try:
             return (yield)
         finally:
-            stand_down()  # what is raised from here on would hit pytest, not the test
+            self._stand_down()  # what is raised from here on would hit pytest, not the test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        stand_down()
+        self._stand_down()
         self._await_others("teardown")
         try:
             return (yield)
         finally:
             self.world.end()
+
+    def _stand_down(self) -> None:
+        if self._layer is not None:
+            self._layer.verdict.stand_down()
 
     def _await_others(self, phase: str) -> bool:
         """Whether to go on as usual."""
@@ -107,7 +108,7 @@ class RankPlugin:
         self._about = {"time_ns": time.time_ns()}
         if error is None or isinstance(error, Abandoned):
             return report
-        self._about |= about(error)
+        self._about |= self._of(error)
         expected = hasattr(report, "wasxfail")
         if expected or (report.failed and not self._post_mortem):
             self._record(error)
@@ -127,10 +128,9 @@ class RankPlugin:
         ):
             return
         error = call.excinfo.value
-        active = stops.active()
         try:
-            if active is not None and not isinstance(error, FindingRaised):
-                active.post_mortem(error, lambda: self._record(error))
+            if self._layer is not None and not isinstance(error, FindingRaised):
+                self._layer.breakpoints.post_mortem(error, lambda: self._record(error))
         except FindingRaised:
             pass  # the run was ended meanwhile
         finally:
@@ -138,8 +138,18 @@ class RankPlugin:
 
     def _record(self, error: BaseException) -> None:
         """Put on record that this rank ends with the error: the others need not wait for it."""
-        if self._recorder is not None:
-            exits.record(self._recorder, error)
+        if self._layer is not None:
+            self._layer.exceptions.record(error)
+
+    def _of(self, error: BaseException) -> dict[str, Any]:
+        """What tells a cause from a consequence: a finding that the rank was told of (`told`), and
+        an error of the communication, which another rank's failure may have brought."""
+        if isinstance(error, FindingRaised):
+            return {"finding": error.kind, "told": not error.own}
+        lost = False
+        if isinstance(error, Exception) and self._layer is not None:
+            lost = self._layer.exceptions.nature(error)["communication"]
+        return {"communication": lost}
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, location: Any) -> None:
         category = warning_message.category
@@ -161,12 +171,3 @@ class RankPlugin:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         self._config = config
-
-
-def about(error: BaseException) -> dict[str, Any]:
-    """What tells a cause from a consequence: a finding that the rank was told of (`told`), and an
-    error of the communication, which another rank's failure may have brought."""
-    if isinstance(error, FindingRaised):
-        return {"finding": error.kind, "told": not error.own}
-    lost = isinstance(error, Exception) and exits.nature(error)["communication"]
-    return {"communication": lost}

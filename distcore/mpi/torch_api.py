@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from .. import torch_private
+from ..base.backend_names import by_device, renamed
 from . import library, world
 
 SHOWN = "mpi"
@@ -42,16 +43,12 @@ def is_mpi_available() -> bool:
 
 
 def _is_ours(backend: Any) -> bool:
-    return any(part.rpartition(":")[2] == SHOWN for part in str(backend or "").lower().split(","))
+    return SHOWN in by_device(str(backend or "").lower()).values()
 
 
 def _translated(backend: Any) -> str:
     """`cpu:distcore_mpi,cuda:nccl` for `cpu:mpi,cuda:nccl`"""
-    parts = []
-    for part in str(backend).lower().split(","):
-        device, colon, name = part.rpartition(":")
-        parts.append(f"{device}{colon}{REGISTERED if name == SHOWN else name}")
-    return ",".join(parts)
+    return renamed(str(backend).lower(), {SHOWN: REGISTERED})
 
 
 def _check_available() -> None:

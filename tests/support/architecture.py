@@ -13,6 +13,7 @@ LONGEST_FILE_LINES = 500
 
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
 FLOORS = {
+    "errors": 0,
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
@@ -49,10 +50,13 @@ STANDARD_LIBRARY_ONLY = {
     "debugger.errors": "record/ and diagnosis/ use it, and they are standard library only",
 }
 
+RAISED_IN_RANKS = "debugger.errors.in_ranks"
+"""The one module of errors that imports torch, for ranks and for who asks for what is in it."""
+
 # (importer, target): allowed inside a function only, never when the module is imported.
 ONLY_LAZILY = {
     ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
-    ("debugger.errors", "debugger.rank"): "what ranks raise is torch's too: only when asked for",
+    ("debugger.errors", RAISED_IN_RANKS): "it derives from torch's: only when it is asked for",
     ("debugger.hook", "debugger.rank"): "the hook rings the rank's door after torch was imported",
     ("debugger.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
     ("debugger.testing.world", "distcore"): "the same: only where a rank makes its group",
@@ -121,14 +125,16 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
         from_here = item.importer == importer if exact else _inside(item.importer, importer)
         if from_here and _inside(item.target, allowed):
             ground_floor = target == "debugger" and _floor(item.target, root) == 0
+            ground_floor = ground_floor and item.target != allowed
             if not (item.lazy or ground_floor):
                 yield f"only inside a function ({why})"
             return
     if item.target == _OUTSIDE:
         yield "too many dots"
-    if target == "torch" and package != "distcore" and item.room not in {"rank", "benchmarks"}:
+    in_ranks = item.room == "rank" or item.importer == RAISED_IN_RANKS
+    if target == "torch" and package != "distcore" and not (in_ranks or item.room == "benchmarks"):
         yield "importing torch costs 2 s and 225 MB; only distcore, rank/ and benchmarks/ do"
-    if target == "distcore" and package != "distcore" and item.room != "rank":
+    if target == "distcore" and package != "distcore" and not in_ranks:
         if item.room != "benchmarks":
             yield "distcore imports torch; only debugger/rank and debugger/benchmarks use it"
         elif item.target != "distcore":
@@ -143,6 +149,8 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
         yield from _inside_the_house(item, root)
     for pure, why in STANDARD_LIBRARY_ONLY.items():
         ours = target in PACKAGES
+        if item.importer == RAISED_IN_RANKS:
+            continue
         if _inside(item.importer, pure) and not ours and target not in sys.stdlib_module_names:
             yield f"{pure} is standard library only: {why}"
 

@@ -47,7 +47,7 @@ Mutation = tuple[tuple[str, str], ...]
 def table() -> dict[str, Any]:
     """Every private name of the tables that are used with this torch, by module:path."""
     probe = sys.modules["_distdebug.rank.torch_private.probe"]
-    return {f"{one.module}:{one.path}": one for part in probe.PARTS for one in part.needs}
+    return {f"{one.module}:{one.path}": one for part in probe.REGISTRY.parts for one in part.needs}
 
 
 def mutations() -> list[Mutation]:
@@ -270,7 +270,7 @@ def _try(place: Path, mutation: Mutation) -> None:
             mutate(names[name], kind)
     unlike = [
         part.name
-        for part in sys.modules["_distdebug.rank.torch_private.probe"].PARTS
+        for part in sys.modules["_distdebug.rank.torch_private.probe"].REGISTRY.parts
         if any(loaded(one) and one.unlike() for one in part.needs)
     ]
     directory = RunDirectory.create(explicit=place / "run")

@@ -12,70 +12,90 @@ import contextlib
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from distcore.base.backend_names import by_device
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
 from ..checks import memory_layout
-from ..log import debug_level
-from ..record import waiting
+from ..log.debug_level import DebugLevel
+from ..log.own_faults import say
 from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder, say
-from ..torch_private import gloo_sockets
-from . import messages
+from ..record.recorder import GroupRecord, Known, Recorder
+from ..torch_private.gloo_sockets import GlooSockets
+from . import deferred_work, messages
 from .deferred_work import Deferral
+from .monitored_barrier import Monitor
 
-NEVER = frozenset({"monitored_barrier"})
-"""Ops that are for ranks that do not come: to wait for these first would be wrong."""
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
 _JOIN_S = 30.0
 """How long ranks are awaited that did not choose DETAIL, or not yet."""
-
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-
-
-def observe() -> None:
-    """From now on the level switches the guards of all groups."""
-    debug_level.on_detail(_switch_all)
+ISSUED_IN = (__file__, deferred_work.__file__)
+"""The files in which a call enters the backend once its ranks have agreed on it."""
 
 
-def _switch_all(on: bool) -> None:
-    for guard in list(_guards):
-        guard.switch(on, at_once=True)
+class Agreement:
+    """How the ranks of this process's groups agree on what they do."""
+
+    def __init__(self, recorder: Recorder, level: DebugLevel, sockets: GlooSockets) -> None:
+        self._recorder = recorder
+        self._level = level
+        self._sockets = sockets
+        self._blocking = messages.BlockingMessages()
+        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+    def observe(self) -> None:
+        """From now on the level switches the guards of all groups."""
+        self._level.on_detail(self._switch_all)
+
+    def _switch_all(self, on: bool) -> None:
+        for guard in list(self._guards):
+            guard.switch(on, at_once=True)
+
+    def guard(self, record: GroupRecord, store: Any) -> None:
+        """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
+        if len(record.ranks) < 2 or not _reaches(record):
+            return
+        made = Guard(self._recorder, record, store, self._sockets)
+        record.keeper = made
+        self._guards.add(made)
+        if self._level.is_detail():
+            made.switch(True)
+            channel = made.open(record.timeout_s)
+            if channel is not None and record.backend == messages.COMPARES:
+                # From the first message on, or never: they are compared by number.
+                pairs = messages.PairGuard(self._recorder, record, channel, self._blocking)
+                record.pairs = pairs.enter
+
+    def monitored_barrier(
+        self, record: GroupRecord, store: Any, backends: Callable[..., None]
+    ) -> Callable[..., None]:
+        """The group's monitored_barrier; `backends`: the one of its backend, for a group without
+        ranks of its own. Nobody is to be waited for there, and no store to do it through."""
+        return Monitor(self._recorder, record, store).barrier if _reaches(record) else backends
 
 
-def reaches(record: GroupRecord) -> bool:
+def _reaches(record: GroupRecord) -> bool:
     """Whether the group's ranks are processes that a network leads to."""
-    return not UNREACHABLE.intersection(record.backend.split(":"))
-
-
-def guard(recorder: Recorder, record: GroupRecord, store: Any) -> None:
-    """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
-    if len(record.ranks) < 2 or not reaches(record):
-        return
-    made = Guard(recorder, record, store)
-    record.keeper = made
-    _guards.add(made)
-    if debug_level.is_detail():
-        made.switch(True)
-        channel = made.open(record.timeout_s)
-        if channel is not None and record.backend == messages.COMPARES:
-            # From the first message on, or never: they are compared by number.
-            record.pairs = messages.PairGuard(recorder, record, channel).enter
+    return UNREACHABLE.isdisjoint(by_device(record.backend).values())
 
 
 class Guard:
     """Of one group, on one rank. `enter` takes the place of the backend's method."""
 
-    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any) -> None:
+    def __init__(
+        self, recorder: Recorder, record: GroupRecord, store: Any, sockets: GlooSockets
+    ) -> None:
         self._recorder = recorder
         self._record = record
         self._store = store
+        self._sockets = sockets
         self._backend = memory_layout.backend_of_cpu(record.backend)
         self._channel: SideChannel | None = None
         self._opening = threading.Lock()
@@ -105,7 +125,7 @@ class Guard:
         if self._channel is not None or self._ended:
             return  # another thread was first
         try:
-            with gloo_sockets.remembered():
+            with self._sockets.remembered():
                 self._channel = SideChannel(
                     self._store, record.name, record.ranks, record.group_rank, timeout_s
                 )
@@ -170,7 +190,7 @@ class Guard:
                 error.link,
             ) from None
         except GroupFailed as error:
-            better = waiting.instead(error)
+            better = self._recorder.waits.instead(error)
             if better is not error:
                 raise better from None
             self._stop()

@@ -13,7 +13,6 @@ nothing that its rank receives is compared any more.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from functools import partial
@@ -27,9 +26,9 @@ from distcore.tcp.side_channel import NOTE_BYTES, Note, SideChannel
 from ...record.dispute import message_difference
 from ...record.signature import ANY_SOURCE, Signature
 from .. import torch_private
-from ..record import waiting
+from ..log.own_faults import report_own_fault
 from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault
+from ..record.recorder import GroupRecord, Known, Recorder
 
 COMPARES = "gloo"
 _HASH_BYTES = 8
@@ -39,23 +38,30 @@ _SLICE_S = 0.2
 _NEVER_S = 1e9
 
 
-@functools.cache
-def _observe() -> None:
-    """From now on it is known which sends and receives block; once, where anybody asks."""
-    torch_private.on_blocking_messages(_Blocking)
+class BlockingMessages:
+    """Which sends and receives of this process block; entered while a thread is in one that
+    does."""
 
+    def __init__(self) -> None:
+        self._thread = threading.local()
+        self._observed = False
 
-_thread = threading.local()
+    def observe(self) -> None:
+        """From now on it is known; done once, as soon as anybody asks."""
+        if not self._observed:
+            self._observed = True
+            torch_private.on_blocking_messages(lambda: self)
 
-
-class _Blocking:
-    """While this thread is in `send` or `recv`."""
+    @property
+    def here(self) -> bool:
+        """Whether this thread is in `send` or `recv`."""
+        return getattr(self._thread, "blocks", False)
 
     def __enter__(self) -> None:
-        _thread.blocks = True
+        self._thread.blocks = True
 
     def __exit__(self, *_error: object) -> None:
-        _thread.blocks = False
+        self._thread.blocks = False
 
 
 class PairGuard:
@@ -65,8 +71,15 @@ class PairGuard:
     one of the same number between the same ranks with the same tag.
     """
 
-    def __init__(self, recorder: Recorder, record: GroupRecord, channel: SideChannel) -> None:
-        _observe()
+    def __init__(
+        self,
+        recorder: Recorder,
+        record: GroupRecord,
+        channel: SideChannel,
+        blocking: BlockingMessages,
+    ) -> None:
+        blocking.observe()
+        self._blocking = blocking
         self._recorder = recorder
         self._record = record
         self._channel = channel
@@ -97,7 +110,7 @@ class PairGuard:
         peer = self._compared(mine, forward.args)
         if peer is None:
             return forward()
-        if getattr(_thread, "blocks", False):
+        if self._blocking.here:
             heard = self._exchange(peer, mine, known, self._record.timeout_s)
             if heard is not None:
                 self._await(heard, peer, mine)
@@ -152,7 +165,7 @@ class PairGuard:
         heard.when_over(here.set)
         loose = self._loose[peer]
         while not here.wait(_SLICE_S):
-            waiting.check()
+            self._recorder.waits.check()
             if mine.op == "send" and loose.is_set():
                 return
 
@@ -170,7 +183,7 @@ class PairGuard:
                 f"{mine}: rank {rank} has not called {other} for it in {limit_s:g} s", rank
             ) from None
         except GroupFailed as error:
-            better = waiting.instead(error)
+            better = self._recorder.waits.instead(error)
             if better is not error:
                 raise better from None
             return

@@ -12,15 +12,9 @@ from typing import Any
 from distcore.groups.monitored_barrier import BarrierFailed, monitored_barrier
 
 from .. import torch_private
-from ..group.checked_group import CheckedGroup
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Recorder
 from . import peer_status
-
-
-def observe() -> None:
-    """From now on `torch.distributed.monitored_barrier` takes groups of any backend."""
-    torch_private.open_monitored_barrier(CheckedGroup)
 
 
 class Monitor:

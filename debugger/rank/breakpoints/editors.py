@@ -27,47 +27,68 @@ UNGUARDED = (
 _LOOK_EVERY_S = 0.2
 _LISTEN_S = 10.0
 
-_address = ""
-_paused = threading.Lock()
 
+class Editors:
+    """Of this process, which listens at one address."""
 
-def stop(
-    announced: Callable[[str], AbstractContextManager[None]],
-    look: Callable[[], None],
-    frame: FrameType,
-) -> None:
-    """Wait for an editor, which then stops this thread in `frame`. ImportError without debugpy, and
-    RuntimeError (UNGUARDED) with one whose listener cannot be replaced.
+    def __init__(self) -> None:
+        self.address = ""
+        """Where it listens; "" before it does."""
+        self._paused = threading.Lock()
 
-    Within `announced(address)` the rank counts as paused; `look` raises when it must go on.
-    """
-    global _address
-    debugpy: Any = import_module(DEBUGPY)
-    if not _address:
-        _address = _listen(debugpy)
-    if not debugpy.is_client_connected():
-        with announced(_address):
-            while not debugpy.is_client_connected():
-                look()
-                time.sleep(_LOOK_EVERY_S)
-    began = threading.Event()
-    if _paused.acquire(blocking=False):
-        threading.Thread(
-            target=_pause,
-            args=(debugpy, announced, began),
-            name="distdebug-editor",
-            daemon=True,
-        ).start()
-        began.wait()
-    # `debugpy.breakpoint()` would stop here, in our code.
-    pydevd: Any = sys.modules["pydevd"]
-    pydevd.settrace(
-        suspend=True,
-        trace_only_current_thread=True,
-        patch_multiprocessing=False,
-        notify_stdin=False,
-        stop_at_frame=frame,
-    )
+    def stop(
+        self,
+        announced: Callable[[str], AbstractContextManager[None]],
+        look: Callable[[], None],
+        frame: FrameType,
+    ) -> None:
+        """Wait for an editor, which then stops this thread in `frame`. ImportError without debugpy,
+        and RuntimeError (UNGUARDED) with one whose listener cannot be replaced.
+
+        Within `announced(address)` the rank counts as paused; `look` raises when it must go on.
+        """
+        debugpy: Any = import_module(DEBUGPY)
+        if not self.address:
+            self.address = _listen(debugpy)
+        if not debugpy.is_client_connected():
+            with announced(self.address):
+                while not debugpy.is_client_connected():
+                    look()
+                    time.sleep(_LOOK_EVERY_S)
+        began = threading.Event()
+        if self._paused.acquire(blocking=False):
+            threading.Thread(
+                target=self._pause,
+                args=(debugpy, announced, began),
+                name="distdebug-editor",
+                daemon=True,
+            ).start()
+            began.wait()
+        # `debugpy.breakpoint()` would stop here, in our code.
+        pydevd: Any = sys.modules["pydevd"]
+        pydevd.settrace(
+            suspend=True,
+            trace_only_current_thread=True,
+            patch_multiprocessing=False,
+            notify_stdin=False,
+            stop_at_frame=frame,
+        )
+
+    def _pause(
+        self,
+        debugpy: Any,
+        announced: Callable[[str], AbstractContextManager[None]],
+        began: threading.Event,
+    ) -> None:
+        """The rank is paused until the editor has gone."""
+        try:
+            with announced(self.address):
+                began.set()
+                while debugpy.is_client_connected():
+                    time.sleep(_LOOK_EVERY_S)
+        finally:
+            began.set()
+            self._paused.release()
 
 
 def _listen(debugpy: Any) -> str:
@@ -100,17 +121,3 @@ def _listen(debugpy: Any) -> str:
     finally:
         pydevd.create_server_socket = kept
     return address
-
-
-def _pause(
-    debugpy: Any, announced: Callable[[str], AbstractContextManager[None]], began: threading.Event
-) -> None:
-    """The rank is paused until the editor has gone."""
-    try:
-        with announced(_address):
-            began.set()
-            while debugpy.is_client_connected():
-                time.sleep(_LOOK_EVERY_S)
-    finally:
-        began.set()
-        _paused.release()

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from ...record import break_requests
-from ..process import main_thread
+from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.call_site import USER
 
@@ -39,6 +39,7 @@ class OnDemand:
     def __init__(
         self,
         directory: Path,
+        main_thread: MainThread,
         stops: Callable[[FrameType], None],
         allows: Callable[[], None],
         look_once: LookOnce,
@@ -46,6 +47,7 @@ class OnDemand:
         ours: Callable[[Any], bool],
     ) -> None:
         self._directory = directory
+        self._main_thread = main_thread
         self._stops = stops
         self._allows = allows
         self._look_once = look_once
@@ -58,7 +60,7 @@ class OnDemand:
 
     def observe(self) -> None:
         """From now on the main thread can be asked."""
-        main_thread.on_return(self._trace_from)
+        self._main_thread.on_return(self._trace_from)
 
     def look(self) -> None:
         """Called with every heartbeat."""
@@ -71,7 +73,7 @@ class OnDemand:
             self._asked_s = time.monotonic()
         elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
             self._begin()
-            main_thread.at_next_bytecode()  # each time: it may have been traced by another
+            self._main_thread.at_next_bytecode()  # each time: it may have been traced by another
 
     def fulfilled(self) -> None:
         """The process stands, for whatever reason."""

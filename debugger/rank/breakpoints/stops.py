@@ -23,10 +23,13 @@ from ...record.layout import Activity
 from ...record.run_directory import is_live
 from ...record.wording import printable
 from .. import torch_private
-from ..process import exits
-from ..record import call_site, waiting
-from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault, say
+from ..log.own_faults import report_own_fault, say
+from ..process.exceptions import users_site
+from ..process.main_thread import MainThread
+from ..record import call_site
+from ..record.recorder import GroupRecord, Known, Recorder
 from . import editors
+from .editors import Editors
 from .on_demand import LookOnce, OnDemand
 from .places import Places
 from .prompt import Console, RankPdb
@@ -36,75 +39,59 @@ POST_MORTEM = "DISTDEBUG_PDB"
 _SUPERVISOR_EVERY_S = 1.0
 _CLAIM = "post-mortem"
 
-_active: Breakpoints | None = None
-
-
-def observe(recorder: Recorder, directory: Path, look_once: LookOnce) -> Breakpoints:
-    """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
-    looked at, until it is called with None."""
-    global _active
-    made = _active = Breakpoints(recorder, directory, look_once)
-    if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
-        sys.breakpointhook = _on_breakpoint
-    torch_private.on_breakpoint(_TorchsPdb)
-    made.trace()
-    made.on_demand.observe()
-    if os.environ.get(POST_MORTEM):
-        exits.set_post_mortem(made.post_mortem)
-    atexit.register(made.end)
-    return made
-
-
-def active() -> Breakpoints | None:
-    """What stops this process; None where it is not observed."""
-    return _active
-
-
-def stop(frame: FrameType, *args: Any, **kwargs: Any) -> Any:
-    """Stop here, unless PYTHONBREAKPOINT names another debugger, which gets the arguments, or none
-    (0). Must be the caller's last act."""
-    if os.environ.get("PYTHONBREAKPOINT") or _active is None:
-        return sys.__breakpointhook__(*args, **kwargs)
-    return _active.stop(frame)
-
-
-def _on_breakpoint(*args: Any, **kwargs: Any) -> Any:
-    return stop(sys._getframe(1), *args, **kwargs)
-
-
-class _TorchsPdb:
-    """What `torch.distributed.breakpoint` takes for its pdb."""
-
-    def message(self, _text: str) -> None:
-        """Torch's advice to type `up` does not hold: the prompt is at the right frame."""
-
-    def set_trace(self) -> None:
-        frame = sys._getframe(1)
-        stop(frame.f_back or frame)
-
 
 class Breakpoints:
     """Of this process. One thread at a time is at the prompt; the others wait for their turn."""
 
-    def __init__(self, recorder: Recorder, directory: Path, look_once: LookOnce) -> None:
+    on_demand: OnDemand
+
+    def __init__(self, recorder: Recorder, directory: Path, main_thread: MainThread) -> None:
         self._recorder = recorder
         self._directory = directory
+        self._main_thread = main_thread
         self._supervised = is_live(directory)
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._local = threading.local()
         self._console = Console(self._look)
+        self._editors = Editors()
         self._looked_s = 0.0
         self.places = Places.from_environment()
-        self.on_demand = OnDemand(
-            directory, self.stop, self._allow, look_once, self._trace_again, _is_ours
-        )
         self._blind = False
+
+    def observe(self, look_once: LookOnce) -> None:
+        """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
+        looked at, until it is called with None."""
+        self.on_demand = OnDemand(
+            self._directory,
+            self._main_thread,
+            self.stop,
+            self._allow,
+            look_once,
+            self._trace_again,
+            _is_ours,
+        )
+        if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+            sys.breakpointhook = self._on_breakpoint
+        torch_private.on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
+        self.trace()
+        self.on_demand.observe()
+        atexit.register(self.end)
 
     def __repr__(self) -> str:
         return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
 
     # -- ways to stop --------------------------------------------------------------------------
+
+    def stop_or_other(self, frame: FrameType, *args: Any, **kwargs: Any) -> Any:
+        """Stop here, unless PYTHONBREAKPOINT names another debugger, which gets the arguments, or
+        none (0). Must be the caller's last act."""
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)
+        return self.stop(frame)
+
+    def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stop_or_other(sys._getframe(1), *args, **kwargs)
 
     def stop(self, frame: FrameType) -> None:
         """Stop at this frame, now. Must be the caller's last act."""
@@ -134,7 +121,7 @@ class Breakpoints:
             claim.unlink(missing_ok=True)
 
     def _await_first(self, claim: Path, error: BaseException) -> None:
-        site = exits.users_site(self._recorder, error)
+        site = users_site(self._recorder, error)
         with (
             contextlib.suppress(OSError),  # the link has gone
             self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
@@ -181,6 +168,21 @@ class Breakpoints:
         own = self._pdb()
         if own.breaks and not self._console.left:
             own.watch(frame)
+
+    def before_calls(self, record: GroupRecord) -> Callable[..., None] | None:
+        """What looks at each call of a group for `--break OP#SEQ`; None where none is asked
+        for."""
+        calls = self.places.calls_on(record.ranks[record.group_rank])
+        if not calls:
+            return None
+
+        def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
+            number = seq if known.channel is None else known.channel.issued - 1
+            if (known.op_code, number) in calls:
+                frame = sys._getframe(1)
+                self.stop(call_site.find(frame) or frame)
+
+        return before
 
     # -- at the prompt -------------------------------------------------------------------------
 
@@ -293,7 +295,7 @@ class Breakpoints:
     def _look(self) -> None:
         """Called between waits: raises the verdict of the run; without a supervisor that was there
         before, nobody may come any more."""
-        waiting.check()
+        self._recorder.waits.check()
         now_s = time.monotonic()
         if self._supervised and now_s - self._looked_s >= _SUPERVISOR_EVERY_S:
             self._looked_s = now_s
@@ -320,7 +322,7 @@ class Breakpoints:
 
         self.on_demand.fulfilled()
         try:
-            editors.stop(announced, self._look, frame)
+            self._editors.stop(announced, self._look, frame)
         except ImportError:
             say(editors.MISSING)
             return False
@@ -352,18 +354,15 @@ def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, i
     return code.co_filename, best.tb_lineno, code.co_name
 
 
-def before_calls(record: GroupRecord) -> Callable[..., None] | None:
-    """What looks at each call of a group for `--break OP#SEQ`; None where none is asked for."""
-    made = _active
-    calls = made.places.calls_on(record.ranks[record.group_rank]) if made is not None else None
-    if made is None or not calls:
-        return None
-    stops = made.stop
+class _TorchsPdb:
+    """What `torch.distributed.breakpoint` takes for its pdb."""
 
-    def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
-        number = seq if known.channel is None else known.channel.issued - 1
-        if (known.op_code, number) in calls:
-            frame = sys._getframe(1)
-            stops(call_site.find(frame) or frame)
+    def __init__(self, stop: Callable[[FrameType], None]) -> None:
+        self._stop = stop
 
-    return before
+    def message(self, _text: str) -> None:
+        """Torch's advice to type `up` does not hold: the prompt is at the right frame."""
+
+    def set_trace(self) -> None:
+        frame = sys._getframe(1)
+        self._stop(frame.f_back or frame)

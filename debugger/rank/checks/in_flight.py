@@ -16,19 +16,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...record.signature import Signature
+from ..log.own_faults import report_own_fault
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault
+from ..record.recorder import GroupRecord, Known, Recorder
 
 INFLIGHT = "inflight"
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
 COPIES = frozenset({"allreduce_coalesced"})
 SCALED = frozenset({"avg", "premul_sum"})
 """Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
-
-
-_broken = False
 
 
 class Held:
@@ -77,15 +75,14 @@ def held(
     method: str, args: tuple[Any, ...], recorder: Recorder, record: GroupRecord, known: Known
 ) -> Held | None:
     """`hold` of the group's newest call; None where that fails by its own fault."""
-    global _broken
-    if _broken:
+    if INFLIGHT in recorder.off:
         return None
     try:
         return hold(method, args, recorder, record, known, record.slot.issued - 1)
     except Exception as error:
         if call_site.raised_by_user(error):
             raise  # by a signal's handler
-        _broken = True
+        recorder.off.add(INFLIGHT)
         report_own_fault("the check of buffers in flight", error)
         return None
 

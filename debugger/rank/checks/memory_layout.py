@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distcore.base.backend_names import by_device
+
 from ...record.dispute import Dispute
 from ...record.majority import vote
 from ...record.signature import Signature
@@ -60,8 +62,8 @@ class TensorCheck:
 
 def backend_of_cpu(config: str) -> str:
     """The backend for tensors of the CPU: of "gloo", or of "cpu:gloo,cuda:nccl"."""
-    parts = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
-    return parts.get("cpu", "") if parts else config
+    parts = by_device(config)
+    return parts.get("cpu", parts.get("", ""))
 
 
 def unsafe(backend: str, group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:

@@ -34,37 +34,44 @@ After = Callable[[], None]
 Inspect = Callable[[str, tuple[Any, ...], Known, int], After | None]
 
 
-def inspector(asked: frozenset[str], recorder: Recorder, record: GroupRecord) -> Inspect | None:
+class LossScaling:
+    """Whether this process scales its loss."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._watched = False
+
+    def watch(self) -> None:
+        """From now on it is seen."""
+        if not self._watched:
+            self._watched = True
+            torch_private.on_loss_scaling(self._scales)
+
+    def _scales(self) -> None:
+        if not self.seen:
+            text = "the check of data leaves out reductions: a GradScaler is in use"
+            rank_log.write(text, "info")
+        self.seen = True
+
+
+def inspector(
+    asked: frozenset[str], recorder: Recorder, record: GroupRecord, scaling: LossScaling
+) -> Inspect | None:
     """What looks at each call of the group; None where no check of this file is asked for."""
     if not asked & {NAN, OVERFLOW}:
         return None
-    _watch_scalers()
-    return Inspector(recorder, record, OVERFLOW in asked).before
-
-
-_watching = False
-_scaling = False
-
-
-def _watch_scalers() -> None:
-    global _watching
-    if not _watching:
-        _watching = True
-        torch_private.on_loss_scaling(_scales)
-
-
-def _scales() -> None:
-    global _scaling
-    if not _scaling:
-        rank_log.write("the check of data leaves out reductions: a GradScaler is in use", "info")
-    _scaling = True
+    scaling.watch()
+    return Inspector(recorder, record, scaling, OVERFLOW in asked).before
 
 
 class Inspector:
     """The checks of one group's calls on one rank."""
 
-    def __init__(self, recorder: Recorder, record: GroupRecord, overflow: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, record: GroupRecord, scaling: LossScaling, overflow: bool
+    ) -> None:
         self._recorder = recorder
+        self._scaling = scaling
         self._record = record
         self._overflow = overflow
         self._rank = record.ranks[record.group_rank]
@@ -78,7 +85,7 @@ class Inspector:
         if given is None:
             return None
         signature = Signature.from_json(known.text)
-        if signature.reduce_op and _scaling:
+        if signature.reduce_op and self._scaling.seen:
             return None
         gives = signature.op not in ROOT_GIVES or signature.root == self._rank
         if gives:

@@ -11,12 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..breakpoints import stops
-from ..log import debug_level
+from ...errors.in_ranks import FindingRaised
+from ..log.debug_level import DebugLevel
+from ..log.own_faults import report_own_fault
 from ..record import call_site
-from ..record.errors import FindingRaised
-from ..record.recorder import GroupRecord, Known, Recorder, report_own_fault
-from ..replicas import reduced_gradients
+from ..record.recorder import GroupRecord, Known, Recorder
 from . import call_log, in_flight, memory_layout, non_finite
 from .non_finite import After, Inspect
 
@@ -37,37 +36,67 @@ def wants(name: str) -> bool:
     return not asked().isdisjoint((name, ALL))
 
 
-def observe(recorder: Recorder) -> None:
-    """From now on the level switches what belongs to it, in all groups."""
-
-    def switch(detail: bool) -> None:
-        for record in list(_groups):
-            _choose(recorder, record, detail)
-
-    debug_level.on_detail(switch)
-
-
-def inspect(recorder: Recorder, record: GroupRecord) -> None:
-    """Look at the calls of this new group."""
-    _groups.add(record)
-    record.holds = wants(in_flight.INFLIGHT)
-    _choose(recorder, record, debug_level.is_detail())
-
-
-def look_once(look: Callable[[], None] | None) -> None:
-    """From now on `look()` comes before each call of any group, after all else that does; None: no
-    more."""
-    global _once
-    _once = look
-    for record in list(_groups):
-        order = record.inspect if isinstance(record.inspect, InOrder) else InOrder({})
-        order.add(ON_DEMAND, None if look is None else _looking(look))
-        record.inspect = order if order else None
-
-
 ON_DEMAND = "stopping on demand"
-_groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
-_once: Callable[[], None] | None = None
+LooksAt = Callable[[GroupRecord], Inspect | None]
+"""What looks at the calls of a group; None where nothing is to look."""
+
+
+class Pipeline:
+    """What looks at the calls of this process's groups.
+
+    `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced.
+    """
+
+    def __init__(
+        self, recorder: Recorder, level: DebugLevel, at_calls: LooksAt, gradients: LooksAt
+    ) -> None:
+        self._recorder = recorder
+        self._level = level
+        self._at_calls = at_calls
+        self._gradients = gradients
+        self._scaling = non_finite.LossScaling()
+        self._groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+        self._once: Callable[[], None] | None = None
+
+    def observe(self) -> None:
+        """From now on the level switches what belongs to it, in all groups."""
+        self._level.on_detail(self._switch)
+
+    def _switch(self, detail: bool) -> None:
+        for record in list(self._groups):
+            self._choose(record, detail)
+
+    def inspect(self, record: GroupRecord) -> None:
+        """Look at the calls of this new group."""
+        self._groups.add(record)
+        record.holds = wants(in_flight.INFLIGHT)
+        self._choose(record, self._level.is_detail())
+
+    def look_once(self, look: Callable[[], None] | None) -> None:
+        """From now on `look()` comes before each call of any group, after all else that does;
+        None: no more."""
+        self._once = look
+        for record in list(self._groups):
+            order = record.inspect if isinstance(record.inspect, InOrder) else InOrder({})
+            order.add(ON_DEMAND, None if look is None else _looking(look))
+            record.inspect = order if order else None
+
+    def _choose(self, record: GroupRecord, detail: bool) -> None:
+        recorder, several = self._recorder, len(record.ranks) > 1
+        names = frozenset(filter(wants, non_finite.NAMES))
+        strided = several and (detail or wants(memory_layout.TENSORS))
+        tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
+        replicas = self._gradients(record) if several and REPLICAS in asked() else None
+        looks: dict[str, Inspect | None] = {
+            "the log of calls": call_log.before_calls(record),
+            "the check of tensors": tensors,
+            "the check of replicas": replicas,
+            "the check of data": non_finite.inspector(names, recorder, record, self._scaling),
+            "breakpoints at calls": self._at_calls(record),
+            ON_DEMAND: None if self._once is None else _looking(self._once),
+        }
+        wanted = {what: look for what, look in looks.items() if look is not None}
+        record.inspect = InOrder(wanted) if wanted else None
 
 
 def _looking(look: Callable[[], None]) -> Inspect:
@@ -76,27 +105,6 @@ def _looking(look: Callable[[], None]) -> Inspect:
         return None
 
     return before
-
-
-def _choose(recorder: Recorder, record: GroupRecord, detail: bool) -> None:
-    names = frozenset(filter(wants, non_finite.NAMES))
-    strided = len(record.ranks) > 1 and (detail or wants(memory_layout.TENSORS))
-    looks: dict[str, Inspect | None] = {
-        "the log of calls": call_log.before_calls(record),
-        "the check of tensors": memory_layout.TensorCheck(recorder, record).before
-        if strided
-        else None,
-        "the check of replicas": (
-            reduced_gradients.of_this_process.before(record)
-            if REPLICAS in asked() and len(record.ranks) > 1
-            else None
-        ),
-        "the check of data": non_finite.inspector(names, recorder, record),
-        "breakpoints at calls": stops.before_calls(record),
-        ON_DEMAND: None if _once is None else _looking(_once),
-    }
-    wanted = {what: look for what, look in looks.items() if look is not None}
-    record.inspect = InOrder(wanted) if wanted else None
 
 
 class InOrder:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..group import outstanding
-from ..log import debug_level, rank_log
-from ..record.recorder import Recorder, report_own_fault
+from ..log import rank_log
+from ..log.debug_level import DebugLevel
+from ..log.own_faults import report_own_fault
+from ..record.recorder import Recorder
 from ..torch_private import ddp as private
-from . import unused_parameters
+from .unused_parameters import UnusedParameters
 
 SETTINGS = (
     "cuda_visible_devices",
@@ -63,10 +65,10 @@ class _Observed:
     times: dict[str, Any] = field(default_factory=dict)
 
 
-def observe(recorder: Recorder) -> None:
+def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
     """From now on every DistributedDataParallel is told of."""
-    watch = _Watch(recorder)
-    unused_parameters.observe(recorder)
+    watch = _Watch(recorder, level, unused)
+    unused.observe()
     private.on_construction(watch.made)
     private.on_statistics(watch.forward)
     private.on_join_notices(outstanding.keep)
@@ -74,8 +76,10 @@ def observe(recorder: Recorder) -> None:
 
 
 class _Watch:
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
         self._recorder = recorder
+        self._level = level
+        self._unused = unused
         self._models: weakref.WeakKeyDictionary[Any, _Observed] = weakref.WeakKeyDictionary()
         """By the model's logger, which is what torch hands around."""
         self._count = 0
@@ -89,16 +93,18 @@ class _Watch:
         try:
             name = type(model.module).__name__
             self._models[logger] = _Observed(name, self._count)
-            unused_parameters.watch(model, name)
-            if debug_level.current() != "OFF":
-                rank_log.write("ddp_model", model=self._count, **record(private.facts(logger)))
+            self._unused.watch(model, name)
+            level = self._level.current()
+            if level != "OFF":
+                told = record(private.facts(logger), level)
+                rank_log.write("ddp_model", model=self._count, **told)
             self._count += 1
         except Exception as error:
             self._switch_off(error)
 
     def forward(self, logger: Any) -> None:
         """A forward begins; torch has counted the iteration before it, if it samples that one."""
-        if self._off or not debug_level.is_detail():
+        if self._off or not self._level.is_detail():
             return
         observed = self._models.get(logger)
         if observed is None:
@@ -137,7 +143,7 @@ class _Watch:
         report_own_fault("what is told of DistributedDataParallel", error)
 
 
-def record(facts: dict[str, str | int]) -> dict[str, Any]:
+def record(facts: dict[str, str | int], level: str) -> dict[str, Any]:
     """The record of a construction: torch's names, but JSON's lists, booleans and null. The rank
     in the group is `group_rank`, for each line of a log has a `rank`."""
     told: dict[str, Any] = dict.fromkeys(SETTINGS)
@@ -149,7 +155,7 @@ def record(facts: dict[str, str | int]) -> dict[str, Any]:
         else:
             told[name] = None if fact == UNKNOWN else fact
     told["group_rank"] = told.pop("rank")
-    told["torch_distributed_debug"] = debug_level.current()
+    told["torch_distributed_debug"] = level
     return told
 
 

@@ -15,9 +15,10 @@ import weakref
 from typing import Any
 
 from ..log import rank_log
-from ..process import verdict
+from ..log.own_faults import report_own_fault
+from ..process.verdict import VerdictWatch
 from ..record.exception_text import titled
-from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..record.recorder import GroupRecord, Recorder
 from ..torch_private import ddp as private
 
 MOST_NAMES = 64
@@ -40,53 +41,57 @@ class _Watched:
         """A later backward has brought what one had left out: the program means it so."""
 
 
-_models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+class UnusedParameters:
+    """Of this process's models."""
 
+    def __init__(self, recorder: Recorder, verdict: VerdictWatch) -> None:
+        self._recorder = recorder
+        self._verdict = verdict
+        self._models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
 
-def observe(recorder: Recorder) -> None:
-    """From now on the models of `watch` are looked at when a backward has ended."""
-    private.on_backward_end(lambda: _look(recorder))
+    def observe(self) -> None:
+        """From now on the models of `watch` are looked at when a backward has ended."""
+        private.on_backward_end(self._look)
 
+    def watch(self, model: Any, name: str) -> None:
+        """A DistributedDataParallel that was just made, of a module of class `name`."""
+        group = getattr(model.process_group, "_record", None)  # none where the record had no room
+        self._models[model] = _Watched(name, group, private.parameter_names(model))
 
-def watch(model: Any, name: str) -> None:
-    """A DistributedDataParallel that was just made, of a module of class `name`."""
-    group = getattr(model.process_group, "_record", None)  # none where the record had no room
-    _models[model] = _Watched(name, group, private.parameter_names(model))
+    def _look(self) -> None:
+        recorder = self._recorder
+        try:
+            for model, watched in list(self._models.items()):
+                missing = None if watched.in_parts else private.without_gradient(model)
+                if missing == watched.missing:
+                    continue  # nothing new; it may be another model's backward
+                watched.missing = missing
+                if missing is not None:
+                    site = recorder.site(sys._getframe(1))
+                    recorder.note("ddp_unused", "", site, **_told(recorder, watched, missing))
+                else:
+                    watched.in_parts = True
+                    recorder.note("ddp_complete", "")
+        except Exception as error:
+            self._models.clear()
+            report_own_fault("the search for unused parameters", error)
 
-
-def _look(recorder: Recorder) -> None:
-    try:
-        for model, watched in list(_models.items()):
-            missing = None if watched.in_parts else private.without_gradient(model)
-            if missing == watched.missing:
-                continue  # nothing new; it may be another model's backward
-            watched.missing = missing
-            if missing is not None:
-                site = recorder.site(sys._getframe(1))
-                recorder.note("ddp_unused", "", site, **_told(recorder, watched, missing))
-            else:
-                watched.in_parts = True
-                recorder.note("ddp_complete", "")
-    except Exception as error:
-        _models.clear()
-        report_own_fault("the search for unused parameters", error)
-
-
-def tell(recorder: Recorder, error: BaseException, site: int) -> bool:
-    """Put the finding on record if nobody has caught what DDP raised for want of gradients."""
-    model = private.model_that_refused(error)
-    watched = None if model is None else _models.get(model)
-    missing = None if watched is None else private.without_gradient(model)
-    if watched is None or missing is None:
-        return False
-    told = _told(recorder, watched, missing)
-    rank_log.write("ddp_unused_parameters", level="error", **told)
-    recorder.note("ddp_failed", titled(error), site, **told)
-    recorder.note("finding_raised", "ddp_unused_parameters")
-    if threading.current_thread() is threading.main_thread():
-        verdict.stand_down()
-        verdict.await_report(recorder.writer.path.parent.parent, _OTHERS_S)
-    return True
+    def explain(self, error: BaseException, site: int) -> bool:
+        """Put the finding on record if nobody has caught what DDP raised for want of gradients."""
+        recorder = self._recorder
+        model = private.model_that_refused(error)
+        watched = None if model is None else self._models.get(model)
+        missing = None if watched is None else private.without_gradient(model)
+        if watched is None or missing is None:
+            return False
+        told = _told(recorder, watched, missing)
+        rank_log.write("ddp_unused_parameters", level="error", **told)
+        recorder.note("ddp_failed", titled(error), site, **told)
+        recorder.note("finding_raised", "ddp_unused_parameters")
+        if threading.current_thread() is threading.main_thread():
+            self._verdict.stand_down()
+            self._verdict.await_report(_OTHERS_S)
+        return True
 
 
 def _told(recorder: Recorder, watched: _Watched, missing: list[int]) -> dict[str, Any]:

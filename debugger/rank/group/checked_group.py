@@ -17,14 +17,14 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
-from ..agreement import collectives
 from ..checks import argument_checks, in_flight
 from ..checks.argument_checks import InvalidArgumentError
-from ..process import lost_connections
+from ..log.own_faults import report_own_fault
+from ..record import lost_connections
 from ..record.describe import METHODS, Method
 from ..record.lanes import Lane
-from ..record.recorder import GroupRecord, Recorder, report_own_fault
-from ..record.waiting import NO_TIMEOUT, instead
+from ..record.recorder import GroupRecord, Recorder
+from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
 from . import gpu_completion, outstanding
 from .tracked_work import TrackedWork, track
@@ -94,6 +94,7 @@ class CheckedGroup(ProcessGroup):
     _wrap_split: Callable[..., Any]
     _refuse: Callable[[str], NoReturn] | None
     _monitored: Callable[..., None]
+    _in_cleanup: Callable[[int, bool], None]
     _lanes: dict[str, Lane]
 
     def attach(
@@ -103,13 +104,19 @@ class CheckedGroup(ProcessGroup):
         record: GroupRecord,
         wrap_split: Callable[..., Any],
         monitored: Callable[..., None],
+        in_cleanup: Callable[[int, bool], None],
     ) -> None:
-        """Begin to observe. Not in `__init__`, which is torch's own (rank, size)."""
+        """Begin to observe. Not in `__init__`, which is torch's own (rank, size).
+
+        `in_cleanup(number, destroys)` is called for a call (or the destruction of the group) that
+        is made while an exception is handled.
+        """
         self._inner = inner
         self._recorder = recorder
         self._record = record
         self._wrap_split = wrap_split
         self._monitored = monitored
+        self._in_cleanup = in_cleanup
         self._refuse = None
         self._lanes = {}
         outstanding.barriers.pop(record.slot.index, None)
@@ -137,7 +144,7 @@ class CheckedGroup(ProcessGroup):
     def _ended(self) -> None:
         if self._recorder is not None:
             if _handled() is not None:
-                _in_flight(self._recorder.writer.calls, True)
+                self._in_cleanup(self._recorder.writer.calls, True)
             self._recorder.group_destroyed(self._record)
         keeper, self._record.keeper = self._record.keeper, None
         if keeper is not None:
@@ -193,20 +200,6 @@ class CheckedGroup(ProcessGroup):
         report_own_fault(what, error)
 
 
-def _no_look(_number: int, _destroys: bool) -> None:
-    """Until `set_in_flight`."""
-
-
-_in_flight: Callable[[int, bool], None] = _no_look
-
-
-def set_in_flight(look: Callable[[int, bool], None]) -> None:
-    """`look(number, destroys)` is called for a call (or the destruction of a group) that is made
-    while an exception is handled."""
-    global _in_flight
-    _in_flight = look
-
-
 def _communication(name: str, method: Method) -> Callable[..., Any]:
     """The method `name` of CheckedGroup.
 
@@ -218,7 +211,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     options_at = method.options_at
     last_option = -1 if options_at is None else options_at
     message = op in POINT_TO_POINT
-    checked = not message and op not in collectives.NEVER
+    checked = not message and method.agrees
 
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
@@ -262,7 +255,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             writer = recorder.writer
             number, thread = writer.begin(group.slot, known, line.site, flags)
             if _handled() is not None:
-                _in_flight(number, False)
+                self._in_cleanup(number, False)
         except InvalidArgumentError:
             raise
         except Exception as error:
@@ -301,7 +294,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if work is None and lost_connections.is_refusal(error, op, group.backend):
                 writer.take_back(number, group.slot, known)
             writer.break_off(number, thread)
-            better = instead(error)
+            better = recorder.waits.instead(error)
             if better is error:
                 raise
             raise better from None

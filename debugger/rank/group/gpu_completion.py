@@ -9,28 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
+
+from torch.distributed import Work
 
 from ...record.slots import GroupSlot
 from .. import torch_private
 from ..record.recorder import Recorder
-from .failed_work import has_failed
-
-
-@dataclass
-class _Followed:
-    """A call of this number; `group` is None for messages, as the record has it."""
-
-    recorder: Recorder
-    group: GroupSlot | None
-    number: int
-    work: Any
-    asked_again: bool = False
-
-
-_followed: dict[Any, deque[_Followed]] = {}
-"""By group, in the order of the calls: those of one group end in their order."""
+from . import outstanding
+from .outstanding import Followed
 
 
 def goes_on(work: Any) -> bool:
@@ -47,7 +34,26 @@ def goes_on(work: Any) -> bool:
 def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) -> None:
     """Record the end of this call when its stream has come to it."""
     key = group if group is not None else number
-    _followed.setdefault(key, deque()).append(_Followed(recorder, group, number, work))
+    outstanding.followed.setdefault(key, deque()).append(Followed(recorder, group, number, work))
+
+
+def has_failed(work: Any) -> bool:
+    """Asked of the work's future: torch's own `Work.exception` and `is_success` print a warning
+    that they are deprecated. gloo's sends and receives have no future; they become complete only
+    in `wait()`, whose caller sees the error."""
+    if type(work).exception is not Work.exception:
+        return work.exception() is not None
+    try:
+        future = work.get_future()
+        if not future.done():
+            return False
+    except Exception:
+        return False
+    try:
+        future.value()
+    except Exception:
+        return True
+    return False
 
 
 def times_ns(work: Any) -> tuple[int, int]:
@@ -70,14 +76,14 @@ def times_ns(work: Any) -> tuple[int, int]:
 
 def poll() -> None:
     """Record the ends of calls whose streams have come to them."""
-    for key, calls in list(_followed.items()):
+    for key, calls in list(outstanding.followed.items()):
         while calls and _is_over(calls[0]):
             calls.popleft()
         if not calls:
-            _followed.pop(key, None)
+            outstanding.followed.pop(key, None)
 
 
-def _is_over(call: _Followed) -> bool:
+def _is_over(call: Followed) -> bool:
     writer = call.recorder.writer
     try:
         if not call.work.is_completed():
@@ -98,9 +104,5 @@ def _is_over(call: _Followed) -> bool:
 
 def oldest() -> int | None:
     """The first call that is followed."""
-    return min((calls[0].number for calls in list(_followed.values()) if calls), default=None)
-
-
-def forget() -> None:
-    """In a forked child: these calls are the parent's."""
-    _followed.clear()
+    followed = list(outstanding.followed.values())
+    return min((calls[0].number for calls in followed if calls), default=None)

@@ -1,4 +1,7 @@
-"""The asynchronous calls that nobody has seen finish yet.
+"""The calls of this process that nobody has seen finish yet.
+
+The one table of them that a process has: it is used in every call, where a way to an object that
+would be handed in costs more than the table itself. A test of one part of it begins with `forget`.
 
 The heartbeat looks at them, so that the record tells of their completion although the program
 never waits, or waits where this layer cannot see it (a future inside DDP's C++ reducer).
@@ -9,19 +12,38 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from ...record.slots import GroupSlot
 from ..record import call_site
+from ..record.recorder import Recorder
 
-if TYPE_CHECKING:
-    from .tracked_work import TrackedWork
+
+class Tracked(Protocol):
+    """The handle of a call that the program was given."""
+
+    def poll(self) -> object:
+        """Put on record that the call is complete, if it is."""
+
+
+@dataclass
+class Followed:
+    """A call of this number that the program has waited for, and whose GPU is not there yet;
+    `group` is None for messages, as the record has it."""
+
+    recorder: Recorder
+    group: GroupSlot | None
+    number: int
+    work: Any
+    asked_again: bool = False
 
 
 Function = tuple[str, str]
 """A file, and the name of a function in it."""
 
 
-class Handle(weakref.ref["TrackedWork"]):
+class Handle(weakref.ref[Tracked]):
     """A call's handle, as long as the program has it; the call's number, the backend's work."""
 
     __slots__ = ("number", "work")
@@ -32,21 +54,24 @@ class Handle(weakref.ref["TrackedWork"]):
 
 works: dict[int, Handle] = {}
 """By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
-awaited: dict[int, TrackedWork] = {}
+awaited: dict[int, Tracked] = {}
 """The calls whose future was handed out: somebody may be waiting without our knowledge, and may
 have dropped the handle (DDP does), so it is kept here until the call is done."""
-kept: dict[int, TrackedWork] = {}
+kept: dict[int, Tracked] = {}
 """Calls of torch's own whose handle the program is given, and need not wait for."""
 barriers: dict[int, dict[Function, int]] = {}
 """The last barriers that groups have returned from, for groups where that means that all calls
 before are complete: by the group's index and the function that called it, the barrier's number."""
 unwaited: deque[int] = deque()
 """Calls whose handle was dropped before they were complete."""
+followed: dict[Any, deque[Followed]] = {}
+"""Those that go on on a GPU, by group, in the order of the calls: those of one group end in their
+order."""
+_gathering: list[None] = []
+"""As long as there are groups that gather calls: an entry for each."""
 
-_gathering = 0
 
-
-def watch(tracked: TrackedWork, number: int, work: Any) -> None:
+def watch(tracked: Tracked, number: int, work: Any) -> None:
     """A call was made; `tracked` is its handle, `work` the backend's."""
     handle = works[number] = Handle(tracked, dropped)
     handle.number = number
@@ -72,8 +97,10 @@ def dropped(handle: Handle) -> None:
 
 def gather(on: bool) -> None:
     """Calls that are made now are coalesced: their own handles are none."""
-    global _gathering
-    _gathering = max(0, _gathering + (1 if on else -1))
+    if on:
+        _gathering.append(None)
+    elif _gathering:
+        _gathering.pop()
 
 
 def keep(work: Any) -> None:
@@ -122,3 +149,4 @@ def forget() -> None:
     kept.clear()
     barriers.clear()
     unwaited.clear()
+    followed.clear()

@@ -12,6 +12,7 @@ before the rank stops; a call that waits already keeps its own.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -26,9 +27,10 @@ from distcore.base import deadline
 from ...record.break_requests import any_asked
 from ...record.breakpoints import any_stop
 from .. import torch_private
+from ..log.own_faults import report_own_fault
 from ..record import call_site, waiting
-from ..record.recorder import GroupRecord, Recorder, report_own_fault
-from ..torch_private import gloo_sockets
+from ..record.recorder import GroupRecord, Recorder
+from ..torch_private.gloo_sockets import GlooSockets
 from . import outstanding
 
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
@@ -36,27 +38,6 @@ ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
 _CALLS = ("breakpoint(", "set_trace(")
 _LONGEST_STEP_NS = 1_000_000_000
 """Time in which this process could not run (it was stopped by a signal) is not counted."""
-
-_active: Timeouts | None = None
-_mentions: dict[str, bool] = {}
-
-
-def observe(recorder: Recorder, directory: Path) -> Timeouts:
-    """From now on deadlines are put off by breakpoints."""
-    global _active
-    made = _active = Timeouts(recorder, directory)
-    deadline.set_held(made.held_s)
-    torch_private.on_group_timeout(_changed)
-    return made
-
-
-def take_over(record: GroupRecord, inner: Any) -> None:
-    """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
-    if _active is not None and gloo_sockets.belong_to(record.name):
-        if _active.asked or expected():
-            _active.prolong(record, inner)
-        else:
-            _active.left_alone[record] = weakref.ref(inner)
 
 
 def expected() -> bool:
@@ -70,11 +51,9 @@ def expected() -> bool:
     )
 
 
+@functools.cache
 def _mentions_breakpoint(file: str) -> bool:
-    if file not in _mentions:
-        text = linecache.getlines(file)
-        _mentions[file] = any(call in line for line in text for call in _CALLS)
-    return _mentions[file]
+    return any(call in line for line in linecache.getlines(file) for call in _CALLS)
 
 
 def _changed(group: Any, timeout: timedelta) -> bool:
@@ -89,8 +68,9 @@ def _changed(group: Any, timeout: timedelta) -> bool:
 class Timeouts:
     """Of this process's groups."""
 
-    def __init__(self, recorder: Recorder, directory: Path) -> None:
+    def __init__(self, recorder: Recorder, directory: Path, sockets: GlooSockets) -> None:
         self._recorder = recorder
+        self._sockets = sockets
         self._directory = directory
         self._owner = os.getpid()
         self._off = False
@@ -100,14 +80,27 @@ class Timeouts:
         self._looked_ns = time.monotonic_ns()
         self._pauses: list[tuple[float, float]] = []
         self._paused_since: float | None = None
-        self.asked = False
+        self._asked = False
         """A rank of this host has been asked to stop: it may be again."""
-        self.left_alone: weakref.WeakKeyDictionary[GroupRecord, weakref.ref[Any]] = (
+        self._left_alone: weakref.WeakKeyDictionary[GroupRecord, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
         """The groups whose timeout gloo keeps."""
 
-    def prolong(self, record: GroupRecord, inner: Any) -> None:
+    def observe(self) -> None:
+        """From now on deadlines are put off by breakpoints."""
+        deadline.set_held(self.held_s)
+        torch_private.on_group_timeout(_changed)
+
+    def take_over(self, record: GroupRecord, inner: Any) -> None:
+        """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
+        if self._sockets.belong_to(record.name):
+            if self._asked or expected():
+                self._prolong(record, inner)
+            else:
+                self._left_alone[record] = weakref.ref(inner)
+
+    def _prolong(self, record: GroupRecord, inner: Any) -> None:
         """Keep this group's timeout from now on, if it is gloo's."""
         if torch_private.prolong(inner, waiting.ENDLESS):
             record.kept = True
@@ -118,12 +111,12 @@ class Timeouts:
             self._groups[record.slot.index] = record
 
     def _take_over_all(self) -> None:
-        self.asked = True
-        for record, made in list(self.left_alone.items()):
+        self._asked = True
+        for record, made in list(self._left_alone.items()):
             inner = made()
             if inner is not None:
-                self.prolong(record, inner)
-        self.left_alone.clear()
+                self._prolong(record, inner)
+        self._left_alone.clear()
 
     # -- who is held ---------------------------------------------------------------------------
 
@@ -161,8 +154,8 @@ class Timeouts:
         if os.getpid() != self._owner:
             self._owner = os.getpid()
             self._groups.clear()  # in a forked child, these were its parent's
-            self.left_alone.clear()
-        if not self.asked and any_asked(self._directory):
+            self._left_alone.clear()
+        if not self._asked and any_asked(self._directory):
             self._take_over_all()
         now_ns = time.monotonic_ns()
         step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
@@ -204,5 +197,5 @@ class Timeouts:
         writer = self._recorder.writer
         for ident, number in writer.waited_for():
             if writer.group_of(number)[0] == record.slot.index:
-                waiting.expired[ident] = words
-        gloo_sockets.shut_down(record.name)
+                self._recorder.waits.expired[ident] = words
+        self._sockets.shut_down(record.name)

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch.distributed import Work
 
+from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
 from ...record.slots import GroupSlot, ThreadSlot
 from ..checks.in_flight import Held
-from ..record.errors import FindingRaised
 from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
-from ..record.waiting import NO_TIMEOUT, WaitFunction, instead, whole
+from ..record.waiting import NO_TIMEOUT, WaitFunction, whole
 from . import gpu_completion, outstanding
-from .failed_work import has_failed
+from .gpu_completion import has_failed
 
 _IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
@@ -110,7 +110,7 @@ class TrackedWork(Work):
                 self._look()
         except BaseException as error:
             self._close(failed=True, thread=thread)
-            better = instead(error)
+            better = self._recorder.waits.instead(error)
             if better is error:
                 raise
             raise better from None
@@ -137,7 +137,7 @@ class TrackedWork(Work):
                 held.check()
         except FindingRaised as error:
             self._close(failed=True)
-            raise instead(error) from None
+            raise self._recorder.waits.instead(error) from None
 
     def _look(self) -> None:
         """At the result, once, if it is checked; raises the finding."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..group.checked_group import CheckedGroup
 from ..record.describe import METHODS, tensors_in
+from .context import Group
 from .works import OtherWork
-
-if TYPE_CHECKING:
-    from .group import InjectedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Call:
     """A call of `group`'s method `name`. `tensors`: what the program believes it to write, where
     that is not what it is made with."""
 
-    group: InjectedGroup
+    group: Group
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -51,14 +48,14 @@ class Call:
         """The tensors that it writes."""
         return tuple(tensors_in(self.given[0])) if self.given else ()
 
-    def changed(self, *args: Any, group: InjectedGroup | None = None) -> Call:
+    def changed(self, *args: Any, group: Group | None = None) -> Call:
         """The call with these arguments instead, maybe of another group."""
         tensors = self.tensors if self.tensors is not None else self.written()
         return replace(self, args=args, kwargs={}, group=group or self.group, tensors=tensors)
 
     def make(self) -> Any:
         """Make it: recorded and checked as a call of the program's own."""
-        work = getattr(CheckedGroup, self.name)(self.group, *self.args, **self.kwargs)
+        work = self.group.make_call(self.name, self.args, self.kwargs)
         return work if work is None or self.tensors is None else OtherWork(work, self.tensors)
 
 
@@ -80,7 +77,7 @@ def postpone(call: Call) -> Any:
     return skip(call)
 
 
-def make_postponed(group: InjectedGroup) -> None:
+def make_postponed(group: Group) -> None:
     """The call that this one has changed places with, and wait for it: its handle is long gone."""
     while group.postponed:
         call = group.postponed.popleft()

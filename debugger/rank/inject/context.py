@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..record.recorder import Recorder
-
-if TYPE_CHECKING:
-    from .group import InjectedGroup
 
 
 class CannotHappen(Exception):
@@ -21,6 +19,36 @@ class CannotHappen(Exception):
     def __init__(self, sentence: str, here: bool = False) -> None:
         super().__init__(sentence)
         self.here = here
+
+
+class Group(Protocol):
+    """A group of this rank, as faults see it."""
+
+    ranks: tuple[int, ...]
+    """Global ranks."""
+    issued: int
+    """Collectives that the program has called, not counting what faults have made of them."""
+    postponed: deque[Any]
+    """Calls that are made after the next one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a plan may call it."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def barrier(self) -> Any: ...
+
+    def place(self, seq: int) -> str:
+        """`#17 of group "tp"`."""
+
+    def siblings(self) -> Sequence[Group]:
+        """The other groups of this rank that have more ranks than this one."""
+
+    def make_call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make this call: recorded and checked as one of the program's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +61,7 @@ class Occasion:
     frame: FrameType | None
     recorder: Recorder
     announce: Callable[[], None]
-    group: InjectedGroup | None
+    group: Group | None
 
 
 def at_users_line(frame: FrameType | None, source: str, names: Mapping[str, Any]) -> None:

@@ -6,29 +6,36 @@ makes these other calls.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..group.checked_group import CheckedGroup
 from ..record.describe import METHODS
 from .call import Call
+from .context import Group
 
-if TYPE_CHECKING:
-    from .injector import Injector
+
+class Faults(Protocol):
+    """What makes faults happen in this process."""
+
+    def at_call(self, call: Call) -> Any:
+        """What is due at this call of the program's; None: it is made as it is."""
+
+    def make(self, call: Call, due: Any) -> Any:
+        """Make the call as the faults that are due will have it."""
+
+    def siblings(self, group: Group) -> Sequence[Group]:
+        """The other groups of this rank that have more ranks than one."""
 
 
 class InjectedGroup(CheckedGroup):
     """See the file's docstring."""
 
-    injector: ClassVar[Injector]
-    everyone: ClassVar[list[weakref.ref[InjectedGroup]]] = []
-    """The groups of this process, in the order in which they were made."""
-
+    faults: Faults
+    """Given as soon as the group is attached."""
     ranks: tuple[int, ...]
     issued: int
-    """Collectives that the program has called, not counting what faults have made of them."""
     postponed: deque[Call]
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
@@ -38,9 +45,6 @@ class InjectedGroup(CheckedGroup):
         self.issued = 0
         self.postponed = deque()
         self._left = False
-        self.everyone.append(weakref.ref(self))
-        if self._record.desc == "default_pg":
-            self.injector.begin()
 
     def __repr__(self) -> str:
         return super().__repr__().replace("CheckedGroup", "InjectedGroup")
@@ -54,24 +58,27 @@ class InjectedGroup(CheckedGroup):
         """`#17 of group "tp"`."""
         return self._record.place(seq)
 
-    def siblings(self) -> list[InjectedGroup]:
-        """The other groups of this rank that have more ranks than this one."""
-        return [one for one in _usable() if one is not self and one.size() > 1]
+    def siblings(self) -> Sequence[Group]:
+        """See `Group`."""
+        return self.faults.siblings(self)
+
+    def make_call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """See `Group`."""
+        return getattr(CheckedGroup, name)(self, *args, **kwargs)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the program's default group."""
+        return self._record.desc == "default_pg"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it has not ended; in a forked child, whether it is the child's own."""
+        return not self._left and self._refuse is None
 
     def _ended(self) -> None:
         self._left = True
         super()._ended()
-
-
-def _usable() -> list[InjectedGroup]:
-    """The groups that have not ended; in a forked child its own."""
-    found = [one for reference in InjectedGroup.everyone if (one := reference()) is not None]
-    return [one for one in found if not one._left and one._refuse is None]
-
-
-def newest_default() -> InjectedGroup | None:
-    """The default group; None where there is none."""
-    return next((one for one in reversed(_usable()) if "default_pg" in one.names), None)
 
 
 def _communication(name: str) -> Callable[..., Any]:
@@ -80,9 +87,9 @@ def _communication(name: str) -> Callable[..., Any]:
     def call(self: InjectedGroup, *args: Any, **kwargs: Any) -> Any:
         if self._refuse is None:  # else this is a forked child
             made = Call(self, name, args, kwargs)
-            due = self.injector.at_call(made)
+            due = self.faults.at_call(made)
             if due is not None:
-                return self.injector.make(made, due)
+                return self.faults.make(made, due)
         return checked(self, *args, **kwargs)
 
     call.__name__ = name

@@ -1,7 +1,7 @@
 """Makes the faults of the run's plan happen in this rank, each at its moment.
 
-Loaded only where there is a plan: see `install`. What each fault does is in `injected_process`,
-`injected_resources`, `injected_data` and `injected_calls`; when it is due, in `moments`. A step is
+Loaded only where there is a plan: see `install`. What each fault does is in `process`, `resources`,
+`data`, `call` and `arguments`; when it is due, in `schedule`. A step is
 what `debugger.step(n)` begins, or in a program without it the nth `step()` of its optimisers; what
 is done to a call happens at the first one from there on. What comes by the clock happens at the
 rank's next call or step, or at once where it is the whole process's.
@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ...errors.in_ranks import FindingRaised
 from ...faults import injected, plan
 from ...faults.injected import InjectedLog
 from ...faults.plan import Plan
@@ -27,47 +29,49 @@ from ...record.json_objects import object_of
 from ...record.planned_faults import ASKED
 from ...record.signature import POINT_TO_POINT
 from .. import torch_private
+from ..group.wrap import Groups
 from ..log import steps
+from ..log.own_faults import report_own_fault
 from ..record import call_site, describe
-from ..record.errors import FindingRaised
-from ..record.recorder import Recorder, report_own_fault
+from ..record.recorder import Recorder
 from . import data, links, process, resources
 from .arguments import change
 from .call import WAYS, Call, make_postponed
-from .context import CannotHappen, Occasion
-from .group import InjectedGroup, newest_default
+from .context import CannotHappen, Group, Occasion
+from .group import InjectedGroup
 from .schedule import Armed, CallCounts
 
 _ACTS = {**process.ACTS, **resources.ACTS}
 _DATA = frozenset({"nan", "inf", "bitflip"})
 
 
-def begin(recorder: Recorder, directory: Path) -> Injector | None:
-    """What injects the faults of the plan in this directory; None where it has none, or none but
-    faults of links, which `injected_links` gives to distcore."""
+def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | None:
+    """What injects the faults of the plan in this directory into these groups; None where it has
+    none, or none but faults of links, which `links` gives to distcore."""
     try:
         found = plan.load(directory)
         if found is None:
             return None
-        links.observe(found, directory)
+        links.observe(found, directory, groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         report_own_fault("fault injection", error)
         return None
     if all(one.action in links.ACTIONS for one in found.faults):
         return None
-    injector = InjectedGroup.injector = Injector(recorder, directory, found)
-    steps.observe(injector.at_named_step)
+    injector = Injector(recorder, directory, found)
+    groups.choose_class(InjectedGroup, injector.adopt)
+    steps.of_program.observer = injector.at_named_step
     torch_private.on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
     return injector
 
 
-def extend(injector: Injector, directory: Path) -> None:
+def extend(injector: Injector, directory: Path, groups: Groups) -> None:
     """The plan in this directory has more faults than when `injector` began."""
     try:
         found = plan.load(directory)
         if found is None:
             return
-        links.observe(found, directory)
+        links.observe(found, directory, groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         report_own_fault("fault injection", error)
         return
@@ -86,11 +90,11 @@ class Injector:
     """Of this process. It counts what the program does; the plan's faults of other ranks are none
     of its business."""
 
-    group_class = InjectedGroup
-
     def __init__(self, recorder: Recorder, directory: Path, faults: Plan) -> None:
         self._recorder = recorder
         self._directory = directory
+        self._groups: list[weakref.ref[InjectedGroup]] = []
+        """Those of this process, in the order in which they were made."""
         self._start()
         self.arm(faults)
 
@@ -142,9 +146,29 @@ class Injector:
         self._off = True
         report_own_fault("fault injection", error)
 
+    # -- the groups ----------------------------------------------------------------------------
+
+    def adopt(self, group: InjectedGroup) -> None:
+        """A group was made, whose calls come here."""
+        group.faults = self
+        self._groups.append(weakref.ref(group))
+        if group.is_default:
+            self._begin()
+
+    def siblings(self, group: Group) -> Sequence[Group]:
+        """See `Faults`."""
+        return [one for one in self._usable() if one is not group and one.size() > 1]
+
+    def _usable(self) -> list[InjectedGroup]:
+        found = [one for reference in self._groups if (one := reference()) is not None]
+        return [one for one in found if one.is_usable]
+
+    def _newest_default(self) -> InjectedGroup | None:
+        return next((one for one in reversed(self._usable()) if "default_pg" in one.names), None)
+
     # -- what happens in the rank --------------------------------------------------------------
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """The default group is there."""
         if os.getpid() != self._pid:
             self._start()
@@ -248,7 +272,8 @@ class Injector:
         """Something that is done to the process or a parameter, not to a call."""
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
         announce = partial(self._announce, one, where, place, **more)
-        occasion = Occasion(one.fault.arguments, frame, self._recorder, announce, newest_default())
+        default = self._newest_default()
+        occasion = Occasion(one.fault.arguments, frame, self._recorder, announce, default)
         try:
             if one.fault.action in _DATA:
                 data.damage_parameter(one.fault.action, one.fault.arguments, announce)

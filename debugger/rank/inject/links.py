@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from distcore.base.backend_names import by_device
 from distcore.testing import Fault, FaultPlan, Injection, Kind, inject
 
 from ...faults import actions
@@ -23,7 +24,7 @@ from ...faults.actions import Family
 from ...faults.injected import InjectedLog
 from ...faults.plan import Moment, Plan, When
 from ...record import network
-from ..group import wrap
+from ..group.wrap import Groups
 
 ACTIONS = frozenset(name for name, one in actions.ACTIONS.items() if one.family is Family.LINK)
 _KINDS = {
@@ -42,12 +43,12 @@ _KEPT_BYTES = 60
 """Of a truncated frame: its header, and a little more."""
 
 
-def observe(plan: Plan, directory: Path) -> None:
-    """From now on the plan's link faults befall the connections of this process's groups. Without
-    any, nothing changes. Raises ValueError, KeyError or TypeError for a plan that makes no
+def observe(plan: Plan, directory: Path, groups: Groups) -> None:
+    """From now on the plan's link faults happen to the connections of this process's groups.
+    Without any, nothing changes. Raises ValueError, KeyError or TypeError for a plan that makes no
     sense."""
     if plan.namespaces:
-        wrap.on_default_group(lambda _backend, rank: _tell_switch(plan, directory, rank))
+        groups.on_default_group(lambda _backend, rank: _tell_switch(plan, directory, rank))
         return
     made = [(fault.number, one) for fault in _of_links(plan) for one in _faults(fault)]
     if not made:
@@ -59,13 +60,13 @@ def observe(plan: Plan, directory: Path) -> None:
         log.add(numbers[id(injection.fault)], injection)
 
     inject(FaultPlan(tuple(one for _number, one in made), plan.seed, happened))
-    wrap.on_default_group(lambda backend, rank: _refuse(plan, directory, backend, rank))
+    groups.on_default_group(lambda backend, rank: _refuse(plan, directory, backend, rank))
 
 
 def _refuse(plan: Plan, directory: Path, backend: str, rank: int) -> None:
-    """Say so where link faults cannot befall a group on this backend ("tcp",
+    """Say so where link faults cannot happen to a group on this backend ("tcp",
     "cpu:gloo,cuda:nccl")."""
-    if "tcp" in backend.replace(",", ":").split(":"):
+    if "tcp" in by_device(backend).values():
         return
     log = InjectedLog(directory, rank)
     for fault in _of_links(plan):

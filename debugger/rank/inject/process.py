@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -13,7 +14,6 @@ from functools import partial
 
 from ...faults.actions import exception_of
 from ...record.layout import Phase
-from ..record import waiting
 from .context import CannotHappen, Occasion, at_users_line
 
 _LOOK_EVERY_S = 0.05
@@ -57,28 +57,25 @@ def throw(occasion: Occasion) -> None:
 def delay(occasion: Occasion) -> None:
     """The thread sleeps, as if the program's own line took so long."""
     seconds = float(occasion.arguments["delay_s"])
+    sleep = partial(_sleep, occasion.recorder.waits.check)
     occasion.announce()
-    at_users_line(occasion.frame, "sleep(seconds)", {"sleep": _sleep, "seconds": seconds})
+    at_users_line(occasion.frame, "sleep(seconds)", {"sleep": sleep, "seconds": seconds})
 
 
 def hang(occasion: Occasion) -> None:
     """The thread does not come back, unless the verdict of the run is raised in it: asleep and at a
     lock it can be; in C it cannot, with or without the GIL, and has to be killed."""
-    stay = _HANGS[occasion.arguments["how"]]()
+    stay = _HANGS[occasion.arguments["how"]](occasion.recorder.waits.check)
     occasion.announce()
     at_users_line(occasion.frame, "stay()", {"stay": stay})
 
 
-def _sleep(seconds: float) -> None:
+def _sleep(check: Callable[[], None], seconds: float) -> None:
+    """`check` raises when it must end."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_EVERY_S))
-        waiting.check()
-
-
-def _sleep_for_ever() -> None:
-    while True:
-        _sleep(3600.0)
+        check()
 
 
 def _lock_up(library: ctypes.CDLL) -> None:
@@ -88,11 +85,11 @@ def _lock_up(library: ctypes.CDLL) -> None:
         library.pthread_mutex_lock(mutex)
 
 
-_HANGS: dict[str, Callable[[], Callable[[], object]]] = {
-    "sleep": lambda: _sleep_for_ever,
-    "lock": lambda: threading.Semaphore(0).acquire,  # no frame of ours stands above it
-    "gil": lambda: partial(_lock_up, ctypes.PyDLL(None)),
-    "native": lambda: partial(_lock_up, ctypes.CDLL(None)),
+_HANGS: dict[str, Callable[[Callable[[], None]], Callable[[], object]]] = {
+    "sleep": lambda check: partial(_sleep, check, math.inf),
+    "lock": lambda _check: threading.Semaphore(0).acquire,  # no frame of ours stands above it
+    "gil": lambda _check: partial(_lock_up, ctypes.PyDLL(None)),
+    "native": lambda _check: partial(_lock_up, ctypes.CDLL(None)),
 }
 
 ACTS: dict[str, Callable[[Occasion], None]] = {

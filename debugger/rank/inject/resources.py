@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .context import CannotHappen, Occasion, at_users_line
+from .context import CannotHappen, Group, Occasion, at_users_line
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "distdebug-oom-"
@@ -142,13 +142,13 @@ def fork(occasion: Occasion) -> None:
     at_users_line(occasion.frame, "fork(group)", {"fork": _use_in_child, "group": group})
 
 
-def _use_in_child(group: object) -> None:
+def _use_in_child(group: Group) -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(int(_CHILD_S))  # whatever the fork has left locked
         status = 1
         try:
-            group.barrier().wait()  # type: ignore[attr-defined]
+            group.barrier().wait()
             status = 0
         finally:
             os._exit(status)

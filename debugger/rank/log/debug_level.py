@@ -17,70 +17,64 @@ UNASKED = "DISTDEBUG_LEVEL_UNASKED"
 DETAIL = "DETAIL"
 LEVELS = ("OFF", "INFO", DETAIL)
 
-_current = "INFO"
-_shown = "INFO"
-_observers: list[Callable[[bool], None]] = []
 
+class DebugLevel:
+    """Of this process."""
 
-def observe() -> None:
-    """From now on torch's public functions of the debug level ask and tell us."""
-    asked = os.environ.get(LEVEL, "INFO").upper()
-    unasked = bool(os.environ.get(UNASKED))
-    level = torch_private.take_debug_level(shown, choose, _choose_from_start)
-    if unasked or level == DETAIL:  # the program may have set torch's variable before the import
-        _begin(level if level == DETAIL else asked, level)
-    else:
-        _begin(asked, asked)
+    def __init__(self) -> None:
+        self._current = "INFO"
+        self._shown = "INFO"
+        self._from_start = ("INFO", "INFO")
+        self._observers: list[Callable[[bool], None]] = []
 
+    def __repr__(self) -> str:
+        return f"<DebugLevel {self._current}>"
 
-def current() -> str:
-    """The level's name."""
-    return _current
+    def observe(self) -> None:
+        """From now on torch's public functions of the debug level ask and tell this one."""
+        asked = os.environ.get(LEVEL, "INFO").upper()
+        unasked = bool(os.environ.get(UNASKED))
+        level = torch_private.take_debug_level(self.shown, self.choose, self._choose_from_start)
+        if unasked or level == DETAIL:  # the program may have set torch's variable before import
+            self._begin(level if level == DETAIL else asked, level)
+        else:
+            self._begin(asked, asked)
 
+    def current(self) -> str:
+        """The level's name."""
+        return self._current
 
-def shown() -> str:
-    """The level that the program is told: what it, or the user, asked for."""
-    return _shown
+    def shown(self) -> str:
+        """The level that the program is told: what it, or the user, asked for."""
+        return self._shown
 
+    def is_detail(self) -> bool:
+        """Whether calls are checked before they enter the backend."""
+        return self._current == DETAIL
 
-def is_detail() -> bool:
-    """Whether calls are checked before they enter the backend."""
-    return _current == DETAIL
+    def on_detail(self, observer: Callable[[bool], None]) -> None:
+        """`observer(is_detail())` is called when that changes."""
+        self._observers.append(observer)
 
+    def choose(self, level: str) -> None:
+        """From now on this is the level. ValueError for another name."""
+        if level not in LEVELS:
+            raise ValueError(f"debug level {level!r} is none of {', '.join(LEVELS)}")
+        self._shown = level
+        self._set(level)
 
-def on_detail(observer: Callable[[bool], None]) -> None:
-    """`observer(is_detail())` is called when that changes."""
-    _observers.append(observer)
+    def _begin(self, level: str, told: str) -> None:
+        self._from_start = (level, told)
+        self.choose(level)
+        self._shown = told
 
+    def _choose_from_start(self) -> None:
+        """The program asks for what its environment says, which says nothing of a level: ours, as
+        at the start."""
+        self._begin(*self._from_start)
 
-def choose(level: str) -> None:
-    """From now on this is the level. ValueError for another name."""
-    global _shown
-    if level not in LEVELS:
-        raise ValueError(f"debug level {level!r} is none of {', '.join(LEVELS)}")
-    _shown = level
-    _set(level)
-
-
-def _begin(level: str, told: str) -> None:
-    global _shown, _from_start
-    _from_start = (level, told)
-    choose(level)
-    _shown = told
-
-
-_from_start = ("INFO", "INFO")
-
-
-def _choose_from_start() -> None:
-    """The program asks for what its environment says, which says nothing of a level: ours, as at
-    the start."""
-    _begin(*_from_start)
-
-
-def _set(level: str) -> None:
-    global _current
-    before, _current = _current, level
-    if (before == DETAIL) != (level == DETAIL):
-        for observer in _observers:
-            observer(level == DETAIL)
+    def _set(self, level: str) -> None:
+        before, self._current = self._current, level
+        if (before == DETAIL) != (level == DETAIL):
+            for observer in self._observers:
+                observer(level == DETAIL)

@@ -36,7 +36,6 @@ _NOTE_LEVELS = {
 """Of notes on the flight record, by their kind; others are of level info."""
 _FOR_DIAGNOSIS = frozenset(
     (
-        "address_in_use",
         "call",
         "communication",
         "destroys",
@@ -52,41 +51,43 @@ _RESERVED = frozenset(
 )
 """What the log itself says in a record."""
 
-_rank_of: Callable[[], int] | None = None
-_directory: Path | None = None
-_debug_level: Callable[[], str] | None = None
-_made: Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None = None
+Made = Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]]
+"""What makes a record, and its line, of an event and its fields."""
+
+
+class ThisProcess:
+    """What the layer says of its process once it is there; until then the environment does. The
+    program may write to the log before it has imported torch, and with it the layer."""
+
+    def __init__(self) -> None:
+        self.rank_of: Callable[[], int] | None = None
+        """-1: not known yet."""
+        self.directory: Path | None = None
+        """That of the run."""
+        self.debug_level: Callable[[], str] | None = None
+        self.note_part_off: Callable[[str, str], None] | None = None
+        """Puts on the flight record that a part of the layer is off, and why."""
+        self.passing: tuple[type[Exception], ...] = ()
+        """The verdict of the run, which may be raised anywhere."""
+        self.made: Made | None = None
+        self.broken = False
+        self.dropped = False
+
+    def observed(
+        self,
+        rank_of: Callable[[], int],
+        directory: Path,
+        debug_level: Callable[[], str],
+        note_part_off: Callable[[str, str], None],
+        passing: tuple[type[Exception], ...],
+    ) -> None:
+        """The layer is there."""
+        self.rank_of, self.directory, self.debug_level = rank_of, directory, debug_level
+        self.note_part_off, self.passing = note_part_off, passing
+
+
+of_this_process = ThisProcess()
 _thread = threading.local()
-_broken = False
-_dropped = False
-
-
-def _before_torch(what: str, error: BaseException) -> None:
-    """`report_own_fault`, which would import torch."""
-    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
-        raise error
-    with contextlib.suppress(OSError):
-        os.write(2, f"distdebug: {what} is switched off: {error!r}\n".encode(errors="replace"))
-
-
-_report_fault: Callable[[str, BaseException], None] = _before_torch
-_passing: tuple[type[Exception], ...] = ()
-"""The verdict of the run, which may be raised anywhere."""
-
-
-def observe(
-    rank_of: Callable[[], int],
-    directory: Path,
-    report_fault: Callable[[str, BaseException], None],
-    passing: tuple[type[Exception], ...],
-) -> None:
-    """From now on the rank (-1: not known yet) and the run directory are those of the layer, which
-    also says how a fault of its own is reported, and which exceptions are the run's verdict."""
-    global _rank_of, _directory, _debug_level, _report_fault, _passing
-    from . import debug_level
-
-    _rank_of, _directory, _debug_level = rank_of, directory, debug_level.current
-    _report_fault, _passing = report_fault, passing
 
 
 def write(event: str, level: str = "info", **fields: Any) -> None:
@@ -117,7 +118,7 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False) -> None:
     """Add a record, whatever its level. `printed`: stderr says the same already. Never raises,
     but for the verdict of the run, which may come at any time."""
-    if _broken or _logs() is None:
+    if of_this_process.broken or _logs() is None:
         return
     late: list[partial[None]] | None = getattr(_thread, "late", None)
     record = partial(_add, time.time_ns(), event, level, fields, printed)
@@ -169,19 +170,18 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
     except OSError:
         pass  # a full disk costs the log, not the run
     except Exception as error:
-        if isinstance(error, _passing):
+        if isinstance(error, of_this_process.passing):
             raise
         _drop(event, error)
 
 
 def _drop(event: str, error: Exception) -> None:
     """A record that cannot be made is left out; of the first one, stderr and the log are told."""
-    global _dropped
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
-    if _dropped:
+    if of_this_process.dropped:
         return
-    _dropped = True
+    of_this_process.dropped = True
     # Neither may have a text that can be read.
     reason = "".join(traceback.format_exception_only(error)).strip()
     what = f"a record of {reprlib.repr(event)}"
@@ -191,28 +191,29 @@ def _drop(event: str, error: Exception) -> None:
     put("own_fault", "warning", {"message": text}, printed=True)
 
 
-def _chain() -> Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]] | None:
+def _chain() -> Made | None:
     """What makes the line; None while this thread imports it, which may give a warning, and where
     that fails: then there is no log."""
-    global _made, _broken
-    if _made is None:
+    if of_this_process.made is None:
         if getattr(_thread, "imports", False):
             return None
         _thread.imports = True
         try:
             from .encoding import made
 
-            _made = made
+            of_this_process.made = made
         except OSError:
             return None  # too many open files, say: the next record tries again
         except Exception as error:
-            if isinstance(error, _passing):
+            if isinstance(error, of_this_process.passing):
                 raise
-            _broken = True
-            _report_fault("the rank's log", error)
+            of_this_process.broken = True
+            from .own_faults import report_own_fault
+
+            report_own_fault("the rank's log", error)
         finally:
             _thread.imports = False
-    return _made
+    return of_this_process.made
 
 
 def _print(record: Mapping[str, Any]) -> None:
@@ -233,8 +234,8 @@ def file_level() -> str:
 
 def console_level() -> str:
     """The least level that goes to stderr as well."""
-    if _debug_level is not None:
-        distributed = _debug_level()
+    if of_this_process.debug_level is not None:
+        distributed = of_this_process.debug_level()
     else:
         distributed = os.environ.get("DISTDEBUG_LEVEL", "")
     return chosen(os.environ.get(CPP_LEVEL, ""), distributed)
@@ -257,15 +258,15 @@ def claimed() -> None:
 
 
 def _logs() -> Path | None:
-    if _directory is not None:
-        return _directory / "logs"
+    if of_this_process.directory is not None:
+        return of_this_process.directory / "logs"
     path = os.environ.get("DISTDEBUG_RUN_DIR")
     return Path(path) / "logs" if path else None
 
 
 def _rank() -> int:
-    if _rank_of is not None:
-        return _rank_of()
+    if of_this_process.rank_of is not None:
+        return of_this_process.rank_of()
     if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
         return int(os.environ["RANK"])
     return -1

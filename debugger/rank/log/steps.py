@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-current: int | None = None
-"""The step that the program has named last; None before the first."""
-_observer: Callable[[int], None] | None = None
+
+class Steps:
+    """Those of this process's program, which may name them before the layer is there."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        """The step that the program has named last; None before the first."""
+        self.observer: Callable[[int], None] | None = None
+        """Called on the program's own thread when a step begins."""
+
+
+of_program = Steps()
 
 
 def step(number: int) -> None:
     """Step `number` begins now, in all threads of this process."""
-    global current
-    current = number
-    if _observer is not None:
-        _observer(number)
-
-
-def observe(observer: Callable[[int], None]) -> None:
-    """`observer(number)` is called, on the program's own thread, when a step begins."""
-    global _observer
-    _observer = observer
+    of_program.current = number
+    if of_program.observer is not None:
+        of_program.observer(number)

@@ -62,7 +62,8 @@ class Log:
     def _put(self, frame: FrameType, event: str, level: str, fields: dict[str, Any]) -> None:
         if not at_least(level, "info") and not at_least(level, rank_log.file_level()):
             return
-        stepped = {} if steps.current is None else {"step": steps.current}
+        step = steps.of_program.current
+        stepped = {} if step is None else {"step": step}
         given = rank_log.renamed({**stepped, **self._fields, **fields})
         place = rank_log.at((frame.f_code.co_filename, frame.f_lineno))
         rank_log.put(event, level, {**given, **place})

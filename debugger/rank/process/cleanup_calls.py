@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 
-from ..group import checked_group
+from ...errors.in_ranks import FindingRaised
 from ..record import call_site
-from ..record.errors import FindingRaised
 from ..record.exception_text import titled
 from ..record.recorder import Recorder
-from .exits import nature, users_site
+from .exceptions import Exceptions, users_site
 
 _MOST_NOTES = 64
 _ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
-_spans: dict[str, list[range]] = {}
 
 
-def observe(recorder: Recorder) -> None:
-    """From now on calls made during an exception are noted, once for each exception."""
+def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], None]:
+    """What a group calls with a call's number (or, with True, when it is destroyed) while an
+    exception is handled: noted once for each exception."""
     noted: set[tuple[int, int]] = set()
 
     def look(number: int, destroys: bool) -> None:
@@ -51,10 +52,10 @@ def observe(recorder: Recorder) -> None:
                 ],
                 call=number,
                 destroys=destroys,
-                **nature(error),
+                **exceptions.nature(error),
             )
 
-    checked_group.set_in_flight(look)
+    return look
 
 
 def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
@@ -72,16 +73,15 @@ def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
     return False
 
 
+@functools.cache
 def _cleanups(filename: str) -> list[range]:
     """The lines of a file's `finally` blocks and `with` statements' heads."""
-    if filename not in _spans:
-        found = []
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            for node in ast.walk(ast.parse("".join(linecache.getlines(filename)))):
-                body = getattr(node, "finalbody", None)
-                if body:
-                    found.append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
-                elif isinstance(node, (ast.With, ast.AsyncWith)):
-                    found.append(range(node.lineno, node.body[0].lineno))
-        _spans[filename] = found
-    return _spans[filename]
+    found = []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse("".join(linecache.getlines(filename)))):
+            body = getattr(node, "finalbody", None)
+            if body:
+                found.append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                found.append(range(node.lineno, node.body[0].lineno))
+    return found

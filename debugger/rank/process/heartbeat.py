@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..group import gpu_completion, outstanding
+from ..log.own_faults import report_own_fault
 from ..record import call_site
-from ..record.recorder import Recorder, report_own_fault
-from . import unwaited_work
+from ..record.recorder import Recorder
+from .unwaited_work import UnwaitedWork
 
 PERIOD_S = 0.1
 _LAST_BEAT_S = 1.0
@@ -27,8 +28,11 @@ _JOINING = frozenset({"join", "_wait_for_tstate_lock"})
 class Heartbeat:
     """Runs `beat` ten times a second until `stop`; `also` runs with every beat."""
 
-    def __init__(self, recorder: Recorder, also: Callable[[], None]) -> None:
+    def __init__(
+        self, recorder: Recorder, unwaited: UnwaitedWork, also: Callable[[], None]
+    ) -> None:
         self._recorder = recorder
+        self._unwaited = unwaited
         self._also = also
         self._stop = threading.Event()
         self._switches: dict[int, int] = {}
@@ -66,7 +70,7 @@ class Heartbeat:
         writer = self._recorder.writer
         outstanding.poll()
         gpu_completion.poll()
-        unwaited_work.report(self._recorder)
+        self._unwaited.report()
         self._infer()
         self._infer_on_stream()
         serial = writer.serial

@@ -14,16 +14,20 @@ from urllib.parse import urlparse
 from ...record import layout
 from ...record.layout import Activity
 from .. import torch_private
-from ..group import forks, wrap
 from ..group.checked_group import CheckedGroup
+from ..group.forks import Forks
+from ..group.wrap import Groups
 from ..log import rank_log
-from ..record.recorder import Recorder, report_own_fault
+from ..log.own_faults import report_own_fault
+from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import store_address
-from . import unwaited_work
+from .unwaited_work import UnwaitedWork
 
 
-def observe(recorder: Recorder, directory: Path) -> None:
+def observe(
+    recorder: Recorder, directory: Path, groups: Groups, forks: Forks, unwaited: UnwaitedWork
+) -> None:
     """From now on every initialisation and destruction is on record.
 
     A rank that its launcher names is known at once, also if it never comes to initialise.
@@ -35,21 +39,25 @@ def observe(recorder: Recorder, directory: Path) -> None:
             report_own_fault("claiming the rank", error)
     c10d = torch_private.c10d
     torch_private.patch(
-        c10d, "init_process_group", lambda original: _init(recorder, directory, original)
+        c10d,
+        "init_process_group",
+        lambda original: _init(recorder, directory, groups, forks, original),
     )
     torch_private.patch(
-        c10d, "destroy_process_group", lambda original: _destroy(recorder, original)
+        c10d, "destroy_process_group", lambda original: _destroy(recorder, unwaited, original)
     )
 
 
-def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+def _init(
+    recorder: Recorder, directory: Path, groups: Groups, forks: Forks, original: Callable[..., Any]
+) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if torch_private.has_threads_for_ranks():
             return original(*args, **kwargs)  # the record has one rank a process
         detail: dict[str, Any] = {"op": "init_process_group"}
         site = recorder.safe_site(sys._getframe(1))
         try:
-            forks.revive(recorder)
+            forks.revive()
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
             if detail.get("stale"):
@@ -59,7 +67,7 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
         with recorder.waiting_in(Activity.INIT, detail, site):
             result = original(*args, **kwargs)
         with contextlib.suppress(Exception):
-            wrap.check_that_creation_is_seen(recorder)
+            groups.check_that_creation_is_seen()
             if recorder.writer.rank < 0:
                 group = torch_private.c10d.GroupMember.WORLD
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
@@ -77,7 +85,9 @@ def _hosts_store(detail: dict[str, Any]) -> bool:
     return own and detail.get("rank") == 0 and int(detail.get("world_size", 0)) > 1
 
 
-def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+def _destroy(
+    recorder: Recorder, unwaited: UnwaitedWork, original: Callable[..., Any]
+) -> Callable[..., Any]:
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         site = recorder.safe_site(sys._getframe(1))
         with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
@@ -86,7 +96,7 @@ def _destroy(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
             settle()
             try:
                 # The end of the process, which tells them too, may wait for the other ranks.
-                unwaited_work.report(recorder, over=True)
+                unwaited.report(over=True)
             except Exception as error:
                 report_own_fault("looking for handles that were dropped", error)
             group = args[0] if args else kwargs.get("group")

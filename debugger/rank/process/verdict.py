@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from ...errors.in_ranks import FindingRaised, error_of
 from ...record.run_directory import is_live
-from ..record import call_site, waiting
-from ..record.errors import FindingRaised, error_of
-from ..torch_private import gloo_sockets
-from . import main_thread
+from ..record import call_site
+from ..torch_private.gloo_sockets import GlooSockets
+from .main_thread import MainThread
 
 VERDICT = "verdict.json"
 _FREED_WITHIN_S = 0.3
@@ -27,22 +27,23 @@ _FREED_WITHIN_S = 0.3
 _OWN_FINDING_S = 1.0
 """How long a rank that found something itself waits for the supervisor to say it."""
 
-_told = False
-_silent = False
-
 
 class VerdictWatch:
     """Looks for the verdict, and raises it in every thread that waits."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path, main_thread: MainThread, sockets: GlooSockets) -> None:
+        self._path = directory / VERDICT
+        self._main_thread = main_thread
+        self._sockets = sockets
+        self._silent = False
+        self.was_raised = False
+        """Whether this process was told of a verdict."""
         self._error: tuple[str, str, str | None] | None = None
         self._told_main = False
 
     def install(self) -> None:
         """Begin."""
-        waiting.set_verdict(self.check, self.instead)
-        main_thread.on_return(self._on_main_thread)
+        self._main_thread.on_return(self._on_main_thread)
 
     def look(self) -> None:
         """Called with every heartbeat."""
@@ -53,17 +54,16 @@ class VerdictWatch:
             self._error = (str(verdict["kind"]), str(verdict["text"]), verdict.get("cause"))
         except (OSError, ValueError, KeyError):
             return
-        global _told
-        _told = True
+        self.was_raised = True
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)
-        waited = gloo_sockets.shut_down()
+        waited = self._sockets.shut_down()
         if threading.current_thread() is main or main.ident is None:
             return
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
         if waited and in_torch and _leaves(main.ident, frame):
             return  # the lost connection has freed it: a signal would hit its `finally` blocks
-        main_thread.interrupt()
+        self._main_thread.interrupt()
 
     def check(self) -> None:
         """Raise the verdict if there is one. Called between the slices of a wait."""
@@ -79,7 +79,7 @@ class VerdictWatch:
         if isinstance(error, FindingRaised):
             if not error.own:
                 return error
-            await_report(self._path.parent, _OWN_FINDING_S)
+            self.await_report(_OWN_FINDING_S)
         self.look()
         if self._error is None:
             return error
@@ -87,11 +87,24 @@ class VerdictWatch:
             self._told_main = True
         return self._raised()
 
+    def stand_down(self) -> None:
+        """The program is ending by itself: a verdict raised now would only confuse its last
+        words."""
+        self._silent = True
+
+    def await_report(self, limit_s: float) -> None:
+        """Wait for the verdict, whose words are those of all ranks, in this host's run at least."""
+        if not is_live(self._path.parent):
+            return  # there is no supervisor
+        until = time.monotonic() + limit_s
+        while not self._path.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
     def _raised(self) -> FindingRaised:
         return error_of(*(self._error or ("", "", None)))
 
     def _on_main_thread(self, _frame: FrameType | None) -> None:
-        if self._error is not None and not self._told_main and not _silent:
+        if self._error is not None and not self._told_main and not self._silent:
             self._told_main = True
             raise self._raised()
 
@@ -107,23 +120,3 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def await_report(directory: Path, limit_s: float) -> None:
-    """Wait for the verdict, whose words are those of all ranks, in this host's run at least."""
-    if not is_live(directory):
-        return  # there is no supervisor
-    until = time.monotonic() + limit_s
-    while not (directory / VERDICT).exists() and time.monotonic() < until:
-        time.sleep(0.01)
-
-
-def stand_down() -> None:
-    """The program is ending by itself: a verdict raised now would only confuse its last words."""
-    global _silent
-    _silent = True
-
-
-def verdict_was_raised() -> bool:
-    """Whether this process was told of a verdict."""
-    return _told

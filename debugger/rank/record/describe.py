@@ -215,13 +215,15 @@ class Method:
     """A method of torch's ProcessGroup: its op, how to take the facts from its arguments, where its
     options object stands (None: it has none), and where the tensors that the rank contributes
     (None: none). Where those come second, the first are the output. `short`: a cheaper way to a key
-    that determines the facts."""
+    that determines the facts. `agrees`: whether its ranks may be asked to agree on the call before
+    it is made."""
 
     op: str
     facts: Callable[[Arguments], Facts]
     options_at: int | None
     gives_at: int | None
     short: Callable[[Arguments], Facts] | None = None
+    agrees: bool = True
 
     @property
     def key(self) -> Callable[[Arguments], Facts]:
@@ -267,7 +269,8 @@ METHODS: dict[str, Method] = {
     "alltoall_base": Method("all_to_all_single", _all_to_all_single, 4, 1),
     "all_to_all_single": Method("all_to_all_single", _all_to_all_single, 4, 1),
     "barrier": Method("barrier", _nothing, 0, None),
-    "monitored_barrier": Method("monitored_barrier", _nothing, None, None),
+    # For ranks that do not come: to wait for these first would be wrong.
+    "monitored_barrier": Method("monitored_barrier", _nothing, None, None, agrees=False),
     "send": Method("send", _send_or_recv, None, 0, _message_key),
     "recv": Method("recv", _send_or_recv, None, None, _message_key),
     "recv_anysource": Method("recv", _recv_any, None, None),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...errors.in_ranks import FindingRaised, error_of
 from ...record.wording import finding_line
-from .errors import FindingRaised, error_of
 from .recorder import GroupRecord, Recorder
 
 

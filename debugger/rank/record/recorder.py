@@ -18,6 +18,8 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
+from distcore.base.backend_names import by_device
+
 from ...record import layout, wording
 from ...record.environment import allowed
 from ...record.layout import Activity, Definition, GroupState
@@ -32,8 +34,9 @@ from ...record.signature import (
 from ...record.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writer import FlightWriter
 from ..log import rank_log
+from ..log.own_faults import report_own_fault
 from . import call_site, describe, waiting
-from .waiting import WaitFunction
+from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
 DEFAULT_TIMEOUT_S = 1800.0
@@ -133,7 +136,13 @@ class Recorder:
     """Ids of the user's lines by instruction: address of the code, and offset; where an installed
     package made the call, by its instruction, too. Keeps the codes."""
 
-    def __init__(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: Verdict | None = None
+    ) -> None:
+        """`verdict`: what may end the waits of this process, if anything does."""
+        self.waits = Waits(verdict if verdict is not None else NoVerdict())
+        self.off: set[str] = set()
+        """Parts of the layer that have failed, and are switched off."""
         self.start(writer, identity)
 
     def start(self, writer: FlightWriter, identity: Mapping[str, Any]) -> None:
@@ -151,8 +160,6 @@ class Recorder:
         self._blind = False
         writer.identify(self._identity)
         self._record_environment()
-        global _newest
-        _newest = self
 
     def claim(
         self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str, joins: bool
@@ -308,7 +315,9 @@ class Recorder:
         self, group: GroupRecord, op: str, facts: describe.Facts, key: describe.Facts
     ) -> Known:
         """The ids and hashes of a call whose key was not seen before on this group."""
-        signature = describe.signature(op, facts, group.ranks, by_device=":" in group.backend)
+        signature = describe.signature(
+            op, facts, group.ranks, by_device="" not in by_device(group.backend)
+        )
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
         volatile = None
@@ -326,7 +335,7 @@ class Recorder:
         else:
             agree = agreement_hash(signature)
             exact = exact_hash(signature)
-        wait = waiting.choose(group.backend, describe.on_cpu(facts), channel is not None)
+        wait = self.waits.choose(group.backend, describe.on_cpu(facts), channel is not None)
         if group.kept and wait is waiting.whole:
             wait = waiting.long
         known = Known(
@@ -404,25 +413,5 @@ class Recorder:
         rank_log.note(kind, message, data, self._places.get(site))
 
 
-_newest: Recorder | None = None
-
-
 def _main_ident() -> int:
     return threading.main_thread().ident or 0
-
-
-def report_own_fault(what: str, error: BaseException) -> None:
-    """One line on stderr: a part of the layer is switched off, the program goes on."""
-    if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
-        raise error
-    if _newest is not None:
-        _newest.part_off(what, f"{what} is switched off: {error!r}", said=True)
-    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
-    say(text)
-    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
-
-
-def say(text: str) -> None:
-    """One line on stderr, from the layer to the user."""
-    with contextlib.suppress(OSError, ValueError):
-        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))

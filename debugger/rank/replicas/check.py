@@ -37,9 +37,10 @@ from ..checks import pipeline
 from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
-from ..record.recorder import GroupRecord, Recorder, report_own_fault
+from ..log.own_faults import report_own_fault
+from ..record.recorder import GroupRecord, Recorder
 from . import digest, parameter_names
-from .reduced_gradients import ReducedGradients, of_this_process
+from .reduced_gradients import ReducedGradients
 
 EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64
@@ -53,11 +54,11 @@ BY_GRADIENTS = -1
 """Stands for the model where only their gradients tell that parameters are replicas."""
 
 
-def observe(recorder: Recorder, directory: Path) -> None:
+def observe(recorder: Recorder, directory: Path, reduced: ReducedGradients) -> None:
     """From now on the steps of all optimisers are looked at, if the check is asked for."""
     if not pipeline.wants(REPLICAS):
         return
-    gradients = of_this_process if REPLICAS in pipeline.asked() else None
+    gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
     torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
     torch_private.on_models_averaged(check.averaged)

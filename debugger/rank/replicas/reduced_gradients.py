@@ -79,6 +79,3 @@ class ReducedGradients:
         """Leave out what exists no more."""
         for storage in [one for one in self._reduced if one.expired()]:
             del self._reduced[storage]
-
-
-of_this_process = ReducedGradients()

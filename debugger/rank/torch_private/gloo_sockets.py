@@ -14,45 +14,50 @@ import socket
 from collections.abc import Iterator
 
 _FOLDER = "/proc/self/fd"
-_known: dict[int, tuple[str, str]] = {}
-"""Descriptor, socket (`socket:[inode]`) and group of every connection of a group."""
 
 
-@contextlib.contextmanager
-def remembered(group: str = "") -> Iterator[None]:
-    """Sockets that are opened in here belong to a group; its name, for `shut_down` of it alone."""
-    before = _sockets()
-    yield
-    _known.update(
-        (number, (name, group)) for number, name in _sockets().items() if before.get(number) != name
-    )
+class GlooSockets:
+    """The connections of this process's groups."""
 
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, str]] = {}
+        """Descriptor, socket (`socket:[inode]`) and group of every one."""
 
-def belong_to(group: str) -> bool:
-    """Whether the group has connections that can be shut down."""
-    return any(owner == group for _, owner in list(_known.values()))
+    @contextlib.contextmanager
+    def remembered(self, group: str = "") -> Iterator[None]:
+        """Sockets that are opened in here belong to a group; its name, for `shut_down` of it
+        alone."""
+        before = _sockets()
+        yield
+        self._known.update(
+            (number, (name, group))
+            for number, name in _sockets().items()
+            if before.get(number) != name
+        )
 
+    def belong_to(self, group: str) -> bool:
+        """Whether the group has connections that can be shut down."""
+        return any(owner == group for _, owner in list(self._known.values()))
 
-def shut_down(group: str | None = None) -> bool:
-    """End every connection of this process's groups, or of one group; whether there was one."""
-    found = False
-    for number, (name, owner) in list(_known.items()):
-        if group not in (None, owner):
-            continue
-        del _known[number]
-        with contextlib.suppress(OSError):
-            # The number may be somebody else's by now.
-            if os.readlink(f"{_FOLDER}/{number}") == name:
-                with socket.socket(fileno=os.dup(number)) as connection:
-                    connection.getpeername()  # raises for gloo's listener, which must live on
-                    connection.shutdown(socket.SHUT_RDWR)
-                found = True
-    return found
+    def shut_down(self, group: str | None = None) -> bool:
+        """End every connection of this process's groups, or of one group; whether there was one."""
+        found = False
+        for number, (name, owner) in list(self._known.items()):
+            if group not in (None, owner):
+                continue
+            del self._known[number]
+            with contextlib.suppress(OSError):
+                # The number may be somebody else's by now.
+                if os.readlink(f"{_FOLDER}/{number}") == name:
+                    with socket.socket(fileno=os.dup(number)) as connection:
+                        connection.getpeername()  # raises for gloo's listener, which must live on
+                        connection.shutdown(socket.SHUT_RDWR)
+                    found = True
+        return found
 
-
-def forget() -> None:
-    """In a forked child: the connections are the parent's."""
-    _known.clear()
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._known.clear()
 
 
 def _sockets() -> dict[int, str]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from distcore.base.backend_names import by_device
+
 from . import python_groups
 from .modules import Wrapped, c10d
 from .probe import Part, Private, patch
@@ -217,8 +219,8 @@ def _by_inner(name: str) -> Callable[..., Any]:
 def backend_name(inner: Any) -> str:
     """ "gloo", or "cpu:gloo,cuda:nccl" where devices differ."""
     config = str(c10d._world.pg_backend_config.get(inner, ""))
-    parts = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
-    return config if len(set(parts.values())) > 1 else next(iter(parts.values()), config)
+    names = set(by_device(config).values())
+    return config if len(names) > 1 else names.pop()
 
 
 def prolong(inner: Any, timeout: timedelta) -> bool:

@@ -119,6 +119,32 @@ def _of_documentation(function: Any) -> dict[str, bool] | None:
     return {part.partition(":")[0]: " = " not in part for part in parameters}
 
 
+class Registry:
+    """Every part, each with its private names, and who hears of those that are off. A part is
+    looked at when it is first asked for, which may be before the layer is there."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._listener: Callable[[Part], None] | None = None
+        self._untold: list[Part] = []
+
+    def tell(self, part: Part) -> None:
+        """This part is off."""
+        if self._listener is None:
+            self._untold.append(part)
+        else:
+            self._listener(part)
+
+    def on_off(self, listener: Callable[[Part], None]) -> None:
+        """`listener(part)` hears of each part that is off, also of those that were found before."""
+        self._listener = listener
+        while self._untold:
+            listener(self._untold.pop(0))
+
+
+REGISTRY = Registry()
+
+
 class Part:
     """A part of the watching that needs private names: on where all are as known, else off."""
 
@@ -130,7 +156,7 @@ class Part:
         self.needs = needs
         self.blind = blind
         self._why: str | None = None
-        PARTS.append(self)
+        REGISTRY.parts.append(self)
 
     @property
     def works(self) -> bool:
@@ -138,7 +164,7 @@ class Part:
         if self._why is None:
             self._why = next(filter(None, (one.unlike() for one in self.needs)), "")
             if self._why:
-                _tell(self)
+                REGISTRY.tell(self)
         return not self._why
 
     @property
@@ -150,7 +176,7 @@ class Part:
         """It has turned out not to work."""
         if not self._why:
             self._why = why
-            _tell(self)
+            REGISTRY.tell(self)
 
     def __call__(self, function: Function) -> Function:
         """A decorator: the function does nothing, and returns None, where the part is off."""
@@ -160,28 +186,6 @@ class Part:
             return function(*args, **kwargs) if self.works else None
 
         return guarded  # type: ignore[return-value]
-
-
-PARTS: list[Part] = []
-"""Every part, each with its private names."""
-
-_listener: Callable[[Part], None] | None = None
-_untold: list[Part] = []
-
-
-def _tell(part: Part) -> None:
-    if _listener is None:
-        _untold.append(part)
-    else:
-        _listener(part)
-
-
-def on_off(listener: Callable[[Part], None]) -> None:
-    """`listener(part)` hears of each part that is off, also of those that were found before."""
-    global _listener
-    _listener = listener
-    while _untold:
-        listener(_untold.pop(0))
 
 
 def c10d(path: str, takes: Sequence[str] | None = None, **more: Any) -> Private:
@@ -210,4 +214,4 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 def state() -> Mapping[str, str]:
     """Why each part is off, by its name; of those that were asked for."""
-    return {part.name: part.why for part in PARTS if part.why}
+    return {part.name: part.why for part in REGISTRY.parts if part.why}

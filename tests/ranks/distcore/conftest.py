@@ -21,12 +21,12 @@ def join_alone(dist_rank: DistRank, monkeypatch: pytest.MonkeyPatch) -> Join:
     plugin has made is destroyed."""
     import torch.distributed as dist
 
-    from debugger.rank.group import wrap
+    from debugger.rank.group.wrap import Groups
 
     def join(timeout_s: float = 30.0, **variables: str) -> None:
         store = dist.distributed_c10d._get_default_store()
         dist.destroy_process_group()
-        monkeypatch.setattr(wrap, "_wrapped", lambda _recorder, created, *_rest: created)
+        monkeypatch.setattr(Groups, "_wrapped", lambda _self, created, *_rest: created)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         dist.init_process_group(

@@ -31,9 +31,7 @@ OWN = frozenset({"_inner"})
 
 @pytest.fixture(autouse=True)
 def _no_more_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PARTS", [])
-    monkeypatch.setattr(probe, "_listener", None)
-    monkeypatch.setattr(probe, "_untold", [])
+    monkeypatch.setattr(probe, "REGISTRY", probe.Registry())
 
 
 def test_every_method_of_a_group_is_known() -> None:
@@ -183,7 +181,7 @@ def test_a_part_that_is_off_does_nothing_and_says_so_once() -> None:
     done: list[int] = []
     act = part(done.append)
     assert act(1) is None
-    probe.on_off(lambda one: heard.append(f"{one.lost}: {one.why}"))
+    probe.REGISTRY.on_off(lambda one: heard.append(f"{one.lost}: {one.why}"))
     act(2)
     assert done == []
     assert heard == [f"echoes are not heard: torch {torch.__version__} has no math._no_such"]
@@ -193,7 +191,7 @@ def test_a_part_that_is_off_does_nothing_and_says_so_once() -> None:
 
 def test_a_part_that_turns_out_not_to_work() -> None:
     heard: list[Part] = []
-    probe.on_off(heard.append)
+    probe.REGISTRY.on_off(heard.append)
     part = Part("echo", "echoes are not heard", Private("math", "pi"))
     assert part.works
     part.switch_off("the trial went wrong")

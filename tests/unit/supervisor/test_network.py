@@ -200,7 +200,7 @@ def test_no_namespaces_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_addresses_are_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from debugger.rank.process.lost_connections import named_by
+    from debugger.rank.record.lost_connections import named_by
 
     lost = RuntimeError(f"Connection closed by peer [{address(2)}]:4567. GLHF!")
     assert named_by(lost) == {}

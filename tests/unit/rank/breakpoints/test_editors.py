@@ -10,8 +10,8 @@ from types import FrameType, ModuleType
 
 import pytest
 
+from debugger.rank.breakpoints import editors
 from debugger.rank.breakpoints.owners_socket import OwnersSocket
-from debugger.rank.breakpoints.stops import editors
 
 
 class FakeDebugpy(ModuleType):
@@ -57,13 +57,12 @@ def planted(monkeypatch: pytest.MonkeyPatch, debugpy: FakeDebugpy, **pydevd: obj
     made = ModuleType("pydevd")
     vars(made).update(pydevd, settrace=debugpy.settrace)
     monkeypatch.setitem(sys.modules, "pydevd", made)
-    monkeypatch.setattr(editors, "_address", "")
 
 
 def test_the_rank_is_paused_until_the_editor_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     debugpy = FakeDebugpy()
     planted(monkeypatch, debugpy, create_server_socket=lambda host, port: None)
-    editors.stop(announced, lambda: None, sys._getframe())
+    editors.Editors().stop(announced, lambda: None, sys._getframe())
     assert isinstance(debugpy.listener, OwnersSocket)
     with debugpy.listener as listener:
         assert debugpy.stopped_while == ["127.0.0.1:{1}".format(*listener.getsockname())]
@@ -83,13 +82,14 @@ def test_a_release_whose_listener_cannot_be_replaced_is_refused(
     planted(monkeypatch, debugpy, **has)
     monkeypatch.setattr(editors, "_LISTEN_S", 0.01)
     monkeypatch.setattr(debugpy, "listen", lambda *_, **__: None)  # it listens by another way
+    made = editors.Editors()
     with pytest.raises(RuntimeError, match="leave out --debugger debugpy"):
-        editors.stop(announced, lambda: None, sys._getframe())
-    assert editors._address == ""
+        made.stop(announced, lambda: None, sys._getframe())
+    assert made.address == ""
 
 
 def test_without_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "debugpy", None)
     with pytest.raises(ImportError):
-        editors.stop(announced, lambda: None, sys._getframe())
+        editors.Editors().stop(announced, lambda: None, sys._getframe())
     assert editors.MISSING == "debugpy is not installed; install it with: pip install debugpy"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from debugger.rank.breakpoints.on_demand import ARM_AFTER_S, OnDemand
-from debugger.rank.process import main_thread
+from debugger.rank.process.main_thread import SIGNAL, MainThread
 from debugger.record import break_requests
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process is traced")
@@ -30,8 +30,16 @@ class Asked:
         self.clock_s = 0.0
         self.looks: list[Callable[[], None] | None] = []
         self.allowed = self.resumed = 0
+        main_thread = MainThread()
+        main_thread.observe()
         self.demand = OnDemand(
-            directory, self._stop, self._allow, self.looks.append, self._resume, lambda _: False
+            directory,
+            main_thread,
+            self._stop,
+            self._allow,
+            self.looks.append,
+            self._resume,
+            lambda _: False,
         )
         self.demand.observe()
 
@@ -65,15 +73,13 @@ class Asked:
 
 @pytest.fixture(name="asked")
 def _asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    monkeypatch.setattr(main_thread, "_acts", [])
-    kept = signal.getsignal(main_thread.SIGNAL)
-    main_thread.observe()
+    kept = signal.getsignal(SIGNAL)
     made = Asked(tmp_path)
     monkeypatch.setattr(time, "monotonic", lambda: made.clock_s)
     yield made
     monkeypatch.undo()
     sys.settrace(None)
-    signal.signal(main_thread.SIGNAL, kept)
+    signal.signal(SIGNAL, kept)
 
 
 def some_lines() -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from debugger.errors.in_ranks import FindingRaised
 from debugger.rank.checks.in_flight import Held, hold
-from debugger.rank.record.errors import FindingRaised
 from debugger.rank.record.recorder import GroupRecord
 from debugger.record.signature import Signature
 

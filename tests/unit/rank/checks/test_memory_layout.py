@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from debugger.errors.in_ranks import FindingRaised
 from debugger.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
-from debugger.rank.process.verdict import FindingRaised
 from debugger.rank.record.recorder import GroupRecord
 from debugger.record.signature import Signature
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.rank.checks import non_finite
-from debugger.rank.checks.non_finite import inspector
+from debugger.errors.in_ranks import FindingRaised
+from debugger.rank.checks.non_finite import LossScaling, inspector
 from debugger.rank.log import rank_log
 from debugger.rank.record import call_site
-from debugger.rank.record.errors import FindingRaised
 from debugger.rank.record.recorder import GroupRecord
 from debugger.record.signature import Signature
 
 NAN, INF = float("nan"), float("inf")
 RANKS = (10, 20)
+UNSCALED: Any = SimpleNamespace(watch=lambda: None, seen=False)
 
 
 class Notes:
@@ -35,14 +35,14 @@ class Notes:
 
 
 def looked_at(
-    names: str, method: str, signature: Signature, *args: Any, rank: int = 0
+    names: str, method: str, signature: Signature, *args: Any, rank: int = 0, scaling: Any = None
 ) -> tuple[Any, Notes]:
     """What the inspector answers for the call, and what it put on record."""
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, RANKS, rank, slot, "gloo", None)
     known: Any = SimpleNamespace(text=signature.to_json())
     notes: Any = Notes()
-    inspect = inspector(frozenset(names.split(",")), notes, record)
+    inspect = inspector(frozenset(names.split(",")), notes, record, scaling or UNSCALED)
     assert inspect is not None
     return inspect(method, args, known, 7), notes
 
@@ -148,7 +148,7 @@ def test_nothing_to_overflow(method: str, signature: Signature) -> None:
 def test_nothing_asked_for() -> None:
     record: Any = SimpleNamespace(ranks=RANKS, group_rank=0)
     notes: Any = Notes()
-    assert inspector(frozenset(), notes, record) is None
+    assert inspector(frozenset(), notes, record, UNSCALED) is None
 
 
 @pytest.fixture
@@ -156,26 +156,38 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said of scalers; none was used before."""
     lines: list[str] = []
     monkeypatch.setattr(rank_log, "write", lambda event, *_, **__: lines.append(event))
-    monkeypatch.setattr(non_finite, "_scaling", False)
     return lines
 
 
-def test_a_scaled_loss(logged: list[str]) -> None:
+@pytest.fixture(scope="module")
+def watched() -> LossScaling:
+    """What torch tells of scalers, once for all: it cannot be told to stop."""
+    return LossScaling()
+
+
+@pytest.fixture
+def scaling(watched: LossScaling) -> LossScaling:
+    watched.seen = False
+    return watched
+
+
+def test_a_scaled_loss(logged: list[str], scaling: LossScaling) -> None:
     """Its gradients overflow on purpose; what is no reduction must still be fine."""
     sums = call("all_reduce", reduce_op="sum")
-    looked_at("nan,overflow", "allreduce", sums, [FINE])
+    looked_at("nan,overflow", "allreduce", sums, [FINE], scaling=scaling)
     for _ in range(2):
         torch.amp.GradScaler("cpu", init_scale=2.0**24).scale(torch.ones(1))
-    assert looked_at("nan,overflow", "allreduce", sums, [tensor(INF)])[0] is None
+    found, _ = looked_at("nan,overflow", "allreduce", sums, [tensor(INF)], scaling=scaling)
+    assert found is None
     assert len(logged) == 1
     with pytest.raises(FindingRaised):
-        looked_at("nan", "broadcast", call("broadcast", root=10), [tensor(NAN)])
+        looked_at("nan", "broadcast", call("broadcast", root=10), [tensor(NAN)], scaling=scaling)
 
 
-def test_a_scaler_that_is_off(logged: list[str]) -> None:
+def test_a_scaler_that_is_off(logged: list[str], scaling: LossScaling) -> None:
     sums = call("all_reduce", reduce_op="sum")
-    looked_at("nan", "allreduce", sums, [FINE])
+    looked_at("nan", "allreduce", sums, [FINE], scaling=scaling)
     torch.amp.GradScaler("cpu", enabled=False).scale(torch.ones(1))
     with pytest.raises(FindingRaised):
-        looked_at("nan", "allreduce", sums, [tensor(NAN)])
+        looked_at("nan", "allreduce", sums, [tensor(NAN)], scaling=scaling)
     assert not logged

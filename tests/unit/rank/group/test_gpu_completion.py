@@ -15,6 +15,7 @@ from debugger.rank.group import gpu_completion, outstanding
 from debugger.rank.group.tracked_work import TrackedWork, track
 from debugger.rank.process import heartbeat
 from debugger.rank.process.heartbeat import Heartbeat
+from debugger.rank.process.unwaited_work import UnwaitedWork
 from debugger.rank.record import waiting
 from debugger.record.layout import CallState
 from debugger.record.snapshot import Call, Wait
@@ -62,7 +63,10 @@ class Case:
     def __init__(self, path: Path) -> None:
         self.author = Author(path)
         self.recorder: Any = SimpleNamespace(
-            writer=self.author.writer, site=lambda _frame: self.author.site, sites={}
+            writer=self.author.writer,
+            site=lambda _frame: self.author.site,
+            sites={},
+            waits=waiting.Waits(waiting.NoVerdict()),
         )
 
     def track(self, work: Work, streams: bool = True) -> TrackedWork:
@@ -85,10 +89,8 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path) -> Iterator[Case]:
     outstanding.forget()
-    gpu_completion.forget()
     yield Case(tmp_path / "0.flight")
     outstanding.forget()
-    gpu_completion.forget()
 
 
 @pytest.mark.parametrize("how", ["wait", "synchronize"])
@@ -194,7 +196,8 @@ class Still:
     def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         self.case = case
         self.frame = SimpleNamespace(f_lasti=10, f_code=None)
-        self.beats = Heartbeat(case.recorder, lambda: None)
+        unwaited = UnwaitedWork(case.recorder)
+        self.beats = Heartbeat(case.recorder, unwaited, lambda: None)
         frames = {threading.main_thread().ident: self.frame}
         monkeypatch.setattr(heartbeat, "sys", SimpleNamespace(_current_frames=lambda: frames))
 

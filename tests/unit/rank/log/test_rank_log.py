@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import debugger
-from debugger.rank.log import python_warnings, rank_log
+from debugger.rank.log import own_faults, python_warnings, rank_log
 
 Capture = pytest.CaptureFixture[str]
 
@@ -35,9 +35,8 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     for name in ("TORCH_CPP_LOG_LEVEL", "DISTDEBUG_LEVEL", "DISTDEBUG_LOG_MAX_MB"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("_rank_of", "_directory", "_debug_level"):
-        monkeypatch.setattr(rank_log, name, None)
-    monkeypatch.setattr("debugger.rank.log.steps.current", None)
+    monkeypatch.setattr(rank_log, "of_this_process", rank_log.ThisProcess())
+    monkeypatch.setattr("debugger.rank.log.steps.of_program.current", None)
     return tmp_path / "logs"
 
 
@@ -302,7 +301,6 @@ def test_the_place_of_a_note_is_its_own(logs: Path) -> None:
 def test_a_record_that_cannot_be_made_is_left_out(
     logs: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
-    monkeypatch.setattr(rank_log, "_dropped", False)
     wrong = torch.tensor([1, 2])  # is neither true nor false
     with pytest.raises(RuntimeError, match="Boolean value"):
         debugger.log.info("bad", exc_info=wrong)
@@ -334,9 +332,7 @@ def test_an_interrupt_while_the_last_words_are_written_is_not_told(
 
 def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(rank_log, "_broken", False)
-    monkeypatch.setattr(rank_log, "_made", None)
-    monkeypatch.setattr(rank_log, "_report_fault", lambda what, error: told.append(what))
+    monkeypatch.setattr(own_faults, "report_own_fault", lambda what, _error: told.append(what))
     monkeypatch.setitem(sys.modules, "debugger.rank.log.encoding", None)
     debugger.log.info("x")
     debugger.log.info("y")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from debugger.rank.group import outstanding
-from debugger.rank.process import unwaited_work
+from debugger.rank.process.unwaited_work import UnwaitedWork
 from debugger.record.signature import OP_CODES
 
 
@@ -48,56 +48,56 @@ class Rank:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+def rank() -> Iterator[Rank]:
     outstanding.forget()
-    for name in ("_counts", "_noted", "_held"):
-        monkeypatch.setattr(unwaited_work, name, {})
     yield Rank()
     outstanding.forget()
 
 
-def test_kept_to_the_end(rank: Rank) -> None:
+@pytest.fixture
+def unwaited(rank: Rank) -> UnwaitedWork:
+    recorder: Any = rank
+    return UnwaitedWork(recorder)
+
+
+def test_kept_to_the_end(rank: Rank, unwaited: UnwaitedWork) -> None:
     """A message may have arrived: its handle does not tell."""
     kept = [rank.call("send"), rank.call("all_reduce"), rank.call("recv")]
-    recorder: Any = rank
-    unwaited_work.last_report(recorder)
+    unwaited.last_report(ended_well=True)
     assert rank.notes == [("all_reduce", 1, True)]
     assert len(kept) == 3
 
 
-def test_dropped(rank: Rank) -> None:
+def test_dropped(rank: Rank, unwaited: UnwaitedWork) -> None:
     for op in ("send", "send", "all_reduce"):
         handle = rank.call(op)
         del handle
-    recorder: Any = rank
-    unwaited_work.report(recorder)
+    unwaited.report()
     assert sorted(rank.notes) == [("all_reduce", 1, False), ("send", 2, False)]
 
 
-def test_a_barrier_completes_what_was_dropped_before(rank: Rank) -> None:
+def test_a_barrier_completes_what_was_dropped_before(rank: Rank, unwaited: UnwaitedWork) -> None:
     """On groups whose barrier waits for all calls before it; what is dropped later counts."""
-    recorder: Any = rank
     outstanding.barriers[7] = {}
     for op in ("all_reduce", "send", "broadcast"):
         handle = rank.call(op)
         del handle
-    unwaited_work.report(recorder)
+    unwaited.report()
     assert rank.notes == [("send", 1, False)]
     outstanding.barriers[7] = {("train.py", "another"): 4, ("train.py", "step"): 3}
     rank.ops[3] = "barrier"
     handle = rank.call("all_reduce")
     del handle
-    unwaited_work.report(recorder)
+    unwaited.report()
     assert len(rank.notes) == 1
-    unwaited_work.report(recorder, over=True)
+    unwaited.report(over=True)
     assert rank.notes[1:] == [("all_reduce", 1, False)]
 
 
-def test_what_nobody_need_wait_for(rank: Rank) -> None:
-    recorder: Any = rank
+def test_what_nobody_need_wait_for(rank: Rank, unwaited: UnwaitedWork) -> None:
     handle = rank.call("all_reduce")
     vars(handle)["_number"] = 0
     outstanding.keep(handle)
     del handle
-    unwaited_work.last_report(recorder)
+    unwaited.last_report(ended_well=True)
     assert rank.notes == []

@@ -11,9 +11,9 @@ import torch.distributed
 
 from distcore.errors import GroupFailed
 
+from ...errors.in_ranks import FindingRaised
 from ...record import network
-from ..record.errors import FindingRaised
-from ..record.exception_text import text_of
+from .exception_text import text_of
 
 _DistError: type[Exception] = torch.distributed.DistError
 

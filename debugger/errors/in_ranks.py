@@ -1,5 +1,5 @@
 """The errors that findings are raised as. Each is also one of torch's, as fits what was found, so
-that the `except` clauses of a program hold.
+that the `except` clauses of a program hold. Imports torch.
 """
 
 from __future__ import annotations

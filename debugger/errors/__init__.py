@@ -20,7 +20,7 @@ RAISED_IN_RANKS = frozenset(
         "StoreWaitError",
     }
 )
-"""See `debugger.rank.record.errors`."""
+"""See `in_ranks`."""
 
 
 class DistdebugError(Exception):
@@ -43,6 +43,6 @@ class UsageError(DistdebugError):
 def __getattr__(name: str) -> Any:
     if name not in RAISED_IN_RANKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .rank.record import errors
+    from . import in_ranks
 
-    return getattr(errors, name)
+    return getattr(in_ranks, name)

@@ -1,0 +1,32 @@
+"""A fault of the layer itself: a part of it is switched off, and the program goes on.
+
+Imports no torch: the log may fail before the program has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from . import rank_log
+
+RAISED = "DISTDEBUG_RAISE_OWN_FAULTS"
+"""Set where a fault of the layer is to fail the program: in its own tests."""
+
+
+def report_own_fault(what: str, error: BaseException) -> None:
+    """One line on stderr: a part of the layer is switched off, the program goes on."""
+    if os.environ.get(RAISED):
+        raise error
+    note_part_off = rank_log.of_this_process.note_part_off
+    if note_part_off is not None:
+        note_part_off(what, f"{what} is switched off: {error!r}")
+    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
+    say(text)
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+
+
+def say(text: str) -> None:
+    """One line on stderr, from the layer to the user."""
+    with contextlib.suppress(OSError, ValueError):
+        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))

@@ -1,0 +1,108 @@
+"""Puts an exception on record: where the user's own code raised it, and whose fault it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+from ...errors.in_ranks import FindingRaised
+from ..group import checked_group
+from ..record import call_site, lost_connections, waiting
+from ..record.exception_text import titled
+from ..record.findings import OwnFinding
+from ..record.recorder import Recorder
+from . import blame
+
+_WAITED_IN = waiting.__file__
+
+Explain = Callable[[BaseException, int], bool]
+"""Puts on record what an error that was raised at this line is about; False where it is of another
+kind."""
+
+
+class Exceptions:
+    """Of this process. `issued_in`: the files, beside the group's own, in which calls enter the
+    backend. `explain`: who knows more of some errors than they say."""
+
+    def __init__(
+        self, recorder: Recorder, issued_in: Sequence[str], explain: Sequence[Explain]
+    ) -> None:
+        self._recorder = recorder
+        self._issued_in = frozenset((checked_group.__file__, *issued_in))
+        self._explain = tuple(explain)
+        self._recorded: set[int] = set()
+
+    def record(self, error: BaseException, kind: str = "exception") -> None:
+        """Put an exception on record, once."""
+        if id(error) in self._recorded:
+            return
+        self._recorded.add(id(error))
+        recorder = self._recorder
+        if isinstance(error, FindingRaised):
+            recorder.note("finding_raised", error.kind)
+            return
+        if isinstance(error, KeyboardInterrupt):
+            kind = "interrupted"
+        summary = traceback.extract_tb(error.__traceback__)
+        site = users_site(recorder, error)
+        finding = getattr(error, "finding", None)
+        if isinstance(finding, OwnFinding):
+            finding.put_on_record(recorder, site)
+            recorder.note("finding_raised", finding.kind)
+            return
+        if any(explained(error, site) for explained in self._explain):
+            return
+        recorder.note(
+            kind,
+            titled(error),
+            site,
+            type=type(error).__name__,
+            stack=[f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in summary[-30:]],
+            thread=threading.current_thread().name,
+            thread_slot=recorder.writer.thread().index,
+            **self.nature(error),
+            **lost_connections.named_by(error),
+        )
+
+    def nature(self, error: BaseException) -> dict[str, bool]:
+        """Whether torch.distributed raised it, for a wrong argument or for lost communication."""
+        summary = traceback.extract_tb(error.__traceback__)
+        innermost = summary[-1].filename if summary else ""
+        inside = call_site.is_distributed(innermost)
+        lost = lost_connections.is_lost(error)
+        if blame.is_own_fault(error):
+            return {"own_fault": True, "invalid_argument": False, "communication": False}
+        refused = isinstance(error, (ValueError, TypeError, IndexError))
+        wrong_argument = inside and refused and not blame.is_unmeant(error)
+        if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
+            wrong_argument = True  # torch asserts that a backend's name is known
+        if innermost in self._issued_in and isinstance(error, RuntimeError) and not lost:
+            wrong_argument = True  # the backend refused the call at once
+        communication = (
+            isinstance(error, (RuntimeError, ConnectionError, TimeoutError))
+            and not wrong_argument
+            and (innermost == _WAITED_IN or (lost and (inside or call_site.is_torch(innermost))))
+        )
+        return {"invalid_argument": wrong_argument, "communication": communication}
+
+
+def users_site(recorder: Recorder, error: BaseException) -> int:
+    """The innermost line of the user's own code on the traceback."""
+    best, best_kind, library = None, -1, None
+    trace = error.__traceback__
+    while trace is not None:
+        kind = call_site.frame_kind(trace.tb_frame.f_code.co_filename)
+        if kind >= best_kind and kind != call_site.OWN:
+            best, best_kind, library = trace, kind, None
+        elif kind == call_site.LIBRARY:
+            library = trace
+        trace = trace.tb_next
+    if best is None:
+        return recorder.site(sys._getframe(1))
+    code = best.tb_frame.f_code
+    by = ""
+    if library is not None:
+        by = call_site.through(library.tb_frame.f_code.co_filename, library.tb_lineno)
+    return recorder.site_at(code.co_filename, best.tb_lineno, code.co_name, by)
