@@ -8,14 +8,13 @@ connections are shut down for threads that wait in its C++ code.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 
 from ...record.run_directory import is_live
-from ..record import call_site, waiting
+from ..record import call_site, frames, waiting
 from ..record.errors import FindingRaised, error_of
 from ..torch_private import gloo_sockets
 from . import main_thread
@@ -56,7 +55,7 @@ class VerdictWatch:
         global _told
         _told = True
         main = threading.main_thread()
-        frame = sys._current_frames().get(main.ident or 0)
+        frame = frames.of_thread(main.ident)
         waited = gloo_sockets.shut_down()
         if threading.current_thread() is main or main.ident is None:
             return
@@ -100,7 +99,7 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
     """Whether the thread comes out of this frame soon."""
     deadline = time.monotonic() + _FREED_WITHIN_S
     while time.monotonic() < deadline:
-        found = sys._current_frames().get(thread)
+        found = frames.of_thread(thread)
         while found is not None and found is not frame:
             found = found.f_back
         if found is None:
