@@ -239,6 +239,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             line = lane.lines.get((id(frame.f_code), frame.f_lasti))
             if line is None:
                 line = lane.find(recorder, _getframe(0))
+            del frame  # it may be this function's own, and would keep the handle alive
             # Whether it is waited for here, and what else belongs to it.
             options = args[last_option] if len(args) > last_option >= 0 else kwargs.get("opts")
             if options is None:

@@ -7,14 +7,13 @@ C++ code for a future, and threads with user code that could still act while the
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
-from ..record import call_site
+from ..record import call_site, frames
 from ..record.recorder import Recorder
 from .unwaited_work import UnwaitedWork
 
@@ -76,7 +75,7 @@ class Heartbeat:
         serial = writer.serial
         free = self._free_threads()
         main = threading.main_thread().ident or 0
-        frame = sys._current_frames().get(main)
+        frame = frames.of_thread(main)
         location = self._recorder.site(frame) if frame is not None else 0
         writer.heartbeat(free, serial, location)
 
@@ -87,7 +86,7 @@ class Heartbeat:
         """
         writer = self._recorder.writer
         free = 0
-        for ident, frame in sys._current_frames().items():
+        for ident, frame in frames.of_all_threads().items():
             if ident == threading.get_ident() or writer.is_waiting(ident):
                 continue
             if frame.f_code.co_name in _JOINING and frame.f_globals.get("__name__") == "threading":
@@ -106,7 +105,7 @@ class Heartbeat:
         before = self._switches.get(native)
         now = _context_switches(native) if number is not None else None
         self._switches = {native: now} if now is not None else {}
-        frame = sys._current_frames().get(ident)
+        frame = frames.of_thread(ident)
         idle = (
             now is not None
             and now == before
@@ -129,7 +128,7 @@ class Heartbeat:
         """
         ident = threading.main_thread().ident or 0
         number = gpu_completion.oldest()
-        frame = sys._current_frames().get(ident) if number is not None else None
+        frame = frames.of_thread(ident) if number is not None else None
         still = (number, id(frame), frame.f_lasti) if frame is not None else ()
         self._still_beats = self._still_beats + 1 if still and still == self._still else 0
         self._still = still

@@ -8,7 +8,6 @@ connections are shut down for threads that wait in its C++ code.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
 from ...record.run_directory import is_live
-from ..record import call_site
+from ..record import call_site, frames
 from ..torch_private.gloo_sockets import GlooSockets
 from .main_thread import MainThread
 
@@ -56,7 +55,7 @@ class VerdictWatch:
             return
         self.was_raised = True
         main = threading.main_thread()
-        frame = sys._current_frames().get(main.ident or 0)
+        frame = frames.of_thread(main.ident)
         waited = self._sockets.shut_down()
         if threading.current_thread() is main or main.ident is None:
             return
@@ -113,7 +112,7 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
     """Whether the thread comes out of this frame soon."""
     deadline = time.monotonic() + _FREED_WITHIN_S
     while time.monotonic() < deadline:
-        found = sys._current_frames().get(thread)
+        found = frames.of_thread(thread)
         while found is not None and found is not frame:
             found = found.f_back
         if found is None:

@@ -8,6 +8,8 @@ import sys
 import sysconfig
 from types import FrameType
 
+from . import frames
+
 _HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
 _DISTCORE = os.path.join(os.path.dirname(_HERE), "distcore", "")
 _BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
@@ -92,7 +94,7 @@ def find(frame: FrameType | None) -> FrameType | None:
 
 def of_thread(ident: int) -> FrameType | None:
     """The user's frame in which another thread of this process stands."""
-    return find(sys._current_frames().get(ident))
+    return find(frames.of_thread(ident))
 
 
 def raised_by_user(error: BaseException) -> bool:

@@ -16,7 +16,15 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "left_as_it_was.py"
 def test_what_others_see_of_torch(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     run = ranks.forked(torch_loaded, tmp_path, 2, SCRIPT)
     assert run.run() == 0, run.explain()
-    looked_at = ["builtins", "functions", "messages", "hooks", "nan check", "gather_single"]
+    looked_at = [
+        "builtins",
+        "functions",
+        "messages",
+        "handles",
+        "hooks",
+        "nan check",
+        "gather_single",
+    ]
     for view in run.views():
         assert run.log(view.rank).splitlines() == looked_at, run.explain()
         made = [str(call.signature) for call in ranks.calls(view, SCRIPT)]

@@ -2,10 +2,12 @@
 line says what it looked at. Two ranks; fails where something is not as it should be."""
 
 import builtins
+import gc
 import inspect
 import os
 import pickle
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -54,6 +56,27 @@ for one in dist.batch_isend_irecv(batch):
     one.wait()
 assert received.tolist() == [1.0 - rank] * 2
 print("messages")
+
+
+def handle_of(work):
+    known = weakref.ref(work)
+    work.wait()
+    return known
+
+
+# The first call of each kind and the second one: nothing of them is left for the collector.
+gc.collect()
+gc.disable()
+fresh = dist.new_group([0, 1])
+for _ in range(2):
+    handles = [
+        handle_of(dist.broadcast(torch.ones(2), 0, group=fresh, async_op=True)),
+        handle_of(dist.barrier(group=fresh, async_op=True)),
+        handle_of((dist.irecv, dist.isend)[rank](torch.ones(2), 1 - rank, group=fresh)),
+    ]
+    assert not [one for one in handles if one() is not None], handles
+gc.enable()
+print("handles")
 
 if hasattr(world, "register_pre_hook"):
     seen = []
