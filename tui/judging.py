@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from debugger.diagnosis.diagnose import diagnose, verdict_first
+from debugger.diagnosis.diagnose import OnFault, diagnose, verdict_first
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.record.snapshot import Snapshot
@@ -21,7 +21,9 @@ _SUPERVISORS = frozenset(
 class Judge:
     """Remembers what earlier looks saw: a finding counts when two looks agree on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_fault: OnFault | None = None) -> None:
+        """A rule that raises is told to `on_fault`; the others judge without it."""
+        self._on_fault = on_fault
         self._previous: dict[tuple[str, int], Snapshot] = {}
         self._seen: set[tuple[object, ...]] = set()
 
@@ -32,7 +34,7 @@ class Judge:
         for snapshot in snapshots:
             if snapshot.ranks:
                 key = snapshot.world
-                diagnosis = diagnose(snapshot, self._previous.get(key), limits)
+                diagnosis = diagnose(snapshot, self._previous.get(key), limits, self._on_fault)
                 self._previous[key] = snapshot
                 found += diagnosis.findings
                 notices += diagnosis.notices
@@ -42,11 +44,15 @@ class Judge:
 
 
 def judge_once(
-    snapshots: Sequence[Snapshot], before: Sequence[Snapshot], limits: Limits
+    snapshots: Sequence[Snapshot],
+    before: Sequence[Snapshot],
+    limits: Limits,
+    on_fault: OnFault | None = None,
 ) -> list[Found]:
     """What is wrong with a run that is over."""
     pairs = zip(snapshots, before, strict=True)
-    return in_order([one for now, then in pairs for one in diagnose(now, then, limits).findings])
+    judged = [diagnose(now, then, limits, on_fault) for now, then in pairs]
+    return in_order([one for diagnosis in judged for one in diagnosis.findings])
 
 
 def in_order(findings: Iterable[Finding]) -> list[Found]:

@@ -123,7 +123,7 @@ def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_
     """A run whose processes can be looked at."""
     steady = is_live(directory.path)  # else it may have been before the host was booted
     table = ProcessTable(ExitLog(directory.exits, steady))
-    records = Records(directory.ranks, steady=steady)
+    records = Records(directory.ranks, steady=steady, trusted=steady)
     looks = []
     for pause_s in (0.0, second_look_after_s):
         time.sleep(pause_s)

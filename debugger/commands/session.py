@@ -105,7 +105,10 @@ class Session:
             )
             faults = self._faults
             self._watch = Watch(
-                Records(directory.ranks, faults.note, steady=True), table, policy, faults.note
+                Records(directory.ranks, faults.note, steady=True, trusted=True),
+                table,
+                policy,
+                faults.note,
             )
             latest = base == BASE and RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))

@@ -65,7 +65,7 @@ class Judge:
         self._previous = self._look
         self.table = BodyTable(exits)
         self._watch = Watch(
-            Records(directory.ranks),
+            Records(directory.ranks, trusted=True),
             self.table,
             Policy(limits=self._limits, level=level, world_size=wanted.nproc),
         )
