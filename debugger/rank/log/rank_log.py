@@ -23,13 +23,14 @@ from typing import Any
 from ...record import log_file
 from ...record.log_form import readable
 from ...record.log_levels import LEVELS, at_least, chosen
+from .interruptions import is_interruption
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _NOTE_LEVELS = {
     **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
     **dict.fromkeys(("forked",), "error"),
     **dict.fromkeys(
-        ("interrupted", "layer_off", "not_in_group", "part_off", "stale_store"), "warning"
+        ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"), "warning"
     ),
     **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
 }
@@ -139,8 +140,11 @@ def held() -> Iterator[None]:
         for record in late:
             # Ctrl-C comes from the terminal and again from the launcher: the process ends already,
             # and its last words are those of the first.
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 record()
+            except BaseException as error:
+                if not is_interruption(error):
+                    raise
 
 
 def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printed: bool) -> None:
@@ -169,7 +173,7 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
     except OSError:
         pass  # a full disk costs the log, not the run
     except Exception as error:
-        if isinstance(error, _passing):
+        if isinstance(error, _passing) or is_interruption(error):
             raise
         _drop(event, error)
 
@@ -206,7 +210,7 @@ def _chain() -> Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], byte
         except OSError:
             return None  # too many open files, say: the next record tries again
         except Exception as error:
-            if isinstance(error, _passing):
+            if isinstance(error, _passing) or is_interruption(error):
                 raise
             _broken = True
             _report_fault("the rank's log", error)

@@ -36,12 +36,15 @@ from .verdict import stand_down, verdict_was_raised
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 _ISSUED_IN = frozenset({checked_group.__file__, collectives.__file__, deferred_work.__file__})
 _WAITED_IN = waiting.__file__
+_MOST_CAUGHT = 20
 _recorded: set[int] = set()
 _exit_sites: set[int] = set()
 
 
 def observe(recorder: Recorder) -> None:
     """From now on the end of this process is put on record."""
+    global _recorder
+    _recorder = recorder
     _wrap_excepthook(recorder)
     _wrap_thread_excepthook(recorder)
     _wrap_process_run(recorder)
@@ -51,6 +54,19 @@ def observe(recorder: Recorder) -> None:
 
 
 _exit_code = 0
+_recorder: Recorder | None = None
+_caught = 0
+
+
+def caught(error: BaseException) -> None:
+    """A test runner has caught this error of the program's, and will most likely end the process
+    with another status than 0 for it: then that is what it ended of."""
+    global _caught
+    if _recorder is None or _recorder.writer.detached or _caught >= _MOST_CAUGHT:
+        return
+    _caught += 1
+    with contextlib.suppress(Exception):
+        record(_recorder, error, "caught_exception")
 
 
 def failed() -> bool:
@@ -64,7 +80,10 @@ def _at_exit(recorder: Recorder) -> None:
     After a verdict the backend's destructor would wait for the very call that can never end, so
     the process leaves at once.
     """
-    recorder.writer.phase(Phase.ENDED, _exit_code)
+    # `raise SystemExit(1)` tells its status to nobody in this process. Where a test has failed it
+    # is not 0, so it is waited for.
+    unknown = _caught and not _exit_code
+    recorder.writer.phase(Phase.EXITING if unknown else Phase.ENDED, _exit_code)
     if verdict_was_raised():
         with contextlib.suppress(Exception):
             sys.stdout.flush()
