@@ -150,7 +150,8 @@ class _Run:
         self.directory = directory
         self._clock = clock
         steady = is_live(directory.path)  # else it may have been before the host was booted
-        self._records = Records(directory.ranks, steady=steady)
+        self._own_faults: dict[str, str] = {}
+        self._records = Records(directory.ranks, self._failed, steady, trusted=steady)
         self._processes = Processes(directory.exits, steady)
         self._host = files.HostSamples(directory.host)
         self._events = files.Events(directory.events)
@@ -160,6 +161,11 @@ class _Run:
         self._judged_s = (0.0, 0.0)
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
+
+    def _failed(self, part: str, error: Exception) -> None:
+        """A rule, or the reading of one record, raised: the picture is made without it."""
+        what = f"{type(error).__name__}: {error}"
+        self._own_faults.setdefault(part, f"{part} failed, a bug of distdebug's ({what})")
 
     def look(self, focus: Focus, brief: bool) -> Picture:
         """Read everything that has changed."""
@@ -184,6 +190,7 @@ class _Run:
         else:
             supervised = run.get("supervised") is not False
             found = self._found(stage, snapshots, report, limits, supervised)
+        faults = (*no_report, *self._records.faults.values(), *self._own_faults.values())
         ranks = newest_ranks(snapshots)
         graph = waits(snapshots[-1], limits) if snapshots and stage is not Stage.ENDED else Waits()
         return self._draw(
@@ -201,7 +208,7 @@ class _Run:
                 world_size=max((one.world_size for one in snapshots), default=0),
                 found=tuple(found),
                 notices=self._notices(now_ns) if stage is Stage.LIVE else (),
-                faults=tuple(map(safe, (*no_report, *self._records.faults.values()))),
+                faults=tuple(map(safe, faults)),
                 ranks=ranks,
                 waits=graph,
                 stood=files.stood_in_report(report),
@@ -282,12 +289,12 @@ class _Run:
 
         if stage is not Stage.LIVE:
             before = [standing_still(one) for one in snapshots]
-            own = judging.judge_once(snapshots, before, limits)
+            own = judging.judge_once(snapshots, before, limits, self._failed)
             return judging.together(self._events.found, own, supervised=False)
         began_s = time.monotonic()
         at_s, took_s = self._judged_s
         if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:
-            self._judge = self._judge or judging.Judge()
+            self._judge = self._judge or judging.Judge(self._failed)
             self._own = self._judge.look(snapshots, limits)
             self._judged_s = (began_s, time.monotonic() - began_s)
         return judging.together(self._events.found, self._own[0], supervised)

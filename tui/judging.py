@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from debugger.diagnosis import judging
-from debugger.diagnosis.diagnose import verdict_first
+from debugger.diagnosis.diagnose import OnFault, verdict_first
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.record.kinds import kind_of
@@ -18,8 +18,9 @@ from .text import safe
 class Judge:
     """Remembers what earlier looks saw: a finding counts when two looks agree on it."""
 
-    def __init__(self) -> None:
-        self._judge = judging.Judge(Limits())
+    def __init__(self, on_fault: OnFault | None = None) -> None:
+        """A rule that raises is told to `on_fault`; the others judge without it."""
+        self._judge = judging.Judge(Limits(), on_fault)
         self._seen: set[tuple[object, ...]] = set()
 
     def look(self, snapshots: Sequence[Snapshot], limits: Limits) -> tuple[list[Found], list[str]]:
@@ -32,10 +33,13 @@ class Judge:
 
 
 def judge_once(
-    snapshots: Sequence[Snapshot], before: Sequence[Snapshot], limits: Limits
+    snapshots: Sequence[Snapshot],
+    before: Sequence[Snapshot],
+    limits: Limits,
+    on_fault: OnFault | None = None,
 ) -> list[Found]:
     """What is wrong with a run that is over."""
-    return in_order(judging.judge(snapshots, before, limits).findings)
+    return in_order(judging.judge(snapshots, before, limits, on_fault).findings)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Found]:

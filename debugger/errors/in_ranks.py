@@ -8,7 +8,7 @@ from torch.distributed import DistBackendError, DistError, DistNetworkError, Dis
 
 from distcore.groups.monitored_barrier import BarrierFailed
 
-from ...record.kinds import Family, kind_of
+from ..record.kinds import Family, kind_of
 
 __all__ = [
     "AbsentRankError",

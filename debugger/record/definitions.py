@@ -7,6 +7,7 @@ hostile writer made is left out, and its id reads as unknown.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import mmap
 from collections.abc import Mapping
@@ -15,14 +16,20 @@ from typing import Any
 
 from . import layout
 from .bounds import MOST_RANKS, whole
-from .json_objects import cost_bytes, parsed
+from .json_objects import cost_bytes
 from .layout import Definition
 from .signature import OPS, Signature
 from .snapshot import CallSite, Creation, GroupKey, Note
 
 UNKNOWN_SIGNATURE = Signature("?")
 MOST_COST_BYTES = 20 << 20
-"""Of memory, for all definitions of one record: several times what a full heap of ours takes."""
+"""Of memory, for all definitions of one record: several times what a heap of ours takes."""
+MOST_TOGETHER_BYTES = 48 << 20
+MOST_EACH_TOGETHER_BYTES = 48 << 10
+"""Of memory, for the definitions of all records of one run: so much, and so much more for each. A
+rank's usually take 10 to 20 KiB; what ranks have in common counts once."""
+LEAST_COST_BYTES = 400
+"""Of any definition, as the object that is kept of it."""
 MOST_DAMAGED = 100
 """Behind so many definitions that make no sense the rest of a heap is not read."""
 _DAMAGED = (
@@ -35,6 +42,19 @@ _DAMAGED = (
     RecursionError,
 )
 """What a definition raises that is none of ours."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the definitions of several records may take together: a stranger's run may hold
+    hundreds, each of which is just within the bounds of one."""
+
+    left_bytes: int = MOST_TOGETHER_BYTES
+
+    @property
+    def exceeded(self) -> bool:
+        """Nothing more is read with it."""
+        return self.left_bytes < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +81,10 @@ class ChannelText:
 class Definitions:
     """The definitions read so far. `read` takes in what has been added since."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, mapped: mmap.mmap, budget: Budget | None = None) -> None:
+        """`budget`: where this is one of several records; None: it has its own bounds alone."""
         self._map = mapped
+        self._budget = budget or Budget(MOST_COST_BYTES)
         self._read = 0
         self._cost_bytes = 0
         self._damaged = 0
@@ -83,17 +105,23 @@ class Definitions:
             at = layout.HEAP_OFFSET + self._read
             length, kind, number = head.unpack_from(self._map, at)
             torn = not length or self._read + head.size + length > used
-            if torn or self._damaged > MOST_DAMAGED:
+            if torn or self._damaged > MOST_DAMAGED or self._budget.exceeded:
                 return
             raw = self._map[at + head.size : at + head.size + length]
             self._read += head.size + length
-            self._cost_bytes += cost_bytes(raw)
+            cost = LEAST_COST_BYTES + cost_bytes(raw)
+            self._cost_bytes += cost
             if self._cost_bytes > MOST_COST_BYTES:
                 continue
+            shared = _SHARED.get(kind)
+            known = shared.cache_info().hits if shared else 0
             try:
                 self._define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
             except _DAMAGED:
                 self._damaged += 1
+            if shared and shared.cache_info().hits != known:
+                cost = LEAST_COST_BYTES  # another rank has described it alike
+            self._budget.left_bytes -= cost
 
     def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
         if kind == Definition.SIGNATURE:
@@ -102,7 +130,7 @@ class Definitions:
         if kind == Definition.GROUP:
             self._groups[number] = _group(text)
             return
-        value = parsed(text.encode())
+        value = json.loads(text)
         if kind == Definition.SITE:
             through = str(value[3]) if len(value) > 3 else ""
             self._sites[number] = CallSite(str(value[0]), whole(value[1]), str(value[2]), through)
@@ -176,7 +204,7 @@ class Definitions:
 # All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
 @functools.lru_cache(maxsize=1024)
 def _group(text: str) -> GroupText:
-    value = parsed(text.encode())
+    value = json.loads(text)
     timeout_s = value.get("timeout_s")
     return GroupText(
         key=_key(value),
@@ -188,6 +216,7 @@ def _group(text: str) -> GroupText:
 
 
 _signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
+_SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group}
 
 
 def _key(value: Mapping[str, Any]) -> GroupKey:

@@ -74,6 +74,11 @@ class Tail:
         before = older(self._path)
         return before if self._inode and self._inode == _inode(before) else self._path
 
+    @property
+    def offset(self) -> int:
+        """How much of the file has been read."""
+        return self._offset
+
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Where each line ends that is whole by now, and the line."""
         while received := self._read():
@@ -136,21 +141,25 @@ class _Times:
         self._next = 0
         self._covered = 0
         self._time_ns = start_ns
+        self._dry_at = -1
 
     def of(self, end: int, unseen_ns: int) -> int:
         """When the line that ends there had come; `unseen_ns`, or the time of the one before it,
         where the supervisor has not seen it."""
         if self._file != self._tail.files:
             self._file, self._offset, self._covered = self._tail.files, 0, 0
-            self._entries, self._next = [], 0
+            self._entries, self._next, self._dry_at = [], 0, -1
         while self._covered < end:
             if self._next == len(self._entries) and not self._load():
+                self._dry_at = self._tail.offset
                 return max(self._time_ns, unseen_ns)
             self._covered, self._time_ns = self._entries[self._next]
             self._next += 1
         return self._time_ns
 
     def _load(self) -> bool:
+        if self._dry_at == self._tail.offset:
+            return False  # for the lines of one piece it is looked once: there may be 65,536
         try:
             with open(open_regular(times_path(self._tail.path)), "rb", buffering=0) as file:
                 file.seek(self._offset)

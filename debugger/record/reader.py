@@ -18,7 +18,7 @@ from typing import Any
 
 from . import layout, steady_clock
 from .bounds import MOST_RANKS
-from .definitions import Definitions
+from .definitions import Budget, Definitions
 from .json_objects import object_of
 from .layout import Activity, CallState, GroupState, Phase, Role
 from .replicas import NOTE, ReplicaFiles
@@ -41,13 +41,13 @@ class FlightReader(RingReader):
     keeps a reader calls `still_whole` before each look.
     """
 
-    def __init__(self, path: Path, steady: bool = False) -> None:
-        """`steady`: as for `Records`."""
+    def __init__(self, path: Path, steady: bool = False, budget: Budget | None = None) -> None:
+        """`steady`: as for `Records`. `budget`: what it shares with other records."""
         self.path = path
         self._steady = steady
         self.cut = False
         self._map = mapped(path)
-        self._definitions = Definitions(self._map)
+        self._definitions = Definitions(self._map, budget)
         self._replica_files = ReplicaFiles(path.parent)
         self._header: tuple[bytes, bytes] | None = None
         self.refresh_header()

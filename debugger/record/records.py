@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import steady_clock
+from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .layout import Role
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
@@ -36,18 +37,22 @@ class Records:
         directory: Path,
         on_fault: Callable[[str, Exception], None] | None = None,
         steady: bool = False,
+        trusted: bool = False,
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
         ours fails on is told to `on_fault` and stays as it was seen last; where that is None, it
-        raises."""
+        raises. `trusted`: they are our own processes', each of which may fill its record; all other
+        records together are bounded."""
         self._directory = directory
+        self._budget = None if trusted else Budget()
         self._on_fault = on_fault
         self._steady = steady
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._listed_ns = -1
         self.faults: dict[str, str] = {}
+        """By the name of the record; "": about all of them."""
 
     def look(self, again: bool = False) -> None:
         """Find new records, and what known ones have learnt about themselves. `again`: look through
@@ -83,7 +88,9 @@ class Records:
             if known is not None and not known.cut:
                 known.path = path  # it has its rank's name by now
             else:
-                self._readers[inode] = FlightReader(path, self._steady)
+                if self._budget is not None:
+                    self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
+                self._readers[inode] = FlightReader(path, self._steady, self._budget)
                 self.faults.pop(path.name, None)
         except FlightError as error:
             self.faults[path.name] = str(error)
@@ -129,6 +136,11 @@ class Records:
                 forked += [(parent, note) for note in view.notes]
             elif view.rank >= 0:
                 views.append(view)
+        if self._budget is not None and self._budget.exceeded:
+            self.faults[""] = (
+                f"{self._directory}: these records together say more than those of a run do; "
+                "what they say beyond that is not read"
+            )
         return [
             _snapshot(world, forked, now_ns, world_size, finished) for world in worlds_of(views)
         ]

@@ -118,9 +118,8 @@ def _newest_world(look: Look) -> Look:
 def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
     """A run whose processes can be looked at."""
     steady = is_live(directory.path)  # else it may have been before the host was booted
-    reader = LocalReader(
-        Records(directory.ranks, steady=steady), ProcessTable(ExitLog(directory.exits, steady))
-    )
+    records = Records(directory.ranks, steady=steady, trusted=steady)
+    reader = LocalReader(records, ProcessTable(ExitLog(directory.exits, steady)))
     before = reader.look()
     time.sleep(second_look_after_s)
     return Look(reader.look(), before, reader.faults)

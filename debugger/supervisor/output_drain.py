@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import fcntl
 import io
 import itertools
 import json
@@ -29,6 +30,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 import threading
 import time
 from dataclasses import dataclass
@@ -51,6 +53,7 @@ _TICK_S = 0.05
 _WARDEN_S = 1.0
 """A warden has ended the run by then."""
 _SWEEP_EVERY_S = 0.2
+_SIZE_EVERY_S = 0.2
 _MOST_WAITING_BYTES = 32 << 20
 """What the terminal has not taken yet. Beyond it the ranks wait, as they would without us."""
 
@@ -133,6 +136,7 @@ class Drain:
         self._dismissed = False
         self._told_lost: set[str] = set()
         self._sweep_at_s: float | None = None
+        self._size, self._size_at_s = terminal_size(), 0.0
         for number, descriptor, name in request["sources"]:
             self._add(int(number), int(descriptor), str(name))
 
@@ -152,6 +156,7 @@ class Drain:
                 elif descriptor in self._sources:
                     self._read(self._sources[descriptor])
             self._sweep()
+            self._follow_size()
             if quiet:
                 for log in self._open_logs.values():
                     log.note_time()
@@ -190,6 +195,7 @@ class Drain:
             log = OutputLog(path, int(rank), self._most_bytes, cpp=kind != "out")
             self._open_logs[key] = log
         os.set_blocking(descriptor, False)
+        self._resize(descriptor)
         self._sources[descriptor] = _Source(number, descriptor, int(rank), stream, log)
         self._poll.register(descriptor, select.POLLIN)
 
@@ -248,6 +254,25 @@ class Drain:
                 os.kill(pid, signal.SIGKILL)
         self._sweep_at_s = time.monotonic() + _SWEEP_EVERY_S if left else None
 
+    def _follow_size(self) -> None:
+        """The ranks' terminals are as large as the real one, also when that has been resized.
+        Nobody is sent SIGWINCH, as no rank of torchrun's is: each has a session of its own."""
+        now_s = time.monotonic()
+        if now_s - self._size_at_s < _SIZE_EVERY_S:
+            return
+        self._size_at_s = now_s
+        size = terminal_size()
+        if size is None or size == self._size:  # None: it has gone
+            return
+        self._size = size
+        for descriptor in self._sources:
+            self._resize(descriptor)
+
+    def _resize(self, descriptor: int) -> None:
+        if self._size is not None:
+            with contextlib.suppress(OSError):  # it is a pipe
+                fcntl.ioctl(descriptor, termios.TIOCSWINSZ, self._size)
+
     def _finish(self) -> None:
         """Nothing is left to read; and to show?"""
         if not self._backlog.idle:
@@ -263,6 +288,14 @@ class Drain:
         if self._supervised:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps(value).encode()], descriptors or [])
+
+
+def terminal_size() -> bytes | None:
+    """That of the terminal to which one of our streams leads, as the kernel has it."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            return bytes(fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8)))
+    return None
 
 
 def marked(variable: str) -> list[int]:

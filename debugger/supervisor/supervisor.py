@@ -139,7 +139,7 @@ class Supervisor:
 
     def _watching(self, launch: Launch, exits: ExitLog) -> GuardedWatch:
         options, note = self._options, self._faults.note
-        records = Records(self._directory.ranks, note, steady=True)
+        records = Records(self._directory.ranks, note, steady=True, trusted=True)
         table = ProcessTable(exits, launch, OomWatch())
         policy = Policy(
             limits=options.limits, level=options.level, max_restarts=options.max_restarts

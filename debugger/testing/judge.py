@@ -67,7 +67,7 @@ class Judge:
         self._previous = self._look
         self.table = BodyTable(exits)
         self._watch = Watch(
-            LocalReader(Records(directory.ranks), self.table, wanted.nproc),
+            LocalReader(Records(directory.ranks, trusted=True), self.table, wanted.nproc),
             Policy(limits=self._limits, level=level),
         )
         self.finding: Finding | None = None

@@ -3,6 +3,7 @@ what it needs is imported by the first test that uses it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,15 @@ def pytest_runtest_makereport(
     if SESSION in item.config.stash:
         item.config.stash[SESSION].complete(item, call, report)
     return report
+
+
+def pytest_exception_interact(call: pytest.CallInfo[object]) -> None:
+    """A rank of `distdebug run -m pytest` has failed a test; pytest ends it with status 1 for that,
+    and keeps the exception to itself."""
+    install = sys.modules.get("_distdebug.rank.install")
+    layer = None if install is None else install.installed()
+    if layer is not None and call.excinfo is not None:
+        layer.exits.caught(call.excinfo.value)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

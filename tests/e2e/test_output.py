@@ -144,6 +144,37 @@ def test_on_a_terminal_a_rank_has_a_terminal(tmp_path: Path) -> None:
     assert found == expected()
 
 
+SIZES = """
+import fcntl, os, struct, sys, termios, time
+def size():
+    return struct.unpack("HHHH", fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))[:2]
+first = size()
+print("first", *first)
+while size() == first and not os.path.exists("enough"):
+    time.sleep(0.01)
+print("then", *size())
+"""
+
+
+def test_a_ranks_terminal_is_resized_with_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIZES)
+    line = command(tmp_path, tmp_path / "run")
+    with Terminal(line, tmp_path, runs.environment(), size=(31, 117)) as terminal:
+        terminal.expect("first 31 117")
+        terminal.resize(40, 66)
+        terminal.expect("then 40 66")
+        terminal.expect("OK")
+
+
+def test_a_ranks_terminal_stays_as_it_is_where_nobody_resizes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIZES)
+    line = command(tmp_path, tmp_path / "run")
+    with Terminal(line, tmp_path, runs.environment(), size=(31, 117)) as terminal:
+        terminal.expect("first 31 117")
+        (tmp_path / "enough").touch()
+        terminal.expect("then 31 117")
+
+
 @pytest.mark.root
 def test_a_full_disk_costs_the_log_and_not_the_training(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path

@@ -212,7 +212,27 @@ class Whole:
             del files[name]
 
 
-Change = Field | Link | Text | Value | Bytes | Whole
+@dataclass(frozen=True)
+class Crowd:
+    """As many ranks as this, each with a copy of one flight record: what is within the bounds of
+    one may be too much together."""
+
+    file: int
+    ranks: int
+
+    def apply(self, files: Files) -> None:
+        name = _chosen(files, self.file, ".flight")
+        data = bytearray(files[name])
+        if len(data) < layout.FILE_BYTES:
+            return
+        row = list(layout.HEADER.unpack_from(data))
+        for rank in range(self.ranks):
+            row[2:5] = (1000 + rank, rank, self.ranks)
+            layout.HEADER.pack_into(data, 0, *row)
+            files[f"ranks/{rank}.flight"] = bytes(data)
+
+
+Change = Field | Link | Text | Value | Bytes | Whole | Crowd
 
 
 def _chosen(files: Files, number: int, *endings: str) -> str:
@@ -255,6 +275,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(Field, _few, st.sampled_from(sorted(AREAS)), _place, _few, _number),
     st.builds(Link, _few, _place, st.integers(-3, 5000)),
     st.builds(Text, _few, _place, _path, _odd, st.sampled_from((0, 0, 0, 3, 5000))),
+    st.builds(Crowd, _few, st.sampled_from((1, 3, 12, 48))),
     st.builds(Value, _place, _place, _path, _odd),
     st.builds(Bytes, _place, st.integers(0, 2**32), st.binary(max_size=64), st.booleans()),
     st.builds(

@@ -54,7 +54,8 @@ def reader() -> Iterator[Reader]:
     made = Reader()
     yield made
     made.close()
-    print(f"most: {made.most_s:.2f} s, {made.most_bytes >> 20} MiB; {made.started} processes")
+    most = f"{made.most_s:.2f} s of a core, {made.most_bytes >> 20} MiB"
+    print(f"most: {most}; {made.started} processes")
 
 
 def check(case: Case, runs: dict[str, Files], reader: Reader, place: Path) -> None:
@@ -104,7 +105,10 @@ def test_what_the_check_is_there_to_find_is_found(
         assert "IndexError" in reader.read(run, "--text", 99)
         monkeypatch.setattr(reading, "LIMIT_BYTES", 1 << 20)
         assert "MiB were in use" in reader.read(run, "--text", 0)
+        monkeypatch.setattr(reading, "LIMIT_BYTES", LIMIT_BYTES)
         monkeypatch.setattr(reading, "LIMIT_S", 0.0)
+        assert "s of a core" in reader.read(run, "--text", 0)
+        monkeypatch.setattr(reading, "STUCK_S", 0.0)
         assert reader.read(run, "--text", 0) == "not read within 0.0 s"
     finally:
         reader.close()

@@ -104,6 +104,6 @@ def _tables_of_kinds(root: Path, kinds: set[str]) -> Iterator[str]:
                     named = {one.value for one in parts if isinstance(one, ast.Constant)} & kinds
                     if len(named) > MOST_NAMED:
                         yield (
-                            f"{place}:{node.lineno}: a table of kinds ({', '.join(sorted(named))}); "
-                            f"what a kind is stands in {KINDS}"
+                            f"{place}:{node.lineno}: a table of kinds "
+                            f"({', '.join(sorted(named))}); what a kind is stands in {KINDS}"
                         )

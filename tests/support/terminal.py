@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +28,14 @@ class Terminal:
         cwd: Path,
         environment: Mapping[str, str],
         own: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> None:
-        """Without `own` it is no terminal of the session: no signal comes from it."""
+        """Without `own` it is no terminal of the session: no signal comes from it. `size`: rows and
+        columns."""
         master, slave = pty.openpty()
         self._master: int | None = master
+        if size is not None:
+            self.resize(*size)
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -78,6 +85,11 @@ class Terminal:
         assert self._master is not None
         os.write(self._master, keys.encode())
 
+    def resize(self, rows: int, columns: int) -> None:
+        """As if its window were drawn larger or smaller."""
+        assert self._master is not None
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def kill(self) -> None:
         """With SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
@@ -112,9 +124,6 @@ class Terminal:
 def _take_terminal() -> None:
     """Make it the session's own, so that Ctrl-C reaches the command; whoever runs the tests in the
     background has it ignored."""
-    import fcntl
-    import termios
-
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -9,7 +9,7 @@ from ...record.layout import Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, GroupKey
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import RankEvidence
-from .world import STOPPED, Pending, World, exit_status
+from .world import EXCEPTION, STOPPED, Pending, World, caught_exceptions, exit_status
 
 RUNS = "runs user code"
 """The state of a rank that waits for nobody, as far as is known."""
@@ -128,8 +128,9 @@ def last_site(world: World, rank: int) -> CallSite | None:
     last call; always of the user's own code. A SystemExit that the program caught is no end: calls
     came after it."""
     record = world.ranks[rank]
-    for note in reversed(record.notes):
-        if note.kind in ("exception", "interrupted") and note.site:
+    raised = [note for note in record.notes if note.kind in (EXCEPTION, "interrupted")]
+    for note in (*reversed(raised), *caught_exceptions(record)):
+        if note.site:
             return note.site
     exits = [
         note

@@ -19,6 +19,8 @@ DEFAULT_GROUP = "default_pg"
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
 TEARDOWN_NS = SECOND_NS // 2
+EXCEPTION = "exception"
+"""The kind of a note about what has ended a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,10 @@ class World:
         return exit_status(found) == 0 and not self.notes(rank, "exception")
 
     def notes(self, rank: int, kind: str) -> list[Note]:
-        return [note for note in self.ranks[rank].notes if note.kind == kind]
+        found = [note for note in self.ranks[rank].notes if note.kind == kind]
+        if kind == EXCEPTION and not found:
+            found = caught_exceptions(self.ranks[rank])[:1]
+        return found
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -241,6 +246,14 @@ def _named(wait: Wait) -> Wait:
     name = key[len(CREATION_BARRIER) :].removesuffix(":last_worker")
     detail = {"op": "new_group", "name": name, "barrier": True}
     return replace(wait, activity=Activity.NEW_GROUP, detail=detail)
+
+
+def caught_exceptions(rank: Rank) -> list[Note]:
+    """What a test runner has caught in a rank that ended with another status than 0: it ended of
+    the first."""
+    if rank.process.alive or not exit_status(rank):
+        return []
+    return [note for note in rank.notes if note.kind == "caught_exception"]
 
 
 def exit_status(rank: Rank) -> int | None:

@@ -6,8 +6,11 @@ also those of other hosts, whose records are not here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from ...record.bounds import MOST_RANKS
 from ...record.kinds import KINDS
 from ...record.snapshot import GroupKey, Note
 from ..facts.absence import cause_of
@@ -16,19 +19,40 @@ from ..facts.world import World
 from ..findings import Finding, GroupEvidence, group_evidence
 from ..limits import Candidate
 
+MOST_TOLD = 100
+"""Different ones. Ranks stop at the first; what has more was not written by them."""
+
 
 def told(world: World) -> list[Candidate]:
     """One finding for each that ranks have told, however many did."""
     notes: dict[tuple[object, ...], tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
-            if note.kind == "finding" and note.data.get("finding") in KINDS:
+            if note.kind == "finding" and _makes_sense(note.data) and len(notes) < MOST_TOLD:
                 data = note.data
                 key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
     return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
+
+
+def _makes_sense(data: Mapping[str, Any]) -> bool:
+    """Whether a rank of ours wrote this: a record may be damaged, or malicious."""
+    kind, group, seq = data.get("finding"), data.get("group"), data.get("seq")
+    culprits, victims = data.get("culprits"), data.get("victims")
+    return (
+        isinstance(kind, str)
+        and kind in KINDS
+        and isinstance(group, list)
+        and [type(part) for part in group] == [str, int]
+        and (seq is None or type(seq) is int)
+        and isinstance(culprits, list)
+        and isinstance(victims, list)
+        and len(culprits) > 0
+        and len(culprits) + len(victims) <= MOST_RANKS
+        and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in (*culprits, *victims))
+    )
 
 
 def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:

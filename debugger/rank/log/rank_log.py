@@ -23,13 +23,15 @@ from typing import Any
 from ...record import log_file
 from ...record.log_form import readable
 from ...record.log_levels import LEVELS, at_least, chosen
+from .interruptions import is_interruption
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _NOTE_LEVELS = {
     **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
     **dict.fromkeys(("forked",), "error"),
     **dict.fromkeys(
-        ("interrupted", "layer_off", "not_in_group", "part_off", "stale_store"), "warning"
+        ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"),
+        "warning",
     ),
     **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
 }
@@ -140,8 +142,11 @@ def held() -> Iterator[None]:
         for record in late:
             # Ctrl-C comes from the terminal and again from the launcher: the process ends already,
             # and its last words are those of the first.
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 record()
+            except BaseException as error:
+                if not is_interruption(error):
+                    raise
 
 
 def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printed: bool) -> None:
@@ -170,7 +175,7 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
     except OSError:
         pass  # a full disk costs the log, not the run
     except Exception as error:
-        if isinstance(error, of_this_process.passing):
+        if isinstance(error, of_this_process.passing) or is_interruption(error):
             raise
         _drop(event, error)
 
@@ -205,7 +210,7 @@ def _chain() -> Made | None:
         except OSError:
             return None  # too many open files, say: the next record tries again
         except Exception as error:
-            if isinstance(error, of_this_process.passing):
+            if isinstance(error, of_this_process.passing) or is_interruption(error):
                 raise
             of_this_process.broken = True
             from .own_faults import report_own_fault

@@ -27,6 +27,7 @@ from ..record.recorder import Recorder
 from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
+_MOST_CAUGHT = 20
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
 
@@ -47,6 +48,7 @@ class Exits:
         self._post_mortem = post_mortem
         self._exit_code = 0
         self._sites: set[int] = set()
+        self._caught = 0
 
     def observe(self) -> None:
         """From now on the end of this process is put on record."""
@@ -56,6 +58,15 @@ class Exits:
         self._wrap_sys_exit()
         self._wrap_os_exit()
         atexit.register(self._at_exit)
+
+    def caught(self, error: BaseException) -> None:
+        """A test runner has caught this error of the program's, and will most likely end the
+        process with another status than 0 for it: then that is what it ended of."""
+        if self._recorder.writer.detached or self._caught >= _MOST_CAUGHT:
+            return
+        self._caught += 1
+        with contextlib.suppress(Exception):
+            self._exceptions.record(error, "caught_exception")
 
     @property
     def failed(self) -> bool:
@@ -68,7 +79,10 @@ class Exits:
         After a verdict the backend's destructor would wait for the very call that can never end, so
         the process leaves at once.
         """
-        self._recorder.writer.phase(Phase.ENDED, self._exit_code)
+        # `raise SystemExit(1)` tells its status to nobody in this process. Where a test has failed
+        # it is not 0, so it is waited for.
+        unknown = self._caught and not self._exit_code
+        self._recorder.writer.phase(Phase.EXITING if unknown else Phase.ENDED, self._exit_code)
         if self._verdict.was_raised:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -21,7 +23,7 @@ from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
-from ..torch_private.stores import store_address
+from ..torch_private.stores import on_new_stores, store_address
 from .unwaited_work import UnwaitedWork
 
 
@@ -37,6 +39,7 @@ def observe(
             _claim(recorder, directory, _rendezvous((), {}), joins=False)
         except Exception as error:
             report_own_fault("claiming the rank", error)
+    on_new_stores(_store_watch(recorder))
     c10d = torch_private.c10d
     torch_private.patch(
         c10d,
@@ -77,6 +80,28 @@ def _init(
         return result
 
     return init_process_group
+
+
+def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def watch(path: str, hosts: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as waiting:
+            site = 0
+            # Within an initialisation it is a part of that, which is on record already.
+            if not recorder.writer.is_waiting(threading.get_ident()):
+                with contextlib.suppress(Exception):
+                    site = recorder.safe_site(sys._getframe(2))
+                    stale = _stale(Path(path)) if path else ""
+                    if stale:
+                        recorder.note("stale_store", stale, site, path=path)
+                    detail = {"op": "FileStore" if path else "TCPStore", "path": path}
+                    waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
+            yield
+        if hosts:
+            with contextlib.suppress(Exception):
+                recorder.note("store_host", "this rank hosts a store", site)
+
+    return watch
 
 
 def _hosts_store(detail: dict[str, Any]) -> bool:

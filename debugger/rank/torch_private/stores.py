@@ -39,6 +39,30 @@ def _watch_store(
     patch(store_class, name, make)
 
 
+def on_new_stores(watch: Callable[[str, bool], AbstractContextManager[None]]) -> None:
+    """Hear of each store that is made: of the file of a FileStore, "" for a TCPStore; and whether
+    this process hosts it."""
+
+    def file_store(original: Wrapped) -> Wrapped:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            path = args[0] if args else kwargs.get("file_name", "")
+            with watch(str(path), False):
+                original(self, *args, **kwargs)
+
+        return __init__
+
+    def tcp_store(original: Wrapped) -> Wrapped:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            hosts = args[3] if len(args) > 3 else kwargs.get("is_master", False)
+            with watch("", bool(hosts)):
+                original(self, *args, **kwargs)
+
+        return __init__
+
+    patch(dist.FileStore, "__init__", file_store)
+    patch(dist.TCPStore, "__init__", tcp_store)
+
+
 def store_address(store: Any) -> str:
     """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
     while isinstance(store, dist.PrefixStore):

@@ -83,6 +83,64 @@ def test_a_world_that_cannot_be(
     assert (code, "rank  1" in out or "rank 1" in out) == (0, True)
 
 
+def filled(path: Path, text: bytes, most: int) -> None:
+    """Put as many notes like this into the record as there is room for, up to `most`."""
+    data = path.read_bytes()
+    (used,) = layout.U64.unpack_from(data, layout.HEAP_USED_AT)
+    head = layout.DEFINITION
+    notes = b""
+    room = layout.HEAP_BYTES - used - head.size - len(text)
+    for number in range(1000, 1000 + most):
+        if len(notes) > room:
+            break
+        notes += head.pack(len(text), layout.Definition.NOTE, number) + text
+    changed(path, layout.HEAP_OFFSET + used, notes)
+    changed(path, layout.HEAP_USED_AT, layout.U64.pack(used + len(notes)))
+
+
+@pytest.mark.parametrize(("most", "too_much"), [(100_000, True), (10, False)])
+def test_records_that_are_too_much_together(
+    most: int, too_much: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them is within the bounds of one."""
+    directory = runs_on_disk.begun(tmp_path / ".distdebug")
+    note = b'{"kind":"x","t_ns":1,"message":"m","site":0,"data":[%s]}' % b",".join([b"[]"] * 40)
+    for rank in range(12):
+        runs_on_disk.record(directory, rank, 12, [all_reduce(8)] * 3)
+        filled(directory.flight(rank), note, most)
+    directory.close()
+    code, out, err = reported(directory, capsys)
+    sentence = "these records together say more than those of a run do"
+    assert (sentence in err, code, err.count("\n")) == ((True, 2, 1) if too_much else (False, 0, 0))
+    assert "rank 11" in out or "11" in out
+
+
+@pytest.mark.parametrize(
+    "finding", [b'"group":7', b'"culprits":["a"]', b'"seq":[]', b'"finding":{}']
+)
+def test_a_finding_of_a_rank_that_makes_no_sense(
+    finding: bytes, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = (
+        b'{"kind":"finding","t_ns":1,"message":"m","site":0,"finding":"nan","group":["0",0],'
+        b'"seq":1,"culprits":[1],"victims":[0,2]%s}'
+    )
+    filled(run.flight(0), told % (b"," + finding), 3)
+    code, out, err = reported(run, capsys)
+    assert (code, "nan" in out, err) == (0, False, "")
+    filled(run.flight(1), told % b"", 3)
+    code, out, _ = reported(run, capsys)
+    assert "NAN" in out
+
+
+def test_very_many_empty_lines(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.logs / "0.out").write_bytes(b"\n" * (1 << 18))
+    began_s = time.process_time()
+    assert cli.main(["logs", str(run.path)]) == 0
+    assert time.process_time() - began_s < WITHIN_S
+    assert capsys.readouterr().out.count("[rank 0] \n") == 1 << 18
+
+
 def test_a_report_of_a_world_that_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,24 @@ def test_a_record_that_shrinks_while_it_is_mapped(tmp_path: Path) -> None:
     assert "is truncated" in picture.faults[0]
 
 
+@pytest.mark.parametrize("state", ["mismatch", "healthy"])
+def test_a_rule_that_fails_costs_only_itself(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def departures(*_: object) -> None:
+        raise KeyError("a table that nobody has filled")
+
+    directory = made(tmp_path, state)
+    known = look(directory.path)
+    assert known.faults == ()
+    monkeypatch.setattr("debugger.diagnosis.diagnose.departures", departures)
+    picture = look(directory.path)
+    assert (picture.problem, words(picture)) == ("", words(known))
+    assert [found.kind for found in picture.found] == [found.kind for found in known.found]
+    (fault,) = picture.faults
+    assert fault.startswith("rule departures failed, a bug of distdebug's (KeyError: ")
+
+
 def test_a_world_size_that_cannot_be(tmp_path: Path) -> None:
     directory = made(tmp_path, "healthy")
     with open(directory.flight(2), "r+b") as file:

@@ -1,0 +1,66 @@
+"""`distdebug run -m pytest`: a test that fails in a rank is told by its own line. pytest catches
+what the test raised, and ends the rank with status 1 for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+
+TESTS = """
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+
+def test_first():
+    dist.all_reduce(torch.ones(4))
+
+@pytest.mark.xfail(reason="it is known to", strict=True)
+def test_known():
+    raise LookupError("expected")
+
+def test_one_rank():
+    if dist.get_rank() == FAILS:
+        raise ValueError("rank one is broken")  # here
+    dist.all_reduce(torch.ones(4))
+
+def test_behind():
+    pass
+"""
+LINE = TESTS.splitlines().index('        raise ValueError("rank one is broken")  # here') + 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "command"),
+    [
+        ("1", ["run", "-n", "2", "-m", "pytest"]),
+        pytest.param(
+            "1",
+            ["exec", "--", "torchrun", "--nproc-per-node", "2", "-m", "pytest"],
+            marks=pytest.mark.long,
+        ),
+        ("None", ["run", "-n", "2", "-m", "pytest"]),
+    ],
+)
+def test_a_test_that_fails_in_one_rank(fails: str, command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_train.py").write_text(TESTS.replace("FAILS", fails))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    flags = ["-q", "-x", "-p", "no:cacheprovider", "test_train.py"]
+    done = runs.run(command[0], [*command[1:], *flags], tmp_path)
+    if fails == "None":
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.exit_code == 1, done.explain()
+    (found,) = done.errors
+    assert (found["kind"], found["culprits"]) == ("rank_exception", [1])
+    place = found["ranks"]["1"]["location"]
+    assert (Path(place["file"]).name, place["line"]) == ("test_train.py", LINE)
+    assert "ValueError: rank one is broken at test_train.py:" in found["message"]
