@@ -7,7 +7,7 @@ memory planning emits, and in `batch_p2p_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,10 +19,11 @@ DEVICES = ("CPU", "CUDA")
 _OURS: dict[str, Callable[..., Any]] = {}
 
 
-def open_to_python_groups() -> None:
-    """Put ours in front of torch's, once. What this torch does not have is left out."""
-    for name, kernel in _OURS.items():
-        torch_private.in_front_of_operator(name, DEVICES, kernel)
+def open_to_python_groups(names: Iterable[str] = ()) -> None:
+    """Put ours of these names in front of torch's, by default all of them, each once. What this
+    torch does not have is left out."""
+    for name in names or _OURS:
+        torch_private.in_front_of_operator(name, DEVICES, _OURS[name])
 
 
 def _ours(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,11 +60,17 @@ def _batch_p2p_ops(
     _group_name: str,
 ) -> list[Tensor]:
     device = tensors[0].device
+    calls = {"isend": group.send, "irecv": group.recv}
+    messages = zip(ops, peers, tags, tensors, strict=True)
+    # A group of another package's may stand in front of a backend of torch's, and gloo has none.
+    if not getattr(group._get_backend(device), "supports_coalescing", True):
+        for op, peer, tag, tensor in messages:
+            torch_private.register_work(tensor, calls[op]([tensor], peer, tag))
+        return list(tensors)
     group._start_coalescing(device)
     try:
-        for op, peer, tag, tensor in zip(ops, peers, tags, tensors, strict=True):
-            call = {"isend": group.send, "irecv": group.recv}[op]
-            call([tensor], peer, tag)
+        for op, peer, tag, tensor in messages:
+            calls[op]([tensor], peer, tag)
     except BaseException:
         group._end_coalescing(device)
         raise
