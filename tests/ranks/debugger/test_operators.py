@@ -1,5 +1,5 @@
-"""torch's operators, which compiled code calls past the functions of torch.distributed: each of their
-calls is on record, with its line, and its result is stock's own."""
+"""torch's operators, which compiled code calls past the functions of torch.distributed: each is
+on record, with its line, and gives what it gives in stock."""
 
 from __future__ import annotations
 
