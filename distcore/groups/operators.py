@@ -16,14 +16,23 @@ from .. import torch_private
 from .call_options import AllGather
 
 DEVICES = ("CPU", "CUDA")
+Predicate = Callable[[Any], bool]
 _OURS: dict[str, Callable[..., Any]] = {}
+_serves: dict[str, list[Predicate]] = {}
 
 
-def open_to_python_groups(names: Iterable[str] = ()) -> None:
-    """Put ours of these names in front of torch's, by default all of them, each once. What this
-    torch does not have is left out."""
+def open_to(serves: Predicate, names: Iterable[str] = ()) -> None:
+    """Put ours of these names in front of torch's, by default all of them, for the groups of which
+    `serves(group)` is true. What this torch does not have is left out."""
     for name in names or _OURS:
-        torch_private.in_front_of_operator(name, DEVICES, _OURS[name])
+        of_name = _serves.setdefault(name, [])
+        if serves not in of_name:
+            of_name.append(serves)
+        torch_private.in_front_of_operator(name, DEVICES, _OURS[name], _any_of(of_name))
+
+
+def _any_of(predicates: list[Predicate]) -> Predicate:
+    return lambda group: any(serves(group) for serves in predicates)
 
 
 def _ours(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -60,17 +69,11 @@ def _batch_p2p_ops(
     _group_name: str,
 ) -> list[Tensor]:
     device = tensors[0].device
-    calls = {"isend": group.send, "irecv": group.recv}
-    messages = zip(ops, peers, tags, tensors, strict=True)
-    # A group of another package's may stand in front of a backend of torch's, and gloo has none.
-    if not getattr(group._get_backend(device), "supports_coalescing", True):
-        for op, peer, tag, tensor in messages:
-            torch_private.register_work(tensor, calls[op]([tensor], peer, tag))
-        return list(tensors)
     group._start_coalescing(device)
     try:
-        for op, peer, tag, tensor in messages:
-            calls[op]([tensor], peer, tag)
+        for op, peer, tag, tensor in zip(ops, peers, tags, tensors, strict=True):
+            call = {"isend": group.send, "irecv": group.recv}[op]
+            call([tensor], peer, tag)
     except BaseException:
         group._end_coalescing(device)
         raise

@@ -107,7 +107,8 @@ def _kernel(name: str, overload: Any, front_class: type) -> Callable[..., Any]:
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         group: Any = dist.ProcessGroup.unbox(args[place])
-        if isinstance(group, front_class) and not is_python_group(group._inner):
+        front: Any = group if isinstance(group, front_class) else None
+        if front is not None and not is_python_group(front._inner):
             given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
             try:
                 call = _call(name, given, parameters[:place])
