@@ -48,7 +48,7 @@ def open_to_our_groups() -> None:
     torch_private.in_front("monitored_barrier", monitored_barrier)
     torch_private.in_front("split_group", split_group)
     torch_private.in_front("batch_isend_irecv", batch_isend_irecv)
-    operators.open_to_python_groups()
+    operators.open_to(_is_ours)
     torch_private.in_front("_maybe_attach_flight_recorder", attach_flight_recorder)
 
 
@@ -62,6 +62,10 @@ def _ours(group: Any) -> Any:
     while inner is not None and not isinstance(inner, CoreGroup):
         inner = getattr(inner, "_inner", None)
     return found if inner is not None else None
+
+
+def _is_ours(group: Any) -> bool:
+    return _ours(group) is not None
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:

@@ -237,9 +237,11 @@ def in_front(name: str, ours: Callable[..., Any]) -> None:
 _kernels: Any = None
 
 
-def in_front_of_operator(name: str, devices: Sequence[str], kernel: Callable[..., Any]) -> None:
+def in_front_of_operator(
+    name: str, devices: Sequence[str], kernel: Callable[..., Any], serves: Callable[[Any], bool]
+) -> None:
     """Have `kernel(group, *arguments)` serve the functional operator of that name for groups that
-    are written in Python; torch's own serves the others. Once; nothing where torch has none."""
+    it `serves`; torch's own serves the others. Once; nothing where torch has none."""
     global _kernels
     operator = getattr(torch.ops._c10d_functional, name, None)
     if operator is None or name in _originals:
@@ -251,7 +253,7 @@ def in_front_of_operator(name: str, devices: Sequence[str], kernel: Callable[...
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         group = c10d._resolve_process_group(args[place])
-        if type(group) is dist.ProcessGroup:
+        if type(group) is dist.ProcessGroup or not serves(group):
             return overload.redispatch(own, *args, **kwargs)
         return kernel(group, *args, **kwargs)
 

@@ -7,7 +7,7 @@ memory planning emits, and in `batch_p2p_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,13 +16,23 @@ from .. import torch_private
 from .call_options import AllGather
 
 DEVICES = ("CPU", "CUDA")
+Predicate = Callable[[Any], bool]
 _OURS: dict[str, Callable[..., Any]] = {}
+_serves: dict[str, list[Predicate]] = {}
 
 
-def open_to_python_groups() -> None:
-    """Put ours in front of torch's, once. What this torch does not have is left out."""
-    for name, kernel in _OURS.items():
-        torch_private.in_front_of_operator(name, DEVICES, kernel)
+def open_to(serves: Predicate, names: Iterable[str] = ()) -> None:
+    """Put ours of these names in front of torch's, by default all of them, for the groups of which
+    `serves(group)` is true. What this torch does not have is left out."""
+    for name in names or _OURS:
+        of_name = _serves.setdefault(name, [])
+        if serves not in of_name:
+            of_name.append(serves)
+        torch_private.in_front_of_operator(name, DEVICES, _OURS[name], _any_of(of_name))
+
+
+def _any_of(predicates: list[Predicate]) -> Predicate:
+    return lambda group: any(serves(group) for serves in predicates)
 
 
 def _ours(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

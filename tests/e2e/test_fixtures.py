@@ -47,6 +47,7 @@ SHORT_AT_DETAIL = {
     "ddp_transformer",
     "deadlock_two_groups",
     "op_after_500_steps",
+    "op_functional_gather",
 }
 UNLIKE_ON_TCP = {
     "join_stale_file_store": "distcore tells old data from new: the run succeeds",

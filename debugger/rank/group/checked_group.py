@@ -26,6 +26,7 @@ from ..record.lanes import Lane
 from ..record.recorder import GroupRecord, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
+from ..torch_private import record_boxed_groups
 from . import gpu_completion, outstanding
 from .tracked_work import TrackedWork, track
 
@@ -76,7 +77,7 @@ HARMLESS = {
     "_device_types _get_backend get_backend _backend_id": "the same backends are registered",
     "_get_backend_name bound_device_id group_name group_desc": "copied, or the same backend's",
     "_register_backend _set_default_backend _set_group_name _set_group_desc": "of the making",
-    "_id boxed unbox": "for the registry of torch's C++ code: it is to find the group in front",
+    "_id unbox": "for the registry of torch's C++ code: it is to find the group in front",
     "supports_abort_hooks supports_completion_hooks": "asks the default backend, the same one",
     "supports_reconfigure supports_window": "asks the default backend, the same one",
     "use_pg_for_symm_mem_rendezvous": "a flag that is read from the group in front alone",
@@ -155,6 +156,12 @@ class CheckedGroup(ProcessGroup):
         self._record.timeout_s = timeout.total_seconds()
         if not self._record.kept:
             self._inner.set_timeout(timeout)
+
+    def boxed(self) -> Any:
+        """For torch.ops.c10d, whose operators would pass this group by."""
+        record_boxed_groups(CheckedGroup)
+        own: Any = super()
+        return own.boxed()
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         self._gathers(True)

@@ -158,6 +158,7 @@ class Groups:
                 recorder.gone_blind(f"recording of group {name!r}, for want of room,")
                 return created
             torch_private.replace_group(inner, outer)
+            torch_private.record_operators(CheckedGroup)
         except FindingRaised:
             raise  # the verdict of the run, which came meanwhile
         except Exception as error:

@@ -1,5 +1,6 @@
 """The one place that names torch's insides: what is not as known is left alone, see `probe`."""
 
+from .boxed_operators import record_boxed_groups
 from .calls import (
     await_completion_hooks,
     coalesce_messages,
@@ -22,6 +23,7 @@ from .groups import (
     take_times,
 )
 from .modules import c10d, dist
+from .operators import OPERATORS, record_operators
 from .probe import patch
 from .python_groups import has_threads_for_ranks, on_unregistered_groups
 from .self_test import try_a_front
@@ -37,6 +39,7 @@ from .training import (
 )
 
 __all__ = [
+    "OPERATORS",
     "await_completion_hooks",
     "backend_name",
     "c10d",
@@ -65,6 +68,8 @@ __all__ = [
     "open_monitored_barrier",
     "patch",
     "prolong",
+    "record_boxed_groups",
+    "record_operators",
     "replace_group",
     "show_to_hooks",
     "take_debug_level",

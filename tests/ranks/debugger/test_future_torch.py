@@ -18,7 +18,7 @@ BATCHES = 16
 LEAST = 150
 """So many mutations there must be."""
 A_FEW = random.Random(future_torch.SEED).sample(range(LEAST), 20)
-SILENT = {"durations", "coalesced_messages"}
+SILENT = {"durations", "coalesced_messages", "boxed_groups"}
 """Parts that not every torch and backend asks for: nothing need be said of them."""
 
 

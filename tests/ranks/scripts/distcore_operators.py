@@ -8,10 +8,11 @@ from torch import ops
 import distcore as dist
 from tests.ranks.scripts.distcore_support import raises
 
-NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 NO_CALLS = {
     "_c10d_functional::wait_tensor",  # called below with every other one
     "_c10d_functional::_wrap_tensor_autograd",
+    "_dtensor::mesh_get_process_group",
 }
 
 
@@ -125,6 +126,12 @@ def _reduce_scatter_coalesced(op, rank, size, name):
 def _all_to_all(op, rank, size, name):
     found = _waited(op(_of(rank, size), [1] * size, [1] * size, name))
     _equal(found, torch.stack([_of(other, size)[rank] for other in range(size)]))
+
+
+@calls("_dtensor::shard_dim_alltoall")
+def _shard_dim(op, rank, size, name):
+    found = op(_of(rank, size).unsqueeze(0), 0, 1, name)
+    _equal(found, torch.stack([_of(other, size)[rank : rank + 1] for other in range(size)]))
 
 
 def _pair(rank):
