@@ -46,6 +46,12 @@ COMMANDS = (
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(
+        "inspect",
+        "inspect",
+        "InspectCommand",
+        "look at a running job that was started without distdebug",
+    ),
+    Entry(
         "export",
         "export",
         "ExportCommand",

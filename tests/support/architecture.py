@@ -23,6 +23,7 @@ FLOORS = {
     "reports": 3,
     "rank": 3,
     "benchmarks": 4,
+    "inspection": 4,
     "commands": 5,
     "testing": 5,
     "cli": 6,
