@@ -236,9 +236,12 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
 
 def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     """Of the ranks whose call is of one group: those that stand in another call than most."""
-    by_group: dict[str | None, dict[int, Stance]] = {}
+    by_group: dict[str, dict[int, Stance]] = {}
     for rank, one in waiting.items():
-        by_group.setdefault(one.group if one.doing is Doing.COLLECTIVE else "", {})[rank] = one
+        if one.doing is Doing.MESSAGE:
+            continue
+        group = one.group if one.doing is Doing.COLLECTIVE else ""
+        by_group.setdefault(group or "", {})[rank] = one  # not known: most calls are the world's
     for members in sorted(by_group.values(), key=len):
         classes = _classes({rank: one.op for rank, one in members.items()})
         kind = "op_mismatch"
@@ -265,10 +268,9 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
 def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     """No call of a sub-group can wait for long where no member is absent: unless its members
     stand in calls of other groups."""
-    groups = {one.group for one in waiting.values()}
-    if not (groups - {""}) or (len(groups) == 1 and None in groups):
+    in_groups = [rank for rank, one in waiting.items() if one.group]
+    if not in_groups:
         return None
-    in_groups = [rank for rank, one in waiting.items() if one.group != ""]
     classes = _classes({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
     calls = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
     return _finding(
@@ -362,7 +364,11 @@ def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
     one = waiting[rank]
     if one.doing is Doing.MESSAGE:
         peer = _peer(one)
-        return [r for r in sorted(waiting) if r != rank] if peer is None else [peer]
+        if peer is None:
+            return [other for other in sorted(waiting) if other != rank]
+        other = waiting.get(peer)
+        faces = other is not None and _peer(other) == rank and _sends(other) != _sends(one)
+        return [] if faces else [peer]  # two ends of one message are under way
     return [
         other
         for other, stance in sorted(waiting.items())
