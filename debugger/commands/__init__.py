@@ -55,7 +55,7 @@ COMMANDS = (
         "export",
         "export",
         "ExportCommand",
-        "write a run's record for other tools: as dumps of torch's flight recorder",
+        "write a run's record for other tools: a trace, or torch's flight recorder dumps",
     ),
     Entry(
         "bench",

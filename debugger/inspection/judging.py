@@ -4,8 +4,8 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
 
 1. *Gone*: a rank's process is not there any more, and others wait.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
-   at one place is late after `Limits.still_s`, one that computes at one place after `busy_s`, one
-   that moves after `moving_s`: a job at work has slow ranks, too.
+   at one place is late after `Limits.still_s`, one that polls or computes at one place after
+   `busy_s`, one that moves after `moving_s`: a job at work has slow ranks, too.
 3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
    receive that face each other with different tags are a mismatch.
 4. *Groups*: ranks make groups of other ranks, or only some make one.
@@ -174,9 +174,10 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
     if one.running:
         limit_s = limits.busy_s if one.still_s else limits.moving_s
         return longest_s >= limit_s
+    if not one.still_s:
+        return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
     # It has slept for a while itself: one that has just gone to sleep is at work.
-    limit_s = limits.still_s if one.still_s else limits.moving_s
-    return longest_s >= limit_s and (not one.still_s or one.still_s >= min(limit_s, 1.0))
+    return longest_s >= limits.still_s and one.still_s >= min(limits.still_s, 1.0)
 
 
 def _all_wait(waiting: Mapping[int, Stance], limits: Limits) -> bool:

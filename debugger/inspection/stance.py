@@ -10,9 +10,10 @@ import ast
 import linecache
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
+from typing import TypeVar
 
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
@@ -47,6 +48,7 @@ OBJECT_CALLS = {
 }
 COLLECTIVES = {op for op in RULES if op not in ("send", "recv")} | OBJECT_CALLS
 MESSAGES = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"}
+_BATCHES = {"batch_isend_irecv"}
 JOINS = {
     "init_process_group",
     "new_group",
@@ -66,6 +68,7 @@ _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|b
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
 _MOST_SOURCE = 1 << 21
+_N = TypeVar("_N", ast.Call, ast.FunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,9 @@ def _reading(
         if _OF_A_STORE.search(source):
             return Doing.STORE, "store", source.strip()[:80], {}
         if _A_WAIT.search(source):
-            return Doing.HANDLE, "wait", "wait()", {}
+            made = _made_around(frame)
+            of_messages = made and made <= MESSAGES | _BATCHES
+            return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
     return Doing.CODE, "", None, {}
 
 
@@ -254,7 +259,7 @@ def _group_argument(frame: Frame, call: str) -> str | None:
     """The source text of the call's argument `group`, as the user's line has it."""
     name = call.partition("(")[0]
     found = []
-    for node in _calls(frame.file):
+    for node in _nodes(frame.file, ast.Call):
         if not (node.lineno <= frame.line <= (node.end_lineno or node.lineno)):
             continue
         function = node.func
@@ -270,16 +275,28 @@ def _group_argument(frame: Frame, call: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _calls(file: str) -> Sequence[ast.Call]:
+def _nodes(file: str, kind: type[_N]) -> Sequence[_N]:
+    """The parts of a source file that are of this kind; none where it cannot be read."""
     try:
         with open(file, "rb") as source:
             tree = ast.parse(source.read(_MOST_SOURCE))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+def _made_around(frame: Frame) -> set[str]:
+    """The calls of torch.distributed that the user's function makes: what its handles are of."""
+    name = frame.function.rpartition(".")[2]
+    around = [
+        node
+        for node in _nodes(frame.file, ast.FunctionDef)
+        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+    calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
+    written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
+    return written & (COLLECTIVES | MESSAGES | _BATCHES)
 
 
 def _with_cause(known: Stance, cause: str) -> Stance:
-    from dataclasses import replace
-
     return replace(known, cause=cause)

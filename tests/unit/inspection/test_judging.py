@@ -41,6 +41,7 @@ def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
     [
         (works(20.0), LIMITS.still_s),
         (works(20.0, running=True), LIMITS.busy_s),
+        (works(0.0), LIMITS.busy_s),
         (works(0.0, running=True), LIMITS.moving_s),
         (works(20.0, cause="stopped"), LIMITS.waiting_s),
     ],
