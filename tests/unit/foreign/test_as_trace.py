@@ -74,7 +74,11 @@ def test_a_file_a_rank_begins_with_its_rank(run: Path, tmp_path: Path) -> None:
     files = sorted((tmp_path / "each").iterdir())
     assert [file.name for file in files] == [f"rank_{number}.json" for number in range(4)]
     for number, file in enumerate(files):
-        first = next(m for line in file.open() if (m := re.search(r'"rank":\s+(\d+)', line)))
+        first = next(
+            m
+            for line in file.read_text().splitlines()
+            if (m := re.search(r'"rank":\s+(\d+)', line))
+        )
         assert int(first[1]) == number
         trace = json.loads(file.read_text())
         assert trace["distributedInfo"]["pg_config"][0]["ranks"] == [0, 1, 2, 3]
