@@ -46,10 +46,16 @@ COMMANDS = (
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(
+        "inspect",
+        "inspect",
+        "InspectCommand",
+        "look at a running job that was started without distdebug",
+    ),
+    Entry(
         "export",
         "export",
         "ExportCommand",
-        "write a run's record for other tools: as dumps of torch's flight recorder",
+        "write a run's record for other tools: a trace, or torch's flight recorder dumps",
     ),
     Entry(
         "bench",

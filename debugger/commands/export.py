@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .base import Command, add_run_argument
 
+if TYPE_CHECKING:
+    from ..record.snapshot import Rank
+
 
 class ExportCommand(Command):
     name = "export"
-    help = "write a run's record for other tools: as dumps of torch's flight recorder"
+    help = "write a run's record for other tools: a trace, or torch's flight recorder dumps"
     epilog = (
-        "One dump a rank, which torch's own analyser loads.\n"
+        "Dumps are one a rank, which torch's own analyser loads. A trace is JSON that Perfetto\n"
+        "opens; with --kineto one a rank, as torch's profiler writes them.\n"
         "\n"
         "examples:\n"
+        "  distdebug export --trace trace.json\n"
         "  distdebug export --fr dumps\n"
         "  torchfrtrace dumps --prefix rank_\n"
         "  distdebug export --fr dumps 20260310-141502-7f3a"
@@ -23,20 +30,27 @@ class ExportCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_run_argument(parser)
-        parser.add_argument(
+        form = parser.add_mutually_exclusive_group(required=True)
+        form.add_argument(
             "--fr",
             metavar="DIR",
             type=Path,
-            required=True,
-            help="where the flight recorder dumps go: a new or empty folder",
+            help="dumps of torch's flight recorder, into a new or empty folder",
+        )
+        form.add_argument(
+            "--trace", metavar="FILE", type=Path, help="a trace of all ranks, a new file"
+        )
+        form.add_argument(
+            "--kineto",
+            metavar="DIR",
+            type=Path,
+            help="a trace for each rank, into a new or empty folder",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..foreign import as_dumps
         from ..record.records import Records, newest_ranks
         from ..record.unpacking import opened
 
-        folder: Path = args.fr
         with opened(args.run) as directory:
             records = Records(directory.ranks)
             records.look()
@@ -46,13 +60,28 @@ class ExportCommand(Command):
             if not ranks:
                 faults = "; ".join(map(directory.as_known, records.faults.values()))
                 raise UsageError(f"{args.run or directory.path} has no rank's record. {faults}")
-            try:
-                if folder.exists() and any(folder.iterdir()):
-                    raise UsageError(f"{folder} is not empty: name a new folder")
-                count = as_dumps.write(ranks, folder)
-            except OSError as error:
-                raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+            print(_exported(args, ranks))
             for fault in records.faults.values():
                 print(f"left out: {directory.as_known(fault)}")
-        print(f"{count} dumps in {folder}: torchfrtrace {folder} --prefix {as_dumps.PREFIX}")
         return 0
+
+
+def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:
+    """Write what was asked for; says what it is and what to do with it."""
+    from ..foreign import as_dumps, as_trace
+
+    path: Path = args.fr or args.trace or args.kineto
+    try:
+        if args.trace is None and path.exists() and any(path.iterdir()):
+            raise UsageError(f"{path} is not empty: name a new folder")
+        if args.fr is not None:
+            count = as_dumps.write(ranks, path)
+            return f"{count} dumps in {path}: torchfrtrace {path} --prefix {as_dumps.PREFIX}"
+        if args.kineto is not None:
+            return f"{as_trace.write_each(ranks, path)} traces in {path}"
+        count = as_trace.write_merged(ranks, path)
+        return f"{count} calls of {len(ranks)} ranks in {path}: open it in https://ui.perfetto.dev"
+    except FileExistsError as error:
+        raise UsageError(f"{path} is there already: name a new file") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

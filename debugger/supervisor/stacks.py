@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ _MAX_TEXT = 512
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One function call. `file` is the full path, or a library for a native frame; `line` is 0
-    where it is not known."""
+    where it is not known. `values` are the names and printed values of local variables, where they
+    were asked for."""
 
     function: str
     file: str
     line: int
     native: bool = False
+    values: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,14 @@ def capture(
     timeout_s: float = 10.0,
     directory: Path | None = None,
     problems: list[str] | None = None,
+    values: bool = False,
 ) -> dict[int, list[ThreadStack]]:
     """The stacks of all threads of the given processes, several at a time; about 30 ms each.
 
     `directory` is where ranks write theirs (`stacks/` of the run). A process that has gone has no
     stacks. `problems` gets a sentence for each process for which py-spy did not work. Takes
     little longer than `timeout_s`. `native` adds C frames, and pauses each process shortly.
+    `values` adds the local variables of Python frames, where py-spy can read the process.
     """
     deadline = time.monotonic() + timeout_s
     wanted = list(dict.fromkeys(pids))
@@ -82,7 +86,7 @@ def capture(
     found_problems: list[str] = []
 
     def one(pid: int) -> list[ThreadStack]:
-        return _capture_one(pid, native, deadline, directory, found_problems)
+        return _capture_one(pid, native, deadline, directory, found_problems, values)
 
     with ThreadPoolExecutor(min(WORKERS, len(wanted)), "distdebug-stacks") as pool:
         found = dict(zip(wanted, pool.map(one, wanted), strict=True))
@@ -98,7 +102,12 @@ def find_py_spy() -> str | None:
 
 
 def _capture_one(
-    pid: int, native: bool, deadline: float, directory: Path | None, problems: list[str]
+    pid: int,
+    native: bool,
+    deadline: float,
+    directory: Path | None,
+    problems: list[str],
+    values: bool,
 ) -> list[ThreadStack]:
     stat = read_stat(pid)
     if stat is None or stat.state in "ZX":
@@ -112,7 +121,9 @@ def _capture_one(
         # A running program changes while it is read: a second look then mostly works.
         attempts += [["--nonblocking"]] * 3
         for options in attempts:
-            answer = _run_py_spy(program, pid, options, deadline)
+            answer = _run_py_spy(
+                program, pid, [*options, *(["--locals"] if values else [])], deadline
+            )
             if isinstance(answer, list):
                 return answer
             reason = answer
@@ -180,6 +191,10 @@ def _py_spy_frame(frame: dict[str, Any]) -> Frame:
         file=clean(str(frame["filename"]), _MAX_TEXT),
         line=int(frame["line"]),
         native=frame["module"] is not None,
+        values=tuple(
+            (clean(str(one["name"]), 80), clean(str(one.get("repr") or ""), _MAX_TEXT))
+            for one in frame.get("locals") or ()
+        ),
     )
 
 

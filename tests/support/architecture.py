@@ -24,6 +24,7 @@ FLOORS = {
     "rank": 3,
     "supervisor": 4,
     "benchmarks": 4,
+    "inspection": 4,
     "commands": 5,
     "testing": 5,
     "cli": 6,

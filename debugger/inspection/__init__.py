@@ -1,0 +1,1 @@
+"""Looks at a job that was started without this tool: reads, and changes nothing."""

@@ -1,0 +1,147 @@
+"""One inspection of a job: its processes, a look at them, what they let one suspect."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..diagnosis.findings import Finding
+from ..record.sanitize import clean
+from ..record.wording import ranks_text
+from ..reports import document
+from ..reports.stored import Document
+from ..supervisor.stack_tree import render
+from ..supervisor.stacks import ThreadStack
+from . import judging
+from .judging import Limits, Look, judge
+from .look import Sight, look
+from .processes import Job
+from .stance import Stance, is_helper, stance, started_as
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What one look at a job has shown. `pids` are by rank."""
+
+    job: Job
+    look: Look
+    findings: Sequence[Finding]
+    pids: Mapping[int, int]
+    stacks: Mapping[int, Sequence[ThreadStack]]
+    problems: Sequence[str]
+
+    @property
+    def exit_code(self) -> int:
+        return self.findings[0].exit_code if self.findings else 0
+
+    def report(self) -> Document:
+        """The report document."""
+        made = document.build(
+            command=self.job.command.split(" ") if self.job.command else [],
+            run_dir=Path("."),
+            world_size=self.look.world_size or len(self.look.ranks),
+            duration_s=0.0,
+            outcome=self.findings[0].kind if self.findings else "running",
+            exit_code=self.exit_code,
+            findings=[(finding, None) for finding in self.findings],
+            ranks={},
+            notes=self._notes(),
+        )
+        made["ranks"] = {
+            str(rank): self._rank(rank, one) for rank, one in sorted(self.look.ranks.items())
+        }
+        made["source"] = "inspection"
+        made["run_dir"] = ""
+        return made
+
+    def stack_text(self) -> str:
+        """The stacks of all ranks as one tree."""
+        return render(self.stacks)
+
+    def _notes(self) -> list[str]:
+        source = (
+            f"read from the stacks of {len(self.look.ranks)} processes, which were not stopped; "
+            f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
+        )
+        notes = [source]
+        if not self.findings:
+            notes.insert(0, judging.at_work(self.look))
+        elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
+        if elsewhere > 0:
+            notes.append(
+                f"{elsewhere} of {self.look.world_size} ranks are not on this host, or are not "
+                "yours to look at: what they do is not known"
+            )
+        return [*notes, *map(clean, self.problems)]
+
+    def _rank(self, rank: int, one: Stance) -> Document:
+        shown = judging.evidence(one)
+        return {
+            "pid": self.pids.get(rank, 0),
+            "host": clean(socket.gethostname()),
+            "exit": {"code": None, "signal": None},
+            "calls": 0,
+            "state": clean(shown.state),
+            "call": None if shown.call is None else clean(shown.call),
+            "location": document.location(shown.location),
+        }
+
+
+def inspect(job: Job, limits: Limits, native: bool = False) -> Inspection:
+    """Look at the job once (two or three looks at its processes, within 2 s), and judge it."""
+    problems: list[str] = []
+    sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
+    ranks, twice = _who_is_who(job, sights)
+    pids = {rank: sight.pid for rank, sight in ranks.items()}
+    stances = {rank: stance(sight) for rank, sight in ranks.items()}
+    seen = _look(job, stances, twice)
+    stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
+    return Inspection(job, seen, judge(seen, limits), pids, stacks, problems)
+
+
+def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight], tuple[int, ...]]:
+    """The processes by rank, and ranks that two of them claim. Where nothing says which is which,
+    they are numbered in the order of their start."""
+    ranks: dict[int, Sight] = {}
+    twice: set[int] = set()
+    unnumbered = []
+    for one in job.processes:
+        sight = sights[one.pid]
+        if one.rank is None and is_helper(sight):
+            continue
+        rank = one.rank if one.rank is not None else started_as(sight)
+        if rank is None:
+            unnumbered.append(sight)
+        elif rank in ranks:
+            twice.add(rank)
+        else:
+            ranks[rank] = sight
+    free = (rank for rank in range(len(job.processes) + len(ranks) + 1) if rank not in ranks)
+    for sight in unnumbered:
+        ranks[next(free)] = sight
+    return ranks, tuple(sorted(twice))
+
+
+def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Look:
+    told = [one.world_size for one in job.processes if one.world_size]
+    told += [size for one in stances.values() if (size := one.number("world_size"))]
+    world_size = max(told, default=0)
+    local_size = max((one.local_size or 0 for one in job.processes), default=0)
+    missing: tuple[int, ...] = ()
+    if world_size and (local_size >= world_size or not job.numbered):
+        missing = tuple(rank for rank in range(world_size) if rank not in stances)
+    elif local_size > len(stances):
+        # On one of several hosts: ranks are numbered without a gap here.
+        low = min(stances, default=0) // local_size * local_size
+        missing = tuple(rank for rank in range(low, low + local_size) if rank not in stances)
+    return Look(dict(stances), missing, twice, world_size)
+
+
+def described(job: Job) -> str:
+    """A job in one line, to choose by."""
+    ranks = [one.rank for one in job.processes if one.rank is not None]
+    who = ranks_text(ranks) if ranks else f"{len(job.processes)} processes"
+    where = f"below process {job.launcher}" if job.launcher else "of several parents"
+    return clean(f"{who} {where} ({job.command[:80]})")

@@ -1,0 +1,411 @@
+"""What the stances of all ranks of a job let one suspect: stances in, findings out. Pure.
+
+The rules, in their order; each needs ranks that have waited in a call for a while:
+
+1. *Gone*: a rank's process is not there any more, and others wait.
+2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
+   at one place is late after `Limits.still_s`, one that polls or computes at one place after
+   `busy_s`, one that moves after `moving_s`: a job at work has slow ranks, too.
+3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
+   receive that face each other with different tags are a mismatch.
+4. *Groups*: ranks make groups of other ranks, or only some make one.
+5. *Calls*: ranks wait in different calls of one group (or with different roots).
+6. *Sub-groups*: everybody waits in calls of groups, and nobody is absent: a cycle of groups.
+7. *Stalled*: everybody waits in the same call.
+
+Nothing is proven: a stack has no sequence numbers, shapes, dtypes or reduce ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..record.wording import printable, ranks_text, seconds, site_text, verb
+from .stance import Doing, Stance
+
+NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
+_STATES = {
+    "stopped": "stopped by a signal",
+    "lock": "waits for a lock",
+    "gil_held": "does not let go of the GIL",
+    "store": "waits for the store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: how long a call has to wait before anything is said (`waiting_s`), and how long for
+    a rank that sleeps at one place, computes at one place, or moves."""
+
+    waiting_s: float = 1.0
+    still_s: float = 5.0
+    busy_s: float = 10.0
+    moving_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
+    claimed by two processes. `world_size` is 0 where nobody tells."""
+
+    ranks: Mapping[int, Stance]
+    missing: tuple[int, ...] = ()
+    twice: tuple[int, ...] = ()
+    world_size: int = 0
+
+
+def judge(look: Look, limits: Limits) -> list[Finding]:
+    """The finding, if there is one."""
+    waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
+    longest_s = max((one.still_s for one in waiting.values()), default=0.0)
+    if longest_s < limits.waiting_s:
+        return []
+    found = _twice(look, waiting) or _gone(look, waiting) or _absent(look, waiting, limits)
+    if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
+        found = (
+            _messages(look, waiting)
+            or _groups(look, waiting)
+            or _calls(look, waiting)
+            or _sub_groups(look, waiting)
+            or _stalled(look, waiting, longest_s, limits)
+        )
+    return [found] if found else []
+
+
+def at_work(look: Look) -> str:
+    """One sentence on a job of which nothing is found."""
+    waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
+    others = sorted(set(look.ranks) - set(waiting))
+    if not look.ranks:
+        return "no rank could be looked at"
+    if not waiting:
+        return "all ranks are computing; nothing is wrong that can be seen"
+    longest = max(waiting.values(), key=lambda one: one.still_s)
+    if not others:
+        return (
+            f"all ranks are in calls, for {seconds(int(longest.still_s * 1e9))} at most; nothing "
+            "is wrong that can be seen"
+        )
+    return (
+        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
+        f"{seconds(int(longest.still_s * 1e9))} at most, while {ranks_text(others)} "
+        f"{verb(others, 'is', 'are')} at work; nothing is wrong that can be seen"
+    )
+
+
+def state(one: Stance) -> str:
+    """What a rank does, in words."""
+    if one.cause in _STATES:
+        return _STATES[one.cause]
+    if one.waits:
+        return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
+    return "computes" if one.running else one.doing.value
+
+
+def evidence(one: Stance) -> RankEvidence:
+    """Where a rank stands, as findings have it."""
+    return RankEvidence(
+        state=state(one),
+        call=None if one.call is None else printable(one.call),
+        location=one.site,
+        stack=tuple(printable(line) for line in one.lines),
+    )
+
+
+# -- the rules ----------------------------------------------------------------------------------
+
+
+def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    if not look.twice:
+        return None
+    return _finding(
+        "join_timeout",
+        f"suspected: two processes say that they are {ranks_text(look.twice)}, and {_who(waiting)}",
+        look.twice,
+        look,
+    )
+
+
+def _gone(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    gone = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
+    if not gone:
+        return None
+    joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    return _finding(
+        "join_timeout" if joining else "early_exit",
+        f"suspected: {ranks_text(gone)} {verb(gone, 'has', 'have')} no process any more, and "
+        f"{_who(waiting)}",
+        gone,
+        look,
+        missing=tuple(look.missing),
+    )
+
+
+def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
+    longest_s = max(one.still_s for one in waiting.values())
+    late = [
+        rank
+        for rank, one in sorted(look.ranks.items())
+        if rank not in waiting and _is_late(one, longest_s, limits)
+    ]
+    if not late:
+        return None
+    first = look.ranks[late[0]]
+    joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    ending = all(look.ranks[rank].doing is Doing.ENDING for rank in late)
+    kind = "join_timeout" if joining else "early_exit" if ending else "missing_rank"
+    where = f" at {site_text(first.site)}" if first.site is not None else ""
+    cause = first.cause if first.cause != "unknown" or kind == "missing_rank" else None
+    return _finding(
+        kind,
+        f"suspected: {_who(waiting)}, and {ranks_text(late)} {verb(late, 'does', 'do')} not come: "
+        f"rank {late[0]} {state(first)}{where}",
+        late,
+        look,
+        cause=cause if kind == "missing_rank" else None,
+    )
+
+
+def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
+    if one.cause == "stopped":
+        return longest_s >= limits.waiting_s
+    if one.running:
+        limit_s = limits.busy_s if one.still_s else limits.moving_s
+        return longest_s >= limit_s
+    if not one.still_s:
+        return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
+    # It has slept for a while itself: one that has just gone to sleep is at work.
+    return longest_s >= limits.still_s and one.still_s >= min(limits.still_s, 1.0)
+
+
+def _all_wait(waiting: Mapping[int, Stance], limits: Limits) -> bool:
+    return all(one.still_s >= limits.waiting_s for one in waiting.values())
+
+
+def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    talking = {rank for rank, one in waiting.items() if one.doing is Doing.MESSAGE}
+    if not talking:
+        return None
+    for rank in sorted(talking):
+        peer = _peer(waiting[rank])
+        other = waiting.get(peer) if peer is not None else None
+        if other is None or _peer(other) != rank or _sends(waiting[rank]) == _sends(other):
+            continue
+        tags = (waiting[rank].number("tag") or 0, other.number("tag") or 0)
+        if tags[0] != tags[1]:
+            pair = sorted((rank, peer or 0))
+            return _finding(
+                "p2p_mismatch",
+                f"suspected: {_at(rank, waiting)} with tag {tags[0]}, and "
+                f"{_at(peer or 0, waiting)} with tag {tags[1]}",
+                pair,
+                look,
+            )
+    cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+    if not cycle:
+        return None
+    steps = [f"{_at(rank, waiting)}" for rank in cycle]
+    return _finding(
+        "deadlock",
+        f"suspected: ranks wait for each other in a cycle: {'; '.join(steps)}",
+        cycle,
+        look,
+        details=steps,
+    )
+
+
+def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    joining = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
+    if not joining:
+        return None
+    classes = _classes(
+        {
+            rank: (one.op, one.arguments.get("ranks", "")) if rank in joining else "other"
+            for rank, one in waiting.items()
+        }
+    )
+    if len(classes) < 2:
+        return None
+    culprits = _minority(classes)
+    made = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
+    return _finding(
+        "group_mismatch", f"suspected: ranks do not make the same groups: {made}", culprits, look
+    )
+
+
+def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """Of the ranks whose call is of one group: those that stand in another call than most."""
+    by_group: dict[str, dict[int, Stance]] = {}
+    for rank, one in waiting.items():
+        if one.doing is Doing.MESSAGE:
+            continue
+        group = one.group if one.doing is Doing.COLLECTIVE else ""
+        by_group.setdefault(group or "", {})[rank] = one  # not known: most calls are the world's
+    for members in sorted(by_group.values(), key=len):
+        classes = _classes({rank: one.op for rank, one in members.items()})
+        kind = "op_mismatch"
+        if len(classes) < 2:
+            classes = _classes(
+                {
+                    rank: tuple(one.number(name) for name in ("src", "dst"))
+                    for rank, one in members.items()
+                }
+            )
+            kind = "root_mismatch"
+        if len(classes) < 2:
+            continue
+        calls = "; ".join(_at(ranks[0], members, ranks) for ranks in classes)
+        return _finding(
+            kind,
+            f"suspected: ranks wait in different calls: {calls}",
+            _minority(classes),
+            look,
+        )
+    return None
+
+
+def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """No call of a sub-group can wait for long where no member is absent: unless its members
+    stand in calls of other groups."""
+    in_groups = [rank for rank, one in waiting.items() if one.group]
+    if not in_groups:
+        return None
+    classes = _classes({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
+    calls = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
+    return _finding(
+        "deadlock",
+        "suspected: everybody waits in calls of groups, and nobody is absent: groups wait for "
+        f"each other: {calls}",
+        in_groups if len(in_groups) > 1 else sorted(waiting),
+        look,
+    )
+
+
+def _stalled(
+    look: Look, waiting: Mapping[int, Stance], longest_s: float, limits: Limits
+) -> Finding | None:
+    if longest_s < limits.moving_s:
+        return None
+    ranks = sorted(waiting)
+    return _finding(
+        "stalled",
+        f"suspected: everybody waits in the same call, and nothing moves: {_who(waiting)}; the "
+        "network or a device stands still, or an argument that no stack shows differs",
+        ranks,
+        look,
+    )
+
+
+# -- what the rules share -----------------------------------------------------------------------
+
+
+def _finding(
+    kind: str,
+    message: str,
+    culprits: Sequence[int],
+    look: Look,
+    cause: str | None = None,
+    missing: tuple[int, ...] = (),
+    details: Sequence[str] = (),
+) -> Finding:
+    blamed = set(culprits)
+    waiting = tuple(r for r, one in sorted(look.ranks.items()) if one.waits and r not in blamed)
+    world = tuple(range(look.world_size or max([*look.ranks, *blamed], default=0) + 1))
+    groups = {look.ranks[rank].group for rank in look.ranks if look.ranks[rank].waits}
+    return Finding(
+        kind=kind,
+        message=printable(message, 1000),
+        culprits=tuple(culprits),
+        victims=waiting,
+        missing=missing,
+        proven=False,
+        cause=cause,
+        group=GroupEvidence("0", "default_pg", world) if groups == {""} else None,
+        ranks={rank: evidence(one) for rank, one in sorted(look.ranks.items())},
+        details=details,
+        side="host",
+        not_in_record=NOT_IN_RECORD,
+    )
+
+
+def _who(waiting: Mapping[int, Stance]) -> str:
+    """`ranks 0,1,3 wait in all_reduce() at train.py:88 in step, for 312 s`."""
+    longest = max(waiting, key=lambda rank: waiting[rank].still_s)
+    one = waiting[longest]
+    ranks = tuple(sorted(waiting))
+    where = f" at {site_text(one.site)}" if one.site is not None else ""
+    return (
+        f"{ranks_text(ranks)} {verb(ranks, 'waits', 'wait')} in {one.call}{where}, for "
+        f"{seconds(int(one.still_s * 1e9))}"
+    )
+
+
+def _at(rank: int, waiting: Mapping[int, Stance], ranks: Sequence[int] = ()) -> str:
+    one = waiting[rank]
+    who = ranks_text(ranks or [rank])
+    where = f" at {site_text(one.site)}" if one.site is not None else ""
+    return f"{who} {verb(ranks or [rank], 'waits', 'wait')} in {one.call}{where}"
+
+
+def _peer(one: Stance) -> int | None:
+    if one.doing is not Doing.MESSAGE:
+        return None
+    names = ("dst", "group_dst") if _sends(one) else ("src", "group_src")
+    return next((peer for name in names if (peer := one.number(name)) is not None), None)
+
+
+def _sends(one: Stance) -> bool:
+    return "send" in one.op
+
+
+def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
+    """For whom this rank waits: its peer, or who is not in the same collective."""
+    one = waiting[rank]
+    if one.doing is Doing.MESSAGE:
+        peer = _peer(one)
+        if peer is None:
+            return [other for other in sorted(waiting) if other != rank]
+        other = waiting.get(peer)
+        faces = other is not None and _peer(other) == rank and _sends(other) != _sends(one)
+        return [] if faces else [peer]  # two ends of one message are under way
+    return [
+        other
+        for other, stance in sorted(waiting.items())
+        if other != rank and (stance.op, stance.group) != (one.op, one.group)
+    ]
+
+
+def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
+    """The shortest cycle through the lowest rank that is in one; empty where there is none."""
+    for start in awaited:
+        paths = [[start]]
+        seen = {start}
+        while paths:
+            onward = []
+            for path in paths:
+                for peer in awaited.get(path[-1], ()):
+                    if peer == start:
+                        return path
+                    if peer not in seen:
+                        seen.add(peer)
+                        onward.append([*path, peer])
+            paths = onward
+    return []
+
+
+def _classes(of: Mapping[int, object]) -> list[tuple[int, ...]]:
+    """Ranks that are the same, the largest set first."""
+    found: dict[object, list[int]] = {}
+    for rank, what in sorted(of.items()):
+        found.setdefault(what, []).append(rank)
+    return sorted((tuple(ranks) for ranks in found.values()), key=lambda one: (-len(one), one))
+
+
+def _minority(classes: Iterable[Sequence[int]]) -> list[int]:
+    """Those outside the largest set; all, where no set is larger than every other one."""
+    first, second, *_ = classes = list(classes)
+    if len(first) == len(second):
+        return sorted(rank for ranks in classes for rank in ranks)
+    return sorted(rank for ranks in classes[1:] for rank in ranks)

@@ -1,0 +1,155 @@
+"""Looks at processes from outside, several times: their stacks, and since when they stand still.
+
+Nobody is stopped for it: py-spy reads the memory of a process that runs. How long a thread has
+slept is asked of the kernel, which notes when it last gave the thread a core; where a kernel does
+not tell (`/proc/<pid>/task/<tid>/sched`), only the time between two looks counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..record.process_stat import TICKS_PER_S, read_stat
+from ..supervisor.stacks import Frame, ThreadStack, capture
+
+FIRST_GAP_S = 0.25
+MOST_GAP_S = 1.2
+"""Time between the first and the second look, and between the first and the last one."""
+STILL_SHARE = 0.05
+"""Who waits in short slices wakes up now and then, and uses less of a core than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
+    the same values in its frames."""
+
+    stack: ThreadStack
+    still_s: float
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One process. `state` is the kernel's letter, "" when it has gone. `used`: the share of a core
+    that it took between the looks."""
+
+    pid: int
+    state: str
+    threads: Sequence[Thread]
+    used: float
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in ("T", "t")
+
+    @property
+    def main(self) -> Thread | None:
+        return next((one for one in self.threads if one.stack.name == "MainThread"), None)
+
+
+def look(
+    pids: Iterable[int], needed_s: float, problems: list[str], native: bool = False
+) -> dict[int, Sight]:
+    """What these processes do, seen at least twice. `needed_s`: once every thread that stands still
+    is known to have done so for that long, no further look is needed."""
+    wanted = list(pids)
+    first, began_s = _take(wanted, problems, native), time.monotonic()
+    time.sleep(FIRST_GAP_S)
+    sights = _compared(first, began_s, _take(wanted, [], native))
+    slept = [
+        one.still_s
+        for sight in sights.values()
+        for one in sight.threads
+        if one.still_s and not one.running
+    ]
+    if any(still_s < needed_s for still_s in slept):
+        time.sleep(max(0.0, began_s + MOST_GAP_S - time.monotonic()))
+        sights = _compared(first, began_s, _take(wanted, [], native))
+    return sights
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A process at one moment."""
+
+    state: str
+    cpu_s: float
+    threads: Sequence[ThreadStack]
+    slept_s: Mapping[int, float]
+    """By native id: how long ago the thread last got a core, where the kernel tells."""
+
+
+def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _Taken]:
+    slept = {pid: _slept(pid) for pid in pids}  # before anything disturbs them
+    stacks = capture(pids, native=native, problems=problems, values=True)
+    taken = {}
+    for pid in pids:
+        stat = read_stat(pid)
+        if stat is None or stat.state in "ZX":
+            taken[pid] = _Taken("", 0.0, (), {})
+        else:
+            taken[pid] = _Taken(stat.state, stat.cpu_ticks / TICKS_PER_S, stacks[pid], slept[pid])
+    return taken
+
+
+def _compared(
+    first: Mapping[int, _Taken], began_s: float, last: Mapping[int, _Taken]
+) -> dict[int, Sight]:
+    gap_s = time.monotonic() - began_s
+    found = {}
+    for pid, one in last.items():
+        before = {stack.thread_id: stack for stack in first[pid].threads}
+        used = max(0.0, one.cpu_s - first[pid].cpu_s) / gap_s if one.state else 0.0
+        threads = [
+            _thread(stack, before.get(stack.thread_id), one, gap_s, used) for stack in one.threads
+        ]
+        found[pid] = Sight(pid, one.state, threads, used)
+    return found
+
+
+def _thread(
+    stack: ThreadStack, before: ThreadStack | None, taken: _Taken, gap_s: float, used: float
+) -> Thread:
+    running = taken.state not in ("T", "t") and (stack.active or stack.holds_gil)
+    if before is None or _place(before) != _place(stack):
+        return Thread(stack, 0.0, running)
+    slept_s = taken.slept_s.get(stack.native_id, 0.0)
+    if not running and used > STILL_SHARE:
+        # It may have gone round between the looks; while it has slept it has not.
+        return Thread(stack, slept_s, running)
+    return Thread(stack, gap_s if running else max(gap_s, slept_s), running)
+
+
+def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]], ...]:
+    return tuple((frame, frame.values) for frame in stack.frames)
+
+
+def _slept(pid: int) -> dict[int, float]:
+    """How long each thread has slept: against this thread's own time on the scheduler's clock,
+    whose beginning no other clock shares for certain."""
+    now_ms = _last_scheduled_ms(Path("/proc/thread-self"))
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return {}
+    found = {}
+    for task in tasks:
+        at_ms = _last_scheduled_ms(task)
+        if at_ms is not None and now_ms is not None:
+            found[int(task.name)] = max(0.0, now_ms - at_ms) / 1000
+    return found
+
+
+def _last_scheduled_ms(task: Path) -> float | None:
+    try:
+        with open(task / "sched") as file:
+            for line in file:
+                if line.startswith("se.exec_start"):
+                    return float(line.rpartition(":")[2])
+    except (OSError, ValueError):
+        pass
+    return None

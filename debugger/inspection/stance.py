@@ -1,0 +1,302 @@
+"""What a rank does, read off its stacks: in which call it stands, at which line, since when.
+
+There is no record of calls here. The names of torch's functions on the stack, the values of their
+arguments (who is the peer, which the root) and the user's own line of source are all there is.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import lru_cache
+from typing import TypeVar
+
+from ..record.signature import RULES
+from ..record.snapshot import CallSite
+from ..supervisor.stack_tree import users_frame, waits_for_lock
+from ..supervisor.stacks import Frame
+from .look import Sight, Thread
+
+
+class Doing(Enum):
+    """Where a rank stands."""
+
+    COLLECTIVE = "in a collective"
+    MESSAGE = "in a message"
+    HANDLE = "waits for a handle"
+    JOIN = "makes a group"
+    STORE = "waits for the store"
+    BACKWARD = "in backward"
+    CODE = "in its own code"
+    ENDING = "at its end"
+    GONE = "has ended"
+
+
+WAITS = {Doing.COLLECTIVE, Doing.MESSAGE, Doing.HANDLE, Doing.JOIN, Doing.BACKWARD}
+"""What waits for other ranks."""
+OBJECT_CALLS = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "scatter_object_list",
+    "monitored_barrier",
+    "all_to_all_single",
+}
+COLLECTIVES = {op for op in RULES if op not in ("send", "recv")} | OBJECT_CALLS
+MESSAGES = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"}
+_BATCHES = {"batch_isend_irecv"}
+JOINS = {
+    "init_process_group",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+    "init_device_mesh",
+}
+_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "ranks", "world_size", "rank")
+_COMMUNICATION = re.compile(
+    r"/torch/distributed/(?!elastic/|launcher/|run\.py|launch\.py)|/torch/nn/parallel/distributed\.py|"
+    r"/distcore/"
+)
+_BACKWARD = "_engine_run_backward"
+_A_WAIT = re.compile(r"\.(?:wait|synchronize|result|value)\(")
+_OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
+_DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
+_SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
+_MOST_SOURCE = 1 << 21
+_N = TypeVar("_N", ast.Call, ast.FunctionDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Stance:
+    """Where one rank stands.
+
+    `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
+    is the source text of its group argument, "" for the default group, None where that is not
+    known. `arguments` are those of `_ARGUMENTS` that are on the stack, `counters` the integers in
+    the user's frame. `cause`: of a rank in its own code, as `missing_rank` has it.
+    """
+
+    doing: Doing
+    op: str = ""
+    call: str | None = None
+    site: CallSite | None = None
+    still_s: float = 0.0
+    running: bool = False
+    group: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    cause: str | None = None
+    lines: Sequence[str] = ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in a call that waits for other ranks."""
+        return self.doing in WAITS and not self.running and self.cause != "stopped"
+
+    def number(self, name: str) -> int | None:
+        """An argument that is a rank or a tag."""
+        text = self.arguments.get(name, "")
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def stance(sight: Sight) -> Stance:
+    """What the process does. Of its threads the main one counts, unless that waits for one that
+    communicates."""
+    if not sight.state:
+        return Stance(Doing.GONE)
+    main = sight.main
+    found = [_of_thread(one, sight) for one in sight.threads if one is not main]
+    own = _of_thread(main, sight) if main is not None else Stance(Doing.CODE, cause="unknown")
+    if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
+        helpers = [one for one in found if one.doing in WAITS and one.site is not None]
+        if len(helpers) == 1:
+            return helpers[0]
+    if own.doing is Doing.CODE and any(
+        one.stack.holds_gil for one in sight.threads if one is not main
+    ):
+        return _with_cause(own, "gil_held")
+    return own
+
+
+def started_as(sight: Sight) -> int | None:
+    """The rank of a process that its parent started with the number as an argument (`mp.spawn`), or
+    that has told `init_process_group`; None where its stack does not say."""
+    frames = [frame for one in sight.threads for frame in one.stack.frames]
+    for frame in frames:
+        if frame.function == "init_process_group" and "/torch/distributed/" in frame.file:
+            told = dict(frame.values).get("rank", "")
+            if told.isdigit():
+                return int(told)
+    for frame in reversed(frames):
+        if frame.file.endswith(_SPAWNED[0]) and frame.function == _SPAWNED[1]:
+            value = dict(frame.values).get(_SPAWNED[2], "")
+            return int(value) if value.isdigit() else None
+    main = sight.main
+    for frame in reversed(main.stack.frames if main is not None else ()):
+        value = dict(frame.values).get("rank", "")
+        if value.isdigit() and users_frame([frame]) is not None:
+            return int(value)
+    return None
+
+
+def is_helper(sight: Sight) -> bool:
+    """Whether it is a worker of a data loader or of a pool: no rank."""
+    return any(
+        frame.file.endswith(("torch/utils/data/_utils/worker.py", "multiprocessing/pool.py"))
+        or (frame.file.endswith("concurrent/futures/process.py") and "worker" in frame.function)
+        for one in sight.threads
+        for frame in one.stack.frames
+    )
+
+
+def _of_thread(thread: Thread, sight: Sight) -> Stance:
+    frames = [frame for frame in thread.stack.frames if not frame.native]
+    found = users_frame(frames)
+    still_s, running = thread.still_s, thread.running
+    lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in reversed(frames))
+    if found is None:
+        at_end = any(one.function in ("_shutdown", "_exit_function") for one in frames)
+        return Stance(
+            Doing.ENDING if at_end else Doing.CODE,
+            still_s=still_s,
+            running=running,
+            cause="stopped" if sight.stopped else "unknown",
+            lines=lines,
+        )
+    frame, through = found
+    site = CallSite(frame.file, frame.line, frame.function, through)
+    below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
+    counters = {
+        name: int(value)
+        for name, value in frame.values
+        if re.fullmatch(r"-?\d{1,18}", value) and name not in ("rank", "local_rank")
+    }
+    doing, op, call, arguments = _reading(below, frame, thread)
+    cause = None
+    if sight.stopped:
+        cause = "stopped"
+    elif doing is Doing.STORE:
+        cause = "store"
+    elif doing in (Doing.CODE, Doing.ENDING):
+        cause = "lock" if waits_for_lock(thread.stack) else "user_code"
+        if thread.stack.holds_gil and thread.still_s:
+            cause = "gil_held"
+    return Stance(
+        doing=doing,
+        op=op,
+        call=call,
+        site=site,
+        still_s=still_s,
+        running=running,
+        group=_group_argument(frame, call or op),
+        arguments=arguments,
+        counters=counters,
+        cause=cause,
+        lines=lines,
+    )
+
+
+def _reading(
+    below: Sequence[Frame], frame: Frame, thread: Thread
+) -> tuple[Doing, str, str | None, Mapping[str, str]]:
+    """What goes on below the user's line: what, torch's innermost name for it, how it is printed,
+    and with which arguments."""
+    named = [one for one in below if _COMMUNICATION.search(one.file)]
+    source = linecache.getline(frame.file, frame.line)
+    for kind, names in (
+        (Doing.JOIN, JOINS),
+        (Doing.MESSAGE, MESSAGES),
+        (Doing.COLLECTIVE, COLLECTIVES),
+    ):
+        inner = next((one for one in named if one.function in names), None)
+        if inner is None:
+            continue
+        outer = next(one for one in reversed(named) if one.function in names)
+        arguments = {
+            name: value
+            for one in (outer, inner)
+            for name, value in one.values
+            if name in _ARGUMENTS and value not in ("", "None")
+        }
+        return kind, inner.function, _printed(outer.function, arguments), arguments
+    if any(one.function == _BACKWARD for one in below) and not thread.running:
+        return Doing.BACKWARD, "backward", "backward()", {}
+    if any(one.function == "destroy_process_group" for one in named):
+        return Doing.ENDING, "destroy_process_group", "destroy_process_group()", {}
+    if named and not thread.running:
+        # DDP's constructor, FSDP, a device mesh, ...: they wait for others in torch's C++ code.
+        outer = named[-1]
+        name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
+        return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
+    if not below and not thread.running and not waits_for_lock(thread.stack):
+        if _OF_A_STORE.search(source):
+            return Doing.STORE, "store", source.strip()[:80], {}
+        if _A_WAIT.search(source):
+            made = _made_around(frame)
+            of_messages = made and made <= MESSAGES | _BATCHES
+            return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
+    return Doing.CODE, "", None, {}
+
+
+def _printed(name: str, arguments: Mapping[str, str]) -> str:
+    shown = [
+        f"{key}={arguments[key]}"
+        for key in ("src", "dst", "group_src", "group_dst", "tag", "ranks")
+        if key in arguments
+        and arguments[key].strip("-").isdigit() | (key == "ranks")
+        and not (key == "tag" and arguments[key] == "0")
+        and not (key.startswith("group_") and key.removeprefix("group_") in arguments)
+    ]
+    return f"{name}({', '.join(shown)})"
+
+
+def _group_argument(frame: Frame, call: str) -> str | None:
+    """The source text of the call's argument `group`, as the user's line has it."""
+    name = call.partition("(")[0]
+    found = []
+    for node in _nodes(frame.file, ast.Call):
+        if not (node.lineno <= frame.line <= (node.end_lineno or node.lineno)):
+            continue
+        function = node.func
+        written = function.attr if isinstance(function, ast.Attribute) else None
+        if isinstance(function, ast.Name):
+            written = function.id
+        if written == name:
+            given = next((one.value for one in node.keywords if one.arg == "group"), None)
+            found.append("" if given is None else ast.unparse(given))
+    if len(set(found)) != 1:
+        return None
+    return "" if found[0] in _DEFAULT_GROUPS else found[0]
+
+
+@lru_cache(maxsize=64)
+def _nodes(file: str, kind: type[_N]) -> Sequence[_N]:
+    """The parts of a source file that are of this kind; none where it cannot be read."""
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read(_MOST_SOURCE))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ()
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+def _made_around(frame: Frame) -> set[str]:
+    """The calls of torch.distributed that the user's function makes: what its handles are of."""
+    name = frame.function.rpartition(".")[2]
+    around = [
+        node
+        for node in _nodes(frame.file, ast.FunctionDef)
+        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+    calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
+    written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
+    return written & (COLLECTIVES | MESSAGES | _BATCHES)
+
+
+def _with_cause(known: Stance, cause: str) -> Stance:
+    return replace(known, cause=cause)

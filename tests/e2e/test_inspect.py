@@ -1,0 +1,153 @@
+"""`distdebug inspect` on jobs that were started without distdebug."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from debugger.cli import main
+from tests.support.runs import DISTDEBUG, environment
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
+LIMIT_S = 60.0
+SPAWNING = """
+import time, torch, torch.multiprocessing as mp, torch.distributed as dist
+
+def work(rank, path):
+    dist.init_process_group("gloo", init_method=path, rank=rank, world_size=2)
+    for step in range(100):
+        if rank == 1 and step == 3:
+            time.sleep(60)  # <- here
+        dist.all_reduce(torch.ones(4))
+
+if __name__ == "__main__":
+    import sys
+    mp.start_processes(work, ("file://" + sys.argv[1],), nprocs=2, start_method="fork")
+"""
+AT_WORK = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(100_000):
+    time.sleep(0.05 * dist.get_rank())
+    dist.all_reduce(torch.ones(4))
+    print("step", flush=True)
+"""
+
+
+@contextmanager
+def job(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A job started as a user does, in a session of its own; all of it is gone afterwards."""
+    running = subprocess.Popen(
+        [sys.executable, *command],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield running
+    finally:
+        below = psutil.Process(running.pid).children(recursive=True)
+        for one in [*below, psutil.Process(running.pid)]:
+            one.send_signal(signal.SIGKILL)
+        assert running.stdout is not None
+        running.stdout.close()
+        running.wait()
+
+
+def torchrun(*arguments: str) -> tuple[str, ...]:
+    return ("-m", "torch.distributed.run", "--standalone", *arguments)
+
+
+def found_in(running: subprocess.Popen[str], *flags: str) -> dict[str, Any]:
+    """The report of the first inspection that finds something."""
+    asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--json", *flags]
+    began_s = time.monotonic()
+    while True:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            report: dict[str, Any] = json.loads(done.stdout)
+            if report["findings"]:
+                return report
+        else:
+            assert "no rank was found" in done.stderr, done.stderr
+        assert time.monotonic() - began_s < LIMIT_S, done.stdout + done.stderr
+
+
+def line(script: Path) -> int:
+    rows = script.read_text().splitlines()
+    return next(number for number, row in enumerate(rows, 1) if "<- " in row)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "culprits"),
+    [
+        ("missing_lock", "missing_rank", [0]),
+        pytest.param("deadlock_ring", "deadlock", [0, 1, 2], marks=pytest.mark.long),
+        pytest.param("op_rank0_broadcast", "op_mismatch", [0], marks=pytest.mark.long),
+        pytest.param("missing_stopped", "missing_rank", [1], marks=pytest.mark.long),
+        pytest.param("join_never_calls_init", "join_timeout", [2], marks=pytest.mark.long),
+    ],
+)
+def test_who_holds_up_a_job_of_torchrun(name: str, kind: str, culprits: list[int]) -> None:
+    expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
+    script = SCRIPTS / expected["script"]
+    nproc = str(expected["nproc"])
+    with job(*torchrun("--nproc-per-node", nproc, str(script))) as running:
+        report = found_in(running)
+    (finding,) = report["findings"]
+    assert (finding["kind"], sorted(finding["culprits"])) == (kind, culprits)
+    assert not finding["proven"]
+    assert finding["side"] == "host"
+    where = finding["ranks"][str(culprits[0])]["location"]
+    assert (Path(where["file"]).name, where["line"]) == (script.name, line(script))
+
+
+def test_a_program_that_starts_its_ranks_itself(tmp_path: Path) -> None:
+    script = tmp_path / "spawning.py"
+    script.write_text(SPAWNING)
+    with job(str(script), str(tmp_path / "store")) as running:
+        (finding,) = found_in(running)["findings"]
+    assert (finding["kind"], finding["culprits"], finding["victims"]) == ("missing_rank", [1], [0])
+    assert finding["ranks"]["1"]["location"]["line"] == line(script)
+
+
+def test_a_job_at_work_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is found, and the job goes on."""
+    script = tmp_path / "at_work.py"
+    script.write_text(AT_WORK)
+    with job(*torchrun("--nproc-per-node", "2", str(script))) as running:
+        assert running.stdout is not None
+        while running.stdout.readline() != "step\n":
+            pass
+        for _ in range(3):
+            asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--exit-code"]
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "nothing is wrong that can be seen" in done.stdout
+        assert running.poll() is None
+        while running.stdout.readline() != "step\n":
+            pass
+
+
+def test_no_job(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sleep", "60"]) as lonely:
+        try:
+            assert main(["inspect", "--job", str(lonely.pid)]) == 2
+            assert main(["inspect", "--still", "-1"]) == 2
+        finally:
+            os.kill(lonely.pid, signal.SIGKILL)
+    assert "no rank was found" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""What the stances of ranks let one suspect, and what they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from debugger.inspection.judging import Limits, Look, at_work, judge
+from debugger.inspection.stance import Doing, Stance
+from debugger.record.snapshot import CallSite
+
+LIMITS = Limits()
+
+
+def waits(op: str, line: int = 10, still_s: float = 30.0, **more: Any) -> Stance:
+    """A rank that has waited in a collective of the default group."""
+    more = {"doing": Doing.COLLECTIVE, "group": "", "call": f"{op}()", **more}
+    return Stance(op=op, site=CallSite("train.py", line, "step"), still_s=still_s, **more)
+
+
+def message(op: str, peer: int, tag: int = 0) -> Stance:
+    name = "dst" if op == "send" else "src"
+    arguments = {name: str(peer), "tag": str(tag)}
+    return waits(op, doing=Doing.MESSAGE, group=None, arguments=arguments)
+
+
+def works(still_s: float, running: bool = False, cause: str = "user_code") -> Stance:
+    site = CallSite("train.py", 30, "load")
+    return Stance(Doing.CODE, site=site, still_s=still_s, running=running, cause=cause)
+
+
+def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
+    found = judge(Look(dict(enumerate(stances)), world_size=len(stances), **more), LIMITS)
+    assert all(not one.proven and "suspected: " in one.message for one in found)
+    return (found[0].kind, sorted(found[0].culprits)) if found else None
+
+
+@pytest.mark.parametrize(
+    ("absent", "limit_s"),
+    [
+        (works(20.0), LIMITS.still_s),
+        (works(20.0, running=True), LIMITS.busy_s),
+        (works(0.0), LIMITS.busy_s),
+        (works(0.0, running=True), LIMITS.moving_s),
+        (works(20.0, cause="stopped"), LIMITS.waiting_s),
+    ],
+)
+def test_who_is_absent_is_late_after_its_limit(absent: Stance, limit_s: float) -> None:
+    early, late = (waits("all_reduce", still_s=limit_s + by_s) for by_s in (-0.1, 0.1))
+    assert verdict(early, absent, early) is None
+    assert verdict(late, absent, late) == ("missing_rank", [1])
+
+
+def test_who_has_gone() -> None:
+    stuck = waits("barrier")
+    found = judge(Look({0: stuck, 1: stuck}, missing=(2,), world_size=3), LIMITS)
+    assert (found[0].kind, found[0].culprits, found[0].missing) == ("early_exit", (2,), (2,))
+    joins = waits("init_process_group", doing=Doing.JOIN)
+    assert verdict(joins, joins, missing=(2,)) == ("join_timeout", [2])
+    assert verdict(joins, joins, twice=(1,)) == ("join_timeout", [1])
+
+
+@pytest.mark.parametrize(
+    ("stances", "expected"),
+    [
+        ([waits("all_reduce"), waits("broadcast"), waits("all_reduce")], ("op_mismatch", [1])),
+        ([waits("all_reduce"), waits("broadcast")], ("op_mismatch", [0, 1])),
+        ([waits("reduce", arguments={"dst": str(r)}) for r in (0, 1, 0)], ("root_mismatch", [1])),
+        ([message("recv", 1), message("recv", 2), message("recv", 0)], ("deadlock", [0, 1, 2])),
+        ([message("send", 1), message("send", 0)], ("deadlock", [0, 1])),
+        ([message("recv", 1), waits("barrier"), waits("barrier")], ("deadlock", [0, 1])),
+        ([message("send", 1, 1), message("recv", 0, 2)], ("p2p_mismatch", [0, 1])),
+        (
+            [waits("all_reduce", 20, group="a"), waits("all_reduce", 22, group="b")],
+            ("deadlock", [0, 1]),
+        ),
+        (
+            [waits("new_group", doing=Doing.JOIN, arguments={"ranks": r}) for r in ("a", "a", "b")],
+            ("group_mismatch", [2]),
+        ),
+        ([waits("all_reduce", still_s=90.0)] * 3, ("stalled", [0, 1, 2])),
+    ],
+)
+def test_nobody_is_absent(stances: list[Stance], expected: tuple[str, list[int]]) -> None:
+    assert verdict(*stances) == expected
+
+
+@pytest.mark.parametrize(
+    "stances",
+    [
+        [waits("all_reduce", still_s=0.2)] * 3,
+        [waits("all_reduce")] * 3,  # a large one under way
+        [waits("all_reduce"), waits("broadcast", still_s=0.3)],  # which moves
+        [works(20.0)] * 2,
+        [works(0.0, running=True), waits("barrier")],
+        [message("recv", 1), works(0.0, running=True)],
+        [message("send", 1), message("recv", 0)],
+    ],
+)
+def test_a_job_at_work_is_left_alone(stances: list[Stance]) -> None:
+    assert verdict(*stances) is None
+    assert "nothing is wrong that can be seen" in at_work(Look(dict(enumerate(stances))))
