@@ -47,8 +47,8 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
-        from .run_options import Options
-        from .session import Session
+        from ..supervisor.run_options import Options
+        from ..supervisor.supervisor import Supervisor
 
         request = args.request
         torchrun = request.torchrun
@@ -57,7 +57,7 @@ class RunCommand(Command):
             return self._run_mpi(request, size)
         with free_port_arguments(request) as port:
             command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
-            return Session(
+            return Supervisor(
                 Options(
                     command=command,
                     launcher="torchrun",
@@ -72,12 +72,12 @@ class RunCommand(Command):
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job
-        from .run_options import Options
-        from .session import Session
+        from ..supervisor.run_options import Options
+        from ..supervisor.supervisor import Supervisor
 
         shown = ["--launcher", "mpi", *request.command_line]
         with mpi_job(request, size) as job:
-            return Session(
+            return Supervisor(
                 Options(
                     command=job.command,
                     environment=job.environment,

@@ -19,9 +19,9 @@ FLOORS = {
     "hook": 2,
     "foreign": 3,
     "launch": 3,
-    "supervisor": 3,
     "reports": 3,
     "rank": 3,
+    "supervisor": 4,
     "benchmarks": 4,
     "commands": 5,
     "testing": 5,
@@ -34,6 +34,10 @@ ONLY_ROOMS = {
     "rank": (
         {"record", "faults"},
         "what runs in a rank and what runs outside share only record/",
+    ),
+    "supervisor": (
+        {"record", "diagnosis", "faults", "hook", "reports"},
+        "what watches ranks from outside never loads what runs in them: downward only",
     ),
     "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),
 }
