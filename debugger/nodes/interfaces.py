@@ -46,7 +46,9 @@ def address_of(interface: str) -> str:
     if interface in known:
         raise InterfaceError(f"--interface {interface}: it has no address")
     names = ", ".join(sorted(known)) or "none"
-    raise InterfaceError(f"--interface {interface}: this host has no such interface (it has {names})")
+    raise InterfaceError(
+        f"--interface {interface}: this host has no such interface (it has {names})"
+    )
 
 
 def is_here(host: str) -> bool:

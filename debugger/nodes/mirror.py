@@ -1,7 +1,7 @@
 """The head's copies of the nodes' flight records: files like any other, in its own run directory.
 
-`nodes/<number>/ranks/<name>` is what node <number> has told of its file <name>. So every reader of
-a run directory reads the records of all nodes. What was not told is zero, or older, and reads as
+`ranks/node<number>-<name>` is what node <number> has told of its file <name>. So every reader of a
+run directory reads the records of all nodes. What was not told is zero, or older, and reads as
 overwritten. Times are made the head's: the copy's header has the offset that was measured between
 the two clocks, not what the node's wall clock says.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record import layout
+from ..record import copies, layout
 from ..record.bounds import whole
 from ..record.snapshot import Process
 from .patches import Patch
@@ -47,16 +47,16 @@ class Copy:
 class Mirror:
     """All that one node has told of its files."""
 
-    def __init__(self, directory: Path, number: int) -> None:
-        self.folder = directory / "nodes" / str(number) / "ranks"
-        for folder in (self.folder.parent.parent, self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+    def __init__(self, folder: Path, number: int) -> None:
+        """In the folder `ranks/` of a run directory."""
+        self._folder = folder
+        self._number = number
         self._copies: dict[int, Copy] = {}
         self.offset_ns = 0
 
-    def copy_of(self, path: Path) -> Copy | None:
-        """The copy at this path, if it is one of this node's."""
-        return next((one for one in self._copies.values() if one.path == path), None)
+    def process_of(self, path: Path) -> Process | None:
+        """What the node says of the process that writes what is copied here."""
+        return next((one.process for one in self._copies.values() if one.path == path), None)
 
     def announced(self, number: int, name: str, size: int) -> None:
         """The node has a file of that name. Raises MirrorError, or OSError."""
@@ -69,17 +69,18 @@ class Mirror:
             size = layout.FILE_BYTES
         if not 0 < size <= MOST_REPLICA_BYTES or len(self._copies) >= MOST_FILES:
             raise MirrorError("a node tells of more than a node has")
-        taken = {one.path.name for one in self._copies.values()}
-        path = self.folder / (name if name not in taken else f"{number}.{name}")
+        path = self._place(name)
+        if any(one.path == path for one in self._copies.values()):
+            raise MirrorError("a node tells of two files of one name")
         self._copies[number] = Copy(path, size, is_record)
 
     def named(self, number: int, name: str) -> None:
         """A record has got its rank's name."""
         copy = self._copies.get(number)
-        if copy is None or not RECORD.fullmatch(name) or copy.path.name == name:
+        if copy is None or not copy.is_record or not RECORD.fullmatch(name):
             return
-        target = copy.path.with_name(name)
-        if any(one.path == target for one in self._copies.values()):
+        target = self._place(name)
+        if target == copy.path or any(one.path == target for one in self._copies.values()):
             return
         if copy.begun:
             os.rename(copy.path, target)
@@ -93,7 +94,11 @@ class Mirror:
         if copy.descriptor < 0:
             self._begin(copy)
         data = patch.data
-        if copy.is_record and patch.offset < _OFFSET_AT + 8 and patch.offset + len(data) > _OFFSET_AT:
+        if (
+            copy.is_record
+            and patch.offset < _OFFSET_AT + 8
+            and patch.offset + len(data) > _OFFSET_AT
+        ):
             data = self._with_our_offset(patch.offset, data)
         written = os.pwrite(copy.descriptor, data, patch.offset)
         if written != len(data):
@@ -131,6 +136,9 @@ class Mirror:
             if copy.descriptor >= 0:
                 os.close(copy.descriptor)
                 copy.descriptor = -1
+
+    def _place(self, name: str) -> Path:
+        return self._folder / f"{copies.prefix(self._number)}{name}"
 
     def _begin(self, copy: Copy) -> None:
         path = self._hidden(copy) if copy.is_record else copy.path

@@ -29,7 +29,9 @@ class PatchError(ValueError):
 def packed(patches: Iterable[Patch]) -> bytes:
     """One byte that says how, and all patches."""
     plain = b"".join(
-        part for one in patches for part in (_HEAD.pack(one.file, one.offset, len(one.data)), one.data)
+        part
+        for one in patches
+        for part in (_HEAD.pack(one.file, one.offset, len(one.data)), one.data)
     )
     if len(plain) < _PACK_FROM_BYTES:
         return b"\0" + plain if plain else b""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,14 @@ MOST_NODES = 1 << 14
 
 _begun: set[str] = set()
 _leaving = threading.Event()
+
+
+def observe_launcher() -> None:
+    """In torchrun's own process: meet in the store in which its nodes do."""
+    from ..torch_private.rendezvous import on_launcher_store
+
+    directory = Path(os.environ["DISTDEBUG_RUN_DIR"])
+    on_launcher_store(lambda *found: begin(directory, *found))
 
 
 def begin(directory: Path, open_store: Callable[[], Any], host: str, prefix: str) -> None:
@@ -66,8 +75,8 @@ def _meet(directory: Path, open_store: Callable[[], Any], host: str, prefix: str
         return  # another process of this node does it, or has done it
     store = open_store()
     place = f"{prefix}/head"
-    if not answer.get("first") and not _comes(store, place, FIRST_GOES_S):
-        _leaving.wait(0.0)
+    if not answer.get("first"):
+        _comes(store, place, FIRST_GOES_S)
     head = _text(store.compare_set(place, "", offer))
     if head == offer:
         ask(directory, "lead", {})
@@ -78,14 +87,12 @@ def _meet(directory: Path, open_store: Callable[[], Any], host: str, prefix: str
     ask(directory, "join", {"offer": head})
 
 
-def _comes(store: Any, key: str, within_s: float) -> bool:
+def _comes(store: Any, key: str, within_s: float) -> None:
+    """Wait until the key is there, or for so long."""
     until_s = time.monotonic() + within_s
-    while not _leaving.wait(LOOK_EVERY_S):
-        if store.check([key]):
-            return True
-        if time.monotonic() > until_s:
+    while not store.check([key]) and time.monotonic() < until_s:
+        if _leaving.wait(LOOK_EVERY_S):
             break
-    return False
 
 
 def _pass_keys_on(directory: Path, store: Any, prefix: str) -> None:

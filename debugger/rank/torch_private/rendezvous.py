@@ -1,4 +1,4 @@
-"""The stores in which nodes and ranks meet: torchrun's own, and those that ranks initialise with."""
+"""The stores in which nodes and ranks meet: torchrun's, and those that ranks initialise with."""
 
 from __future__ import annotations
 
