@@ -156,7 +156,7 @@ class Node:
         for interface in NETS:
             self._nodes.switch(
                 f"link add {self._port(interface)} type veth"
-                f" peer name {interface} netns {self._init}",
+                f" peer name {interface} netns {self._init} address {self._mac(interface)}",
                 f"link set {self._port(interface)} master {_bridge(interface)} up",
             )
         lines = ["link set lo up"]
@@ -167,8 +167,7 @@ class Node:
 
     def power_off(self) -> None:
         """As if its plug were pulled: nothing of it runs any more, and nobody is told."""
-        for interface in NETS:
-            self.unplug(interface)
+        self._nodes.switch(*(f"link delete {self._port(interface)}" for interface in NETS))
         self._end()
 
     def _end(self) -> None:
@@ -262,6 +261,10 @@ class Node:
 
     def _enter(self) -> list[str]:
         return [*_nsenter(self._init), "--uts", "--mount", "--pid", "--"]
+
+    def _mac(self, interface: str) -> str:
+        """The same after a restart, as the others remember it."""
+        return f"02:00:00:00:{NETS[interface]:02x}:{self.number:02x}"
 
     def _port(self, interface: str) -> str:
         """The switch's end of its cable."""
