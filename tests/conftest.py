@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from debugger.testing.plugin import session_of
+from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
@@ -49,3 +50,11 @@ def make_nodes(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
                 pytest.skip(f"needs nodes of its own: {reason}")
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def forked_nodes() -> Iterator[ForkedNodes]:
+    """Runs programs on nodes, on ranks that need not import torch."""
+    made = ForkedNodes()
+    yield made
+    made.close()

@@ -120,7 +120,8 @@ class Node:
         self._nodes = nodes
         self._started = 0
         self._unshare: subprocess.Popen[bytes] | None = None
-        self._init = 0
+        self.init = 0
+        """The process outside that is its init."""
         (self.directory / "etc").mkdir()
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class Node:
     @property
     def network(self) -> str:
         """The file by which a process enters its network."""
-        return f"/proc/{self._init}/ns/net"
+        return f"/proc/{self.init}/ns/net"
 
     def power_on(self) -> None:
         """Bring it up and plug it in; what it had in memory before is gone."""
@@ -149,21 +150,21 @@ class Node:
         # No name server answers there, and nobody should wait for one.
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
         (etc / "boot_id").write_text(f"{uuid.uuid4()}\n")
-        self._unshare, self._init = _hold(
+        self._unshare, self.init = _hold(
             ["--uts", "--mount", "--pid", "--mount-proc", "--propagation", "private"],
             ["sh", "-c", _INIT, "sh", self.name, str(etc), str(self._nodes.directory)],
         )
         for interface in NETS:
             self._nodes.switch(
                 f"link add {self._port(interface)} type veth"
-                f" peer name {interface} netns {self._init} address {self._mac(interface)}",
+                f" peer name {interface} netns {self.init} address {self._mac(interface)}",
                 f"link set {self._port(interface)} master {_bridge(interface)} up",
             )
         lines = ["link set lo up"]
         for interface in NETS:
             lines.append(f"address add {self.address_on(interface)}/24 dev {interface}")
             lines.append(f"link set {interface} up")
-        _ip(self._init, lines)
+        _ip(self.init, lines)
 
     def power_off(self) -> None:
         """As if its plug were pulled: nothing of it runs any more, and nobody is told."""
@@ -175,7 +176,7 @@ class Node:
             return
         if self._unshare.poll() is None:
             # The kernel kills all of a PID namespace with its init.
-            _kill(self._init)
+            _kill(self.init)
         self._unshare.wait(START_LIMIT_S)
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
@@ -195,11 +196,11 @@ class Node:
 
     def take_down(self, interface: str = PLUGGED) -> None:
         """The node itself switches its interface off."""
-        _ip(self._init, [f"link set {interface} down"])
+        _ip(self.init, [f"link set {interface} down"])
 
     def bring_up(self, interface: str = PLUGGED) -> None:
         """The opposite of `take_down`."""
-        _ip(self._init, [f"link set {interface} up"])
+        _ip(self.init, [f"link set {interface} up"])
 
     def start(
         self,
@@ -260,7 +261,7 @@ class Node:
             raise Unavailable("this kernel does not close connections (ss -K)")
 
     def _enter(self) -> list[str]:
-        return [*_nsenter(self._init), "--uts", "--mount", "--pid", "--"]
+        return [*_nsenter(self.init), "--uts", "--mount", "--pid", "--"]
 
     def _mac(self, interface: str) -> str:
         """The same after a restart, as the others remember it."""
