@@ -34,6 +34,8 @@ class ForkedNodes:
         count, commands = len(layout.ranks), []
         while len(self._zygotes) < count:
             self._zygotes.append(Zygote())
+        for zygote in self._zygotes[:count]:
+            zygote.ready()  # all nodes begin at once
         extra = {"TMPDIR": "/tmp", **(extra or {})}
         for number, here in enumerate(layout.ranks):
             first = sum(layout.ranks[:number])

@@ -212,15 +212,27 @@ class Node:
         assert self.is_up, self
         self._started += 1
         stem = self.directory / f"command{self._started}"
+        given = dict(os.environ if env is None else env)
         with stem.with_suffix(".out").open("wb") as out, stem.with_suffix(".err").open("wb") as err:
-            process = subprocess.Popen(
-                [*self._enter(), "sh", "-c", _ENTER, str(cwd or self.directory), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=dict(os.environ if env is None else env),
-            )
+            streams = (subprocess.DEVNULL, out.fileno(), err.fileno())
+            process = self.execute(words, given, streams, cwd)
         return self._nodes.started(Command(self, words, stem, process))
+
+    def execute(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """The same with these standard streams; the process outside that waits for the command."""
+        return subprocess.Popen(
+            [*self._enter(), "sh", "-c", _ENTER, str(cwd or self.directory), *words],
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env=dict(env),
+        )
 
     def run(self, *words: str, limit_s: float = LIMIT_S) -> str:
         """Run a command on the node; what it printed."""

@@ -62,6 +62,10 @@ class Zygote:
     def __init__(self, loaded: TorchLoaded | None = None) -> None:
         self._loaded = loaded or TorchLoaded()
 
+    def ready(self) -> None:
+        """Wait until what is started has torch at once."""
+        self._loaded.ready()
+
     def start(
         self,
         size: int,
