@@ -47,9 +47,8 @@ mount --bind "$3" /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir -p "$3"
 mount --move /mnt "$3"
-trap '' CHLD
 echo up
-exec cat >/dev/null
+exec env --ignore-signal=CHLD cat >/dev/null
 """
 """What makes a node's file systems and then stands for its init: children that nobody waits for
 vanish (CHLD is ignored), and the end of the input is the node's. The folder that the nodes share
@@ -142,6 +141,10 @@ class Node:
     def network(self) -> str:
         """The file by which a process enters its network."""
         return f"/proc/{self.init}/ns/net"
+
+    def outside(self, path: str) -> Path:
+        """Where a file of the node's own is seen from outside, as long as it is up."""
+        return Path(f"/proc/{self.init}/root") / path.lstrip("/")
 
     def power_on(self) -> None:
         """Bring it up and plug it in; what it had in memory before is gone."""

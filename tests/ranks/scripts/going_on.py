@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 STEPS = 5
+RANKS = {"SLURM_PROCID": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
+"""As users take them where Slurm or MPI starts each rank."""
 
 
 def step(rank, number, arguments):
@@ -32,9 +34,9 @@ def main():
     parser.add_argument("--fails-until-attempt", type=int, default=1 << 30)
     parser.add_argument("--pause", type=float, default=0.01)
     arguments = parser.parse_args()
-    if "RANK" not in os.environ:  # as users do where Slurm starts each rank
-        os.environ["RANK"] = os.environ["SLURM_PROCID"]
-        os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
+    for rank, size in RANKS.items():
+        if "RANK" not in os.environ and rank in os.environ:
+            os.environ |= {"RANK": os.environ[rank], "WORLD_SIZE": os.environ[size]}
     if arguments.backend in ("tcp", "mpi"):
         import distcore  # noqa: F401 - registers them
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

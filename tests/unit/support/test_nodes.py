@@ -93,6 +93,9 @@ def test_commands_and_how_they_end(make_nodes: Callable[[int], Nodes]) -> None:
     """By themselves, by a signal that is sent to them alone, and with all of the node."""
     (node,) = make_nodes(1)
     assert node.start(["sh", "-c", "echo no >&2; exit 7"]).wait(LIMIT_S) == 7
+    orphan = 'sh -c "sleep 0.05 & exec sleep 0.1"'  # which ends before who should wait for it
+    assert node.start(["sh", "-c", orphan]).wait(LIMIT_S) == 0
+    assert node.processes() == {}
     one, other = node.start(["sleep", "600"]), node.start(["sleep", "700"])
     one.send_signal(signal.SIGTERM)
     assert one.wait(LIMIT_S) == -signal.SIGTERM
