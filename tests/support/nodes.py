@@ -1,9 +1,10 @@
 """A few nodes on this machine: each with a network, a name, processes and memory of its own.
 
-A node is a network, UTS, mount and PID namespace: an address on a switch that all share, a host
-name that the others resolve, a /tmp and a /dev/shm of its own, a boot id, and process numbers of
-its own below an init. Nothing of it has a name outside, so nothing stays when the process that made
-it is killed: each init ends when its standard input does, and with it goes all that it held.
+A node is a network, UTS, mount, PID and time namespace: an address on a switch that all share, a
+host name that the others resolve, a /tmp and a /dev/shm of its own, a boot id, monotonic clocks,
+and process numbers of its own below an init. Nothing of it has a name outside, so nothing stays
+when the process that made it is killed: each init ends when its standard input does, and with it
+goes all that it held.
 
 By hand: `python -m tests.support.nodes 2 -- hostname -I` runs a command on each node and prints its
 output with the node's name; `{node}` and `{nodes}` in it are the node's number and their count.
@@ -116,6 +117,9 @@ class Node:
         self.name = f"node{number}"
         self.directory = nodes.directory / self.name
         self.directory.mkdir()
+        self.up_before_s = 10_000 * (number + 1)
+        """How much longer than this machine it has been up: monotonic clocks of nodes are no more
+        equal than their boots."""
         self._nodes = nodes
         self._started = 0
         self._unshare: subprocess.Popen[bytes] | None = None
@@ -154,7 +158,11 @@ class Node:
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
         (etc / "boot_id").write_text(f"{uuid.uuid4()}\n")
         self._unshare, self.init = _hold(
-            ["--uts", "--mount", "--pid", "--mount-proc", "--propagation", "private"],
+            [
+                *("--uts", "--mount", "--pid", "--mount-proc", "--propagation", "private"),
+                *("--time", "--monotonic", str(self.up_before_s)),
+                *("--boottime", str(self.up_before_s)),
+            ],
             ["sh", "-c", _INIT, "sh", self.name, str(etc), str(self._nodes.directory)],
         )
         for interface in NETS:
@@ -276,7 +284,7 @@ class Node:
             raise Unavailable("this kernel does not close connections (ss -K)")
 
     def _enter(self) -> list[str]:
-        return [*_nsenter(self.init), "--uts", "--mount", "--pid", "--"]
+        return [*_nsenter(self.init), "--uts", "--mount", "--pid", "--time", "--"]
 
     def _mac(self, interface: str) -> str:
         """The same after a restart, as the others remember it."""

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,11 +22,12 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.root
 LIMIT_S = 60.0
 WHO = """
-import os, socket
+import os, socket, time
 print(socket.gethostname(), socket.getfqdn(), [socket.gethostbyname(f"node{n}") for n in (0, 1)])
 open("/dev/shm/mine", "x"); open("/tmp/mine", "x")
 print(open("/proc/sys/kernel/random/boot_id").read())
 print(os.getcwd(), os.getsid(0) == os.getpid())
+print(time.monotonic())
 """
 SERVE = """
 import socket, sys
@@ -49,13 +51,15 @@ except OSError as error:
 
 def test_each_is_a_machine_of_its_own(make_nodes: Callable[[int], Nodes]) -> None:
     nodes = make_nodes(2)
+    began_s = time.monotonic()
     said = [node.start([sys.executable, "-c", WHO]) for node in nodes]
     boots = set()
     for node, command in zip(nodes, said, strict=True):
         assert command.wait(LIMIT_S) == 0, command.said()
-        who, boot, _, where = command.said().splitlines()
+        who, boot, _, where, clock = command.said().splitlines()
         assert who == f"{node.name} {node.name} ['10.213.0.1', '10.213.0.2']"
         assert where == f"{node.directory} True"
+        assert 0 < float(clock) - began_s - node.up_before_s < LIMIT_S
         boots.add(boot)
         assert node.processes() == {}
     assert len({*boots, Path("/proc/sys/kernel/random/boot_id").read_text().strip()}) == 3
