@@ -1,14 +1,19 @@
 """What all tests have: skips where the machine cannot run a test (the markers `gpu` and `root`),
-processes that need not import torch (`torch_loaded`) and runs of distdebug in such (`zygote`)."""
+processes that need not import torch (`torch_loaded`), runs of distdebug in such (`zygote`), and
+several nodes on this machine (`make_nodes`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from debugger.testing.plugin import session_of
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes, Unavailable
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
 
@@ -31,3 +36,25 @@ def torch_loaded(pytestconfig: pytest.Config) -> TorchLoaded:
 def zygote(torch_loaded: TorchLoaded) -> Zygote:
     """Runs programs on ranks that need not import torch."""
     return Zygote(torch_loaded)
+
+
+@pytest.fixture
+def make_nodes(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
+    """Makes so many nodes, once in a test; they end with it. Skips where this machine has none."""
+    with ExitStack() as made:
+
+        def make(count: int) -> Nodes:
+            try:
+                return made.enter_context(Nodes(count, tmp_path))
+            except Unavailable as reason:
+                pytest.skip(f"needs nodes of its own: {reason}")
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def forked_nodes() -> Iterator[ForkedNodes]:
+    """Runs programs on nodes, on ranks that need not import torch."""
+    made = ForkedNodes()
+    yield made
+    made.close()

@@ -93,6 +93,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+    group.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
+    )
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
         "--allow-unwatched",

@@ -47,12 +47,17 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
+        from ..launch.world_size import node_range
+        from ..nodes.several import Several
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 
         request = args.request
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
+        several = None
+        if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
+            several = Several(*node_range(torchrun.nnodes), request.own.interface)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         with free_port_arguments(request) as port:
@@ -64,6 +69,7 @@ class RunCommand(Command):
                     shown_command=["distdebug", "run", *request.command_line],
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
+                    several=several,
                     environment=_surroundings(request),
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),

@@ -46,6 +46,7 @@ from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
 from .process.main_thread import MainThread
+from .process.meeting import meet_nodes
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
 from .record import call_site
@@ -185,6 +186,7 @@ class Layer:
         """What fails of this is left out, and takes nothing else with it."""
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
+            "meeting the other nodes": lambda: meet_nodes(self.directory),
             "the check of replicas": lambda: check.observe(
                 recorder, self.directory, self.gradients
             ),

@@ -83,6 +83,7 @@ _ALL = (
     Kind("join_timeout", 93, Family.ABSENCE, "GROUP NEVER FORMED", ends_all=True, stack_tells=True),
     Kind("stalled", 93, Family.ABSENCE, "STALLED"),
     Kind("forked", 93, Family.USE, "FORKED CHILD USED THE GROUP", ends_culprits=True),
+    Kind("node_lost", 94, Family.ABSENCE, "NODE LOST", ends_all=True, leaves=True),
     Kind(
         "rank_died",
         94,

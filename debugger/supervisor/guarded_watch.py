@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..record.records import newest_ranks
 from ..record.snapshot import Rank
@@ -14,8 +14,16 @@ from .watch import Look, Watch
 class GuardedWatch:
     """`ranks` and `world_size` are as of the last look; `judged`: whether that one did not fail."""
 
-    def __init__(self, watch: Watch, faults: OwnFaults, announcements: Announcements) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        faults: OwnFaults,
+        announcements: Announcements,
+        elsewhere: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`elsewhere`: whether another node's supervisor judges the run now."""
         self._watch = watch
+        self._elsewhere = elsewhere
         self._faults = faults
         self._announcements = announcements
         self.judged = True
@@ -36,7 +44,7 @@ class GuardedWatch:
         look = None
         self.judged = False
         with self._faults.guard("the look at the ranks"):
-            look = self._watch.look(finished)
+            look = self._look(finished)
             self.judged = True
             self.ranks = newest_ranks(look.snapshots)
             self.world_size = max([1, *(one.world_size for one in look.snapshots)])
@@ -47,7 +55,10 @@ class GuardedWatch:
 
     def silent_look(self) -> Look:
         """One look at all ranks, of which nothing is told. What fails in it is raised."""
-        return self._watch.look()
+        return self._look()
+
+    def _look(self, finished: bool = False) -> Look:
+        return self._watch.only_look() if self._elsewhere() else self._watch.look(finished)
 
     def detected_after_s(self, identity: tuple[object, ...]) -> float | None:
         """How long after it could be seen a finding was found; None for one that no look found."""

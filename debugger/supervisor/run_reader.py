@@ -6,6 +6,7 @@ told of them by another one, is its own business.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class RunReader(Protocol):
         """Whether a process that may become a rank, and has no record yet, was at work since the
         last call."""
 
+    def settled(self, since_s: float) -> bool:
+        """Whether the last look has shown all that had happened by then, of the monotonic clock."""
+
 
 class LocalReader:
     """The flight records below one run directory, and the processes of this host. `world_size`
@@ -40,11 +44,14 @@ class LocalReader:
         self._records = records
         self._table = table
         self._world_size = world_size
+        self.trust_size = False
+        """What the ranks say of the size of their world counts, whatever `world_size` is."""
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         self._table.refresh()
         self._records.look()
-        return self._records.snapshots(self._table.observe, self._world_size, finished=finished)
+        size = None if self.trust_size else self._world_size
+        return self._records.snapshots(self._table.observe, size, finished=finished)
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -52,6 +59,9 @@ class LocalReader:
 
     def starting(self) -> bool:
         return self._table.starting(self._records.pids)
+
+    def settled(self, since_s: float) -> bool:
+        return since_s <= time.monotonic()
 
     @property
     def faults(self) -> Sequence[str]:

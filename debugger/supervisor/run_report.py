@@ -45,6 +45,7 @@ class RunReport:
     reach: Reach
     app: Beside
     say: Callable[[str], None]
+    publish: Callable[[Document], None] = lambda _report: None
 
     def give(
         self, status: ExitStatus | None, look: Look, finding: Finding | None, evidence: Evidence
@@ -83,17 +84,30 @@ class RunReport:
         with self.faults.guard("what became of the injected faults"):
             code = self.injection.settle(report, timed, ends)
         rendered = self._write(report)
+        with self.faults.guard("the report to other nodes"):
+            self.publish(report)
         self._close_app()
         if unexplained:
             self._show_launcher_output(findings)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(rendered)
-            sys.stderr.flush()
+        self._print(rendered)
         for failure in self.directory.failures:
             self.say(failure)
         if self.options.ci is not None:
             self.options.ci.finish(self.directory, report, self.say)
         return code
+
+    def pass_on(self, report: Document) -> int:
+        """Keep and print the report that the head of the job has made; returns its exit code."""
+        rendered = self._write(report)
+        self._close_app()
+        self._print(rendered)
+        return int(report["exit_code"])
+
+    @staticmethod
+    def _print(rendered: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(rendered)
+            sys.stderr.flush()
 
     def _outcome(
         self, status: ExitStatus | None, look: Look, finding: Finding | None

@@ -30,6 +30,10 @@ from .guarded_watch import GuardedWatch
 from .host import HostSampler
 from .injection import Injection
 from .interrupts import Interrupts
+from .job.job import Job
+from .job.orders import Orders
+from .job.ranks import JobRanks
+from .job.reader import JobReader
 from .launch import Launch, find_command
 from .oom import OomWatch
 from .output_process import OutputProcess
@@ -83,7 +87,11 @@ class Supervisor:
             self._announcements = Announcements(directory)
             self._say = self._announcements.say
             self._injection = Injection(options.faults, directory, self._say, options.own_network)
-            self._watch = self._watching(launch, exits)
+            table = ProcessTable(exits, launch, OomWatch())
+            self._job = Job(options.several, directory, table, self._say)
+            self._watch = self._watching(table)
+            ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
+            self._orders = Orders(self._job, ranks, self._interrupts, self._say)
             latest = base == BASE and RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             with faults.guard("the output of the ranks"):
@@ -99,7 +107,7 @@ class Supervisor:
             end = RunEnd(
                 options,
                 launch,
-                LocalRanks(launch, directory),
+                ranks,
                 self._watch,
                 self._interrupts,
                 faults,
@@ -118,7 +126,7 @@ class Supervisor:
                 if finding is not None:
                     with faults.guard("what the GPUs say of a finding"):
                         finding = host.explained(finding)
-            if finding is None:
+            if finding is None and not self._job.judged_elsewhere:
                 with faults.guard("rule stragglers"):
                     slow = slow_ranks(look.snapshots)
                     look = replace(look, findings=[*look.findings, *slow])
@@ -134,25 +142,38 @@ class Supervisor:
                 self._reach,
                 self._app,
                 self._say,
+                self._job.publish,
             )
-            return report.give(launch.poll(), look, finding, end.evidence)
+            with contextlib.closing(self._job):
+                document = None
+                with faults.guard("the report of the head"):
+                    document = self._orders.document(launch.poll())
+                if document is not None:
+                    return report.pass_on(dict(document))
+                status = self._orders.status(launch.poll())
+                return report.give(status, look, finding, end.evidence)
 
-    def _watching(self, launch: Launch, exits: ExitLog) -> GuardedWatch:
+    def _watching(self, table: ProcessTable) -> GuardedWatch:
         options, note = self._options, self._faults.note
-        records = Records(self._directory.ranks, note, steady=True, trusted=True)
-        table = ProcessTable(exits, launch, OomWatch())
+        records = Records(
+            self._directory.ranks, note, steady=True, trusted=True, far=self._job.process_of
+        )
         policy = Policy(
             limits=options.limits, level=options.level, max_restarts=options.max_restarts
         )
-        watch = Watch(LocalReader(records, table, options.world_size), policy, note)
-        return GuardedWatch(watch, self._faults, self._announcements)
+        reader = JobReader(LocalReader(records, table, options.world_size), self._job)
+        watch = Watch(reader, policy, note)
+        job = self._job
+        return GuardedWatch(watch, self._faults, self._announcements, lambda: job.judged_elsewhere)
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[HostSampler]:
         """What goes on beside the command, from before its start to behind its end."""
         directory, guard = self._directory, self._faults.guard
         actions = Actions(directory, lambda: self._watch.ranks)
-        control = ControlServer(directory.path, {**actions.table(), "stop": self._stop})
+        control = ControlServer(
+            directory.path, {**actions.table(), **self._job.actions(), "stop": self._stop}
+        )
         host = HostSampler(directory)
         try:
             control.start()
@@ -171,7 +192,7 @@ class Supervisor:
             self._directory.path,
             None if aside is None else aside.fileno(),
             self._output is not None,
-            self._injection.environment,
+            {**self._injection.environment, **self._job.environment},
         )
 
     # -- watching ------------------------------------------------------------------------------
@@ -194,13 +215,19 @@ class Supervisor:
                 self._output.show(not self._app.open)
             if self._app.hung_up:
                 self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
+            with guard("the other nodes"):
+                self._orders.look(self._watch.ranks)
             if self._interrupts.signal is not None or impossible:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict
+            if self._orders.over:
+                return look, self._orders.finding
             if launch.poll() is not None:
                 launcher_ended_s = launcher_ended_s or time.monotonic()
-                if not launch.descendants() or time.monotonic() - launcher_ended_s > ORPHAN_GRACE_S:
+                waited_s = time.monotonic() - launcher_ended_s
+                ended = not launch.descendants() or waited_s > ORPHAN_GRACE_S
+                if ended and self._orders.may_end(launch.poll()):
                     return look, None
             time.sleep(self._watch.pause_s)
 

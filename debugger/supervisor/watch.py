@@ -96,6 +96,11 @@ class Watch:
         self._look = Look(snapshots, findings, judged.notices, confirmed)
         return self._look
 
+    def only_look(self, finished: bool = False) -> Look:
+        """Look at all ranks now, and judge nothing: another supervisor does."""
+        self._look = Look(self._reader.look(finished), (), (), None)
+        return self._look
+
     def _confirmed(
         self, findings: Sequence[Finding], now_s: float, finished: bool
     ) -> Finding | None:
@@ -108,7 +113,10 @@ class Watch:
         if self._candidate is None or self._candidate[0] != found.identity:
             self._candidate = (found.identity, now_s)
             return None
-        return found if now_s - self._candidate[1] >= CONFIRM_AFTER_S else None
+        first_s = self._candidate[1]
+        # What is far away may not be told yet, and be the cause.
+        confirmed = now_s - first_s >= CONFIRM_AFTER_S and self._reader.settled(first_s)
+        return found if confirmed else None
 
     def _may_still_come(self, found: Finding) -> bool:
         """Ranks are missed of which nothing was seen, while processes are still starting up. Asked

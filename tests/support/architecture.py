@@ -17,6 +17,7 @@ FLOORS = {
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
+    "nodes": 2,
     "hook": 2,
     "foreign": 3,
     "launch": 3,

@@ -1,9 +1,12 @@
-"""A launcher whose ranks share one import of torch: `forked_program.py [--apart] RANKS SCRIPT ...`.
+"""A launcher whose ranks share one import of torch: `forked_program.py [--apart | --node
+FIRST,WORLD,NODE,NODES,ADDRESS,PORT] RANKS SCRIPT ...`.
 
 Below `distdebug exec` its ranks are observed as those of any other launcher. Where torchrun and its
 ranks import torch one by one, which costs 2 s of a core each, this does it once. Otherwise it is as
 torchrun is: it has the store, sets the same variables, and ends all ranks when one fails. With
 --apart each lives and dies by itself, and it prints how: `{rank: [exit code, Unix time]}`.
+With --node its ranks are those from FIRST on of a world of so many, on node number NODE of so many;
+node 0 has the store, at this address and port.
 """
 
 import contextlib
@@ -17,14 +20,19 @@ import time
 
 GRACE_S = 1.0
 """As torchrun looks at its ranks now and then, those that are late may come as far as the first."""
-SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
-ZEROS = ("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+SIZES = ("WORLD_SIZE", "ROLE_WORLD_SIZE")
+ZEROS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 
 
 def main() -> None:
     apart = sys.argv[1] == "--apart"
     del sys.argv[1 : 1 + apart]
+    place = sys.argv[2].split(",") if sys.argv[1] == "--node" else None
+    if place:
+        del sys.argv[1:3]
     size, script = int(sys.argv[1]), sys.argv[2]
+    first, world, node, nodes = map(int, place[:4]) if place else (0, size, 0, 1)
+    address, port = (place[4], int(place[5])) if place else ("127.0.0.1", 0)
     finder, hook = hook_of_this_process()
     if finder is not None:
         sys.meta_path.remove(finder)  # this process is no rank
@@ -32,11 +40,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     # Ranks that have a network of their own reach it from there.
-    own = "" if os.environ.get("DISTDEBUG_NETWORK") else "127.0.0.1"
-    listener = socket.create_server((own, 0), backlog=256)
-    port = listener.getsockname()[1]
-    os.environ |= {name: str(size) for name in SIZES} | dict.fromkeys(ZEROS, "0")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = "" if os.environ.get("DISTDEBUG_NETWORK") else address
+    listener = None
+    if node == 0:
+        listener = socket.create_server((own, port), backlog=256)
+        port = listener.getsockname()[1]
+    os.environ |= {name: str(world) for name in SIZES} | dict.fromkeys(ZEROS, "0")
+    os.environ |= {"LOCAL_WORLD_SIZE": str(size)}
+    os.environ |= {"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes)}
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     os.environ |= {"TORCHELASTIC_RUN_ID": "forked", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     sys.argv[:3] = [script]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -44,16 +56,22 @@ def main() -> None:
     for rank in range(size):
         pid = os.fork()
         if not pid:
-            listener.close()
-            become(rank, finder, hook, torch)
+            if listener is not None:
+                listener.close()
+            become(first + rank, rank, finder, hook, torch)
             runpy.run_path(script, run_name="__main__")
             return
         ranks[pid] = rank
-    # Only now: it has a thread, which a forked rank would lack.
-    descriptor = listener.detach()
-    store = torch.distributed.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-    )
+    store = None
+    if listener is not None:
+        # Only now: it has a thread, which a forked rank would lack.
+        store = torch.distributed.TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
     code = wait_for_each(ranks) if apart else wait_for(ranks)
     del store
     sys.exit(code)
@@ -67,9 +85,9 @@ def hook_of_this_process():
     return None, {}
 
 
-def become(rank, finder, hook, torch) -> None:
+def become(rank, local_rank, finder, hook, torch) -> None:
     """What the hook does at the start of a rank's process, which is a forked one here."""
-    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+    os.environ |= {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
     if finder is None:
         return
     os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())

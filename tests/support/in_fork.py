@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -10,9 +11,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+NAMESPACES = ("time", "net", "uts", "pid", "mnt")
+
 
 def surroundings(request: Mapping[str, Any]) -> None:
-    """The folder, the environment and the standard streams that were asked for."""
+    """The node, the folder, the environment and the standard streams that were asked for."""
+    if request.get("node"):
+        _enter(request["node"])
     for number, path in enumerate([os.devnull, *request["output"]]):
         flags = os.O_RDONLY if not number else os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(path, flags, 0o600)
@@ -22,6 +27,29 @@ def surroundings(request: Mapping[str, Any]) -> None:
     os.environ.update({"OMP_NUM_THREADS": "1", **request["env"]})  # as torchrun
     os.chdir(request["cwd"])
     sys.meta_path[:] = [one for one in sys.meta_path if not _is_of_pytest(one)]
+
+
+def _enter(init: int) -> None:
+    """Go on as a process of the node that has this init, with the process of before in front of it
+    for those who know its number: signals go through it, and it ends as this one does."""
+    files = [os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
+    for file in files:
+        if ctypes.CDLL(None, use_errno=True).setns(file, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(file)
+    # The process itself keeps its number; its children have those of the node.
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: os.kill(pid, number))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _is_of_pytest(finder: object) -> bool:

@@ -91,6 +91,10 @@ class TorchLoaded:
             (Forked(self._server, pid), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)
         ]
 
+    def ready(self) -> None:
+        """Wait until it has torch, so that what is forked then does not wait for it."""
+        self._server.ready()
+
     def kill(self) -> None:
         """End all that was forked, and all below it."""
         self._server.kill()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tests.support import runs
@@ -39,11 +39,32 @@ class Command:
         return runs.Run(code if code >= 0 else 128 - code, *texts, self.directory)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A node's part of a job: its ranks begin with `first`. `init`: the node's."""
+
+    init: int
+    first: int
+    world: int
+    node: int
+    nodes: int
+    address: str
+    port: int
+
+    def text(self) -> str:
+        """As the launcher reads it."""
+        return ",".join(map(str, astuple(self)[1:]))
+
+
 class Zygote:
     """One run at a time. `loaded`: where it is forked; a server of its own by default."""
 
     def __init__(self, loaded: TorchLoaded | None = None) -> None:
         self._loaded = loaded or TorchLoaded()
+
+    def ready(self) -> None:
+        """Wait until what is started has torch at once."""
+        self._loaded.ready()
 
     def start(
         self,
@@ -52,15 +73,19 @@ class Zygote:
         tmp_path: Path,
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
+        part: Part | None = None,
     ) -> Command:
         """Start a script, with its arguments, on `size` ranks, as `runs.start` does: below
-        `distdebug exec`, with these flags. The run directory is below `tmp_path`."""
+        `distdebug exec`, with these flags. The run directory is below `tmp_path`. `part`: on a
+        node, which has so many ranks of a greater world."""
         directory, stdout, stderr = (tmp_path / name for name in ("run", "stdout", "stderr"))
         for path in (stdout, stderr):
             path.write_bytes(b"")
         argv = ["exec", "--run-dir", str(directory), *flags]
-        argv += ["--", sys.executable, str(PROGRAM), str(size), *map(str, program)]
-        order = request(tmp_path, runs.environment(extra), stdout, stderr, argv=argv)
+        place = ["--node", part.text()] if part else []
+        argv += ["--", sys.executable, str(PROGRAM), *place, str(size), *map(str, program)]
+        node = part.init if part else 0
+        order = request(tmp_path, runs.environment(extra), stdout, stderr, argv=argv, node=node)
         ((process, channel),) = self._loaded.fork("tests.support.supervised:supervise", order)
         channel.close()
         return Command(process, directory, stdout, stderr)

@@ -1,17 +1,17 @@
-"""Ranks on two hosts (network namespaces): two on each, with shared memory within a host and TCP
+"""Ranks on two hosts (nodes of this machine): two on each, with shared memory within a host and TCP
 between them; what becomes of a connection that is reset, or on which nothing comes any more."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.crew import Crew
-from tests.support.hosts import DIRECT, PLUGGED, Hosts, Unavailable
+from tests.support.nodes import SECOND, Nodes, Unavailable
 from tests.support.torch_loaded import TorchLoaded
 
 pytestmark = pytest.mark.root
@@ -36,19 +36,14 @@ print("done")
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts()
-    except Unavailable as reason:
-        pytest.skip(f"needs network namespaces: {reason}")
-    with made:
-        yield made
+def hosts(make_nodes: Callable[[int], Nodes]) -> Nodes:
+    return make_nodes(2)
 
 
 class Ranks:
     """Makes crews of which ranks 0 and 1 are on host 0, 2 and 3 on host 1."""
 
-    def __init__(self, loaded: TorchLoaded, hosts: Hosts, directory: Path) -> None:
+    def __init__(self, loaded: TorchLoaded, hosts: Nodes, directory: Path) -> None:
         self._loaded = loaded
         self._hosts = hosts
         self._directory = directory
@@ -56,29 +51,27 @@ class Ranks:
     def __call__(self, extra: Mapping[str, str] | None = None) -> Crew:
         crew = Crew(self._loaded, self._directory, 4, extra, SCRIPT)
         for rank in range(4):
-            crew.ask([rank], "enter", namespace=self._hosts.namespaces[rank // 2])
+            crew.ask([rank], "enter", network=self._hosts[rank // 2].network)
         return crew
 
 
 @pytest.fixture
-def ranks(torch_loaded: TorchLoaded, hosts: Hosts, tmp_path: Path) -> Ranks:
+def ranks(torch_loaded: TorchLoaded, hosts: Nodes, tmp_path: Path) -> Ranks:
     return Ranks(torch_loaded, hosts, tmp_path)
 
 
 def join(crew: Crew, method: str) -> list[Any]:
-    return crew.everyone("join", address=Hosts.address(0), port=PORT, method=method)
+    return crew.everyone("join", address="10.213.0.1", port=PORT, method=method)
 
 
-def listening(hosts: Hosts, host: int) -> set[str]:
+def listening(hosts: Nodes, host: int) -> set[str]:
     """The addresses that listen there, but for the store's."""
-    lines = hosts.run(host, "ss", "-ltnH").splitlines()
-    ends = [line.split()[3].rpartition(":") for line in lines]
-    return {address for address, _, port in ends if port != str(PORT)}
+    return {address for address, port in hosts[host].listening() if port != PORT}
 
 
-def connections(hosts: Hosts, host: int, other: int) -> list[list[str]]:
+def connections(hosts: Nodes, host: int, other: int) -> list[list[str]]:
     """Those over TCP that lead from one host to the other, but for the store's."""
-    every = hosts.connections(host, hosts.address(other))
+    every = hosts[host].connections(hosts[other].address)
     return [ends for ends in every if not any(end.endswith(f":{PORT}") for end in ends)]
 
 
@@ -92,7 +85,7 @@ def check_both_sides_are_named(crew: Crew, began_s: float, limit_s: float) -> No
         assert found["at_s"] - began_s < limit_s, found
 
 
-def test_two_hosts(hosts: Hosts, ranks: Ranks) -> None:
+def test_two_hosts(hosts: Nodes, ranks: Ranks) -> None:
     """Right results, strangers that change nothing, and a reset that everybody knows of at once."""
     with ranks() as crew:
         endpoints = [one["endpoint"] for one in join(crew, "env")]
@@ -106,13 +99,13 @@ def test_two_hosts(hosts: Hosts, ranks: Ranks) -> None:
             crew.everyone("exchange", elements=elements)
         crew.tell(range(4), "all_reduces", count=300, elements=20_000)
         for host, (address, port) in ((0, endpoints[3]), (1, endpoints[0])):
-            assert hosts.python(host, STRAY, address, str(port)) == "done\n"
+            assert hosts[host].python(STRAY, address, str(port)) == "done\n"
         assert [crew.answer(rank)["kind"] for rank in range(4)] == [""] * 4
         crew.tell(range(4), "reduce_until_error")
         time.sleep(0.3)  # not for order: any moment will do
         began_s = time.monotonic()
         try:
-            hosts.reset(0, links[0])
+            hosts[0].reset(links[0])
         except Unavailable as reason:
             pytest.skip(str(reason))
         for rank in range(4):
@@ -123,19 +116,19 @@ def test_two_hosts(hosts: Hosts, ranks: Ranks) -> None:
 
 
 @pytest.mark.long
-def test_the_interface_is_chosen(hosts: Hosts, ranks: Ranks) -> None:
-    with ranks({"DISTCORE_SOCKET_IFNAME": f"none,{DIRECT}"}) as crew:
+def test_the_interface_is_chosen(hosts: Nodes, ranks: Ranks) -> None:
+    with ranks({"DISTCORE_SOCKET_IFNAME": f"none,{SECOND}"}) as crew:
         endpoints = [one["endpoint"][0] for one in join(crew, "tcp")]
         assert endpoints == ["10.214.0.1"] * 2 + ["10.214.0.2"] * 2
         assert [listening(hosts, host) for host in (0, 1)] == [{"10.214.0.1"}, {"10.214.0.2"}]
         crew.everyone("exchange", elements=1000)
-        hosts.unplug(1)  # no matter: the store was only needed to begin with
+        hosts[1].unplug()  # no matter: the store was only needed to begin with
         crew.everyone("exchange", elements=1000)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["unplugged", "link down"])
-def test_a_link_on_which_nothing_comes_any_more(hosts: Hosts, ranks: Ranks, how: str) -> None:
+def test_a_link_on_which_nothing_comes_any_more(hosts: Nodes, ranks: Ranks, how: str) -> None:
     """Nobody is told: each side finds out by itself."""
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": str(USER_TIMEOUT_S)}
     with ranks(extra) as crew:
@@ -145,14 +138,14 @@ def test_a_link_on_which_nothing_comes_any_more(hosts: Hosts, ranks: Ranks, how:
         time.sleep(0.5)  # not for order: any moment will do
         began_s = time.monotonic()
         if how == "unplugged":
-            hosts.unplug(1)
+            hosts[1].unplug()
         else:
-            hosts.take_down(1, PLUGGED)
+            hosts[1].take_down()
         check_both_sides_are_named(crew, began_s, USER_TIMEOUT_S + 1 + BUSY_S)
 
 
 @pytest.mark.long
-def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, ranks: Ranks) -> None:
+def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Nodes, ranks: Ranks) -> None:
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": str(USER_TIMEOUT_S)}
     with ranks(extra) as crew:
         join(crew, "env")
@@ -161,7 +154,7 @@ def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, rank
         crew.tell([3], "receive", src=1)
         time.sleep(0.3)  # not for order: any moment will do
         began_s = time.monotonic()
-        hosts.unplug(0)
+        hosts[0].unplug()
         for rank, culprit in ((0, 2), (3, 1)):
             found = crew.answer(rank)
             assert (found["kind"], found["culprit"]) == ("PeerLost", culprit), found
@@ -169,19 +162,19 @@ def test_messages_over_a_link_on_which_nothing_comes_any_more(hosts: Hosts, rank
 
 
 @pytest.mark.long
-def test_a_short_interruption(hosts: Hosts, ranks: Ranks) -> None:
+def test_a_short_interruption(hosts: Nodes, ranks: Ranks) -> None:
     """The twin: the link comes back in time, and nobody has noticed."""
     with ranks() as crew:
         join(crew, "env")
-        hosts.unplug(1)
+        hosts[1].unplug()
         crew.tell(range(4), "all_reduces", count=3)
         time.sleep(2)  # the length of the interruption
-        hosts.plug_in(1)
+        hosts[1].plug_in()
         assert [crew.answer(rank)["kind"] for rank in range(4)] == [""] * 4
 
 
 @pytest.mark.long
-def test_a_rank_that_comes_late(hosts: Hosts, ranks: Ranks) -> None:
+def test_a_rank_that_comes_late(hosts: Nodes, ranks: Ranks) -> None:
     """Its host answers, but has no room for what is sent to it: it is not out of reach."""
     extra = {"DISTCORE_TCP_USER_TIMEOUT_S": "2"}
     with ranks(extra) as crew:

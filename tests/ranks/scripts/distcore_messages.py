@@ -67,9 +67,9 @@ def command_send_and_die(rank, size, dst, count):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def command_enter(rank, size, namespace):
-    """Move to another network, as if to another machine."""
-    with open(f"/run/netns/{namespace}") as file:
+def command_enter(rank, size, network):
+    """Move to another network, as if to another machine: to that of this file."""
+    with open(network) as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), "setns")
 

@@ -1,0 +1,126 @@
+"""Over nodes under a real mpiexec, which starts the ranks of all of them: with a `distdebug exec`
+for each rank, or below one `distdebug run --launcher mpi`. The nodes share no working directory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import runs
+from tests.support.mpi_on_nodes import MpiNodes, over
+from tests.support.nodes import Command, Nodes
+from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
+
+from .test_fixtures import EXPECTED, FIXTURES, chosen, load
+from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
+from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
+
+pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
+GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
+LIMIT_S = 150.0
+TWO_AND_TWO = Layout((2, 2))
+
+
+@pytest.fixture
+def mpi_nodes(make_nodes: Callable[[int], Nodes]) -> Iterator[MpiNodes]:
+    with over(make_nodes(2)) as made:
+        yield made
+
+
+def programs() -> list[Any]:
+    without = {*UNLIKE, *NOT_RUN, *ON_ONE_NODE, *SHARED_FILES}
+    return [chosen(name, set()) for name in EXPECTED if name not in without]
+
+
+def exec_each(*flags: str) -> list[str]:
+    """A supervisor for each rank."""
+    return [str(runs.DISTDEBUG), "exec", *flags, "--", sys.executable]
+
+
+def ended(command: Command) -> int:
+    try:
+        return command.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"not over\n{command.said()}") from None
+
+
+@needs_one_verdict
+@pytest.mark.parametrize("name", programs())
+def test_verdict(name: str, mpi_nodes: MpiNodes) -> None:
+    expected = load(name)
+    layout = Layout.over(2, expected["nproc"])
+    program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
+    words = [*exec_each(*expected["args"]), *program]
+    command = mpi_nodes.mpiexec(layout, words, EXTRA)
+    assert ended(command) == expected["exit_code"], command.said()
+    found = mpi_nodes.reports()
+    assert len(found) == layout.size, command.said()
+    for report in found:
+        verdict = (report["outcome"], report["exit_code"])
+        assert verdict == (expected["outcome"], expected["exit_code"]), (report, command.said())
+        errors = [one for one in report["findings"] if one["severity"] == "error"]
+        if errors and expected["culprits"] is not None:
+            assert sorted(errors[0]["culprits"]) == sorted(expected["culprits"]), report
+    check_hosts(layout, found)
+    check_nothing_is_left(mpi_nodes.nodes)
+
+
+def check_hosts(layout: Layout, found: list[dict[str, Any]]) -> None:
+    """Who has the ranks of all knows where they are."""
+    heads = [one for one in found if len(one["ranks"]) == layout.size]
+    assert heads, [sorted(one["ranks"]) for one in found]
+    hosts = {int(rank): one["host"] for rank, one in heads[0]["ranks"].items()}
+    assert hosts == {rank: f"node{layout.node_of(rank)}" for rank in range(layout.size)}
+
+
+@needs_one_verdict
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_below_one_run(mpi_nodes: MpiNodes, backend: str) -> None:
+    """`distdebug run --launcher mpi --hostfile`: no more is typed than on one node."""
+    hosts = str(mpi_nodes.hosts(TWO_AND_TWO))
+    words = [str(runs.DISTDEBUG), "run", "--launcher", "mpi", "--hostfile", hosts, "-n", "4"]
+    program = [str(GOING_ON), "--backend", backend, "--wrong", "2"]
+    command = mpi_nodes.start([*words, *program])
+    assert ended(command) == 91, command.said()
+    report = next(one for one in mpi_nodes.reports() if len(one["ranks"]) == 4)
+    assert report["findings"][0]["culprits"] == [2]
+    check_hosts(TWO_AND_TWO, [report])
+    check_nothing_is_left(mpi_nodes.nodes)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp", "mpi"])
+def test_without_a_fault(mpi_nodes: MpiNodes, backend: str) -> None:
+    master = {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+    words = [*exec_each(), str(GOING_ON), "--backend", backend, "--steps", "20"]
+    command = mpi_nodes.mpiexec(TWO_AND_TWO, words, master)
+    assert ended(command) == 0, command.said()
+    found = mpi_nodes.reports()
+    assert len(found) == 4
+    for report in found:
+        assert (report["outcome"], report["findings"]) == ("ok", []), command.said()
+    check_nothing_is_left(mpi_nodes.nodes)
+
+
+def test_ended_from_outside(mpi_nodes: MpiNodes) -> None:
+    """mpiexec is told to end: nobody is to blame, and nothing stays on any node."""
+    here = mpi_nodes.nodes.directory / "here"
+    here.mkdir()
+    words = [*exec_each(), str(GOING_ON), "--backend", "mpi", "--here", str(here)]
+    command = mpi_nodes.mpiexec(TWO_AND_TWO, words)
+    until_s = time.monotonic() + LIMIT_S
+    while len(list(here.iterdir())) < 4:
+        assert command.poll() is None, command.said()
+        assert time.monotonic() < until_s, command.said()
+        time.sleep(0.05)
+    command.send_signal(signal.SIGTERM)
+    assert ended(command) != 0
+    check_nothing_is_left(mpi_nodes.nodes)
+    for report in mpi_nodes.reports():
+        assert report["outcome"] == "interrupted", (report["findings"], command.said())

