@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from debugger.diagnosis.diagnose import diagnose, verdict_first
+from debugger.diagnosis import judging
+from debugger.diagnosis.diagnose import verdict_first
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.record.snapshot import Snapshot
@@ -22,31 +23,23 @@ class Judge:
     """Remembers what earlier looks saw: a finding counts when two looks agree on it."""
 
     def __init__(self) -> None:
-        self._previous: dict[tuple[str, int], Snapshot] = {}
+        self._judge = judging.Judge(Limits())
         self._seen: set[tuple[object, ...]] = set()
 
     def look(self, snapshots: Sequence[Snapshot], limits: Limits) -> tuple[list[Found], list[str]]:
         """What is wrong with a live run, seen twice; and notices."""
-        found: list[Finding] = []
-        notices: list[str] = []
-        for snapshot in snapshots:
-            if snapshot.ranks:
-                key = snapshot.world
-                diagnosis = diagnose(snapshot, self._previous.get(key), limits)
-                self._previous[key] = snapshot
-                found += diagnosis.findings
-                notices += diagnosis.notices
-        confirmed = [one for one in found if one.identity in self._seen]
-        self._seen = {one.identity for one in found}
-        return in_order(confirmed), [safe(one, 2000) for one in notices]
+        self._judge.limits = limits
+        judged = self._judge.look(snapshots)
+        confirmed = [one for one in judged.findings if one.identity in self._seen]
+        self._seen = {one.identity for one in judged.findings}
+        return in_order(confirmed), [safe(one, 2000) for one in judged.notices]
 
 
 def judge_once(
     snapshots: Sequence[Snapshot], before: Sequence[Snapshot], limits: Limits
 ) -> list[Found]:
     """What is wrong with a run that is over."""
-    pairs = zip(snapshots, before, strict=True)
-    return in_order([one for now, then in pairs for one in diagnose(now, then, limits).findings])
+    return in_order(judging.judge(snapshots, before, limits).findings)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Found]:

@@ -26,8 +26,9 @@ class ExecCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
-        from .run_options import Options
-        from .session import Session
+        from ..nodes.several import of_tasks
+        from ..supervisor.run_options import Options
+        from ..supervisor.supervisor import Supervisor
 
         command = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not command:
@@ -38,4 +39,12 @@ class ExecCommand(Command):
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
         size = inject_flags.known_world_size(os.environ)
-        return Session(Options(command=command, **options.common(args, command, size))).run()
+        several = of_tasks(os.environ, args.interface)
+        return Supervisor(
+            Options(
+                command=command,
+                several=several,
+                world_size=None if several is None else 0,
+                **options.common(args, command, size),
+            )
+        ).run()

@@ -13,8 +13,8 @@ from typing import Any
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
-from . import break_flags, ci, inject_flags
-from .terminal_app import need_terminal
+from ..supervisor.terminal_app import need_terminal
+from . import break_flags, ci_flags, inject_flags
 
 LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
@@ -93,13 +93,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+    group.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
+    )
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
         "--allow-unwatched",
         action="store_true",
         help="a run in which no rank was seen may pass (else it ends with exit code 2)",
     )
-    ci.add(group)
+    ci_flags.add(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
@@ -109,7 +115,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def common(
     args: argparse.Namespace, command: Sequence[str], world_size: int | None
 ) -> dict[str, Any]:
-    """The shared flags as arguments for `session.Options`; `command` is what is run, on
+    """The shared flags as arguments for `run_options.Options`; `command` is what is run, on
     `world_size` ranks where that is known. Raises UsageError."""
     if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
@@ -134,7 +140,7 @@ def common(
         "strict": args.strict,
         "allow_unwatched": args.allow_unwatched,
         "tui": args.tui,
-        "ci": ci.chosen(args),
+        "ci": ci_flags.chosen(args),
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",

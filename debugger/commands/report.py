@@ -89,7 +89,7 @@ class ReportCommand(Command):
         report = stored.load(directory.report_json)
         faults: Sequence[str] = ()
         if report is None:
-            from . import on_the_spot
+            from ..supervisor import on_the_spot
 
             report, faults = on_the_spot.report(directory)
             faults = [directory.as_known(fault) for fault in faults]

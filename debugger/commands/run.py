@@ -47,23 +47,29 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
-        from .run_options import Options
-        from .session import Session
+        from ..launch.world_size import node_range
+        from ..nodes.several import Several
+        from ..supervisor.run_options import Options
+        from ..supervisor.supervisor import Supervisor
 
         request = args.request
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
+        several = None
+        if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
+            several = Several(*node_range(torchrun.nnodes), request.own.interface)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         with free_port_arguments(request) as port:
             command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
-            return Session(
+            return Supervisor(
                 Options(
                     command=command,
                     launcher="torchrun",
                     shown_command=["distdebug", "run", *request.command_line],
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
+                    several=several,
                     environment=_surroundings(request),
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
@@ -72,12 +78,12 @@ class RunCommand(Command):
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job
-        from .run_options import Options
-        from .session import Session
+        from ..supervisor.run_options import Options
+        from ..supervisor.supervisor import Supervisor
 
         shown = ["--launcher", "mpi", *request.command_line]
         with mpi_job(request, size) as job:
-            return Session(
+            return Supervisor(
                 Options(
                     command=job.command,
                     environment=job.environment,

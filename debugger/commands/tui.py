@@ -25,7 +25,7 @@ class TuiCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..record.unpacking import opened
-        from .terminal_app import command_line
+        from ..supervisor.terminal_app import command_line
 
         with (
             opened(args.run) as directory,

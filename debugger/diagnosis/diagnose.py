@@ -30,6 +30,7 @@ from .rules.early_exit import departures
 from .rules.group_creation import creation_mismatches
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, refine_cause
+from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.reported_by_ranks import settled, told
 from .rules.split_mismatch import split_mismatches
@@ -88,6 +89,7 @@ def diagnose(
         *candidates_of(deadlocks, world, channels, needs),
         *candidates_of(departures, world, channels, needs),
         *candidates_of(store_hosts_that_left, world),
+        *candidates_of(lost_nodes, world),
         *candidates_of(endings, world),
         *candidates_of(unused_parameters, world),
         *candidates_of(lost_threads, world, needs),

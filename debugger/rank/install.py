@@ -32,7 +32,14 @@ from .checks import pipeline
 from .ddp import statistics
 from .group import forks, timeouts, wrap
 from .log import debug_level, python_warnings, rank_log
-from .process import cleanup_calls, exits, init_process_group, main_thread, unwaited_work
+from .process import (
+    cleanup_calls,
+    exits,
+    init_process_group,
+    main_thread,
+    meeting,
+    unwaited_work,
+)
 from .process.heartbeat import Heartbeat
 from .process.verdict import VERDICT, VerdictWatch
 from .record import call_site
@@ -41,6 +48,7 @@ from .record.recorder import Recorder, report_own_fault, say
 from .replicas import check
 from .torch_private import probe
 from .torch_private.gloo_workers import settle
+from .torch_private.rendezvous import on_rank_store
 from .torch_private.stores import on_store_waits
 
 if TYPE_CHECKING:
@@ -131,6 +139,7 @@ def _install(directory: Path) -> Recorder:
     pipeline.observe(recorder)
     _each_by_itself(
         {
+            "meeting the other nodes": lambda: _meet_nodes(directory),
             "the check of replicas": lambda: check.observe(recorder, directory),
             "monitored_barrier on every backend": monitored_barrier.observe,
             "the debug level": debug_level.observe,
@@ -165,6 +174,12 @@ def _install(directory: Path) -> Recorder:
     begin()
     forks.observe(recorder, directory, _identity, begin)
     return recorder
+
+
+def _meet_nodes(directory: Path) -> None:
+    """torchrun's own process does it where that is ours; else the first rank that has a store."""
+    if os.environ.get(meeting.VARIABLE) and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
+        on_rank_store(lambda *found: meeting.begin(directory, *found))
 
 
 def _each_by_itself(parts: Mapping[str, Callable[[], None]]) -> None:

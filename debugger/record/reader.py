@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import layout, steady_clock
+from . import copies, layout, steady_clock
 from .bounds import MOST_RANKS
 from .definitions import Definitions
 from .json_objects import object_of
@@ -44,11 +44,12 @@ class FlightReader(RingReader):
     def __init__(self, path: Path, steady: bool = False) -> None:
         """`steady`: as for `Records`."""
         self.path = path
-        self._steady = steady
+        self.node = copies.node_of(path.name)
+        self._steady = steady and not self.node
         self.cut = False
         self._map = mapped(path)
         self._definitions = Definitions(self._map)
-        self._replica_files = ReplicaFiles(path.parent)
+        self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
         self._header: tuple[bytes, bytes] | None = None
         self.refresh_header()
 
@@ -172,6 +173,7 @@ class FlightReader(RingReader):
             notes=tuple(self._definitions.notes),
             replicas=self._replicas(),
             history=self,
+            node=self.node,
         )
 
     def _replicas(self) -> tuple[Replicas, ...]:

@@ -36,14 +36,16 @@ class Records:
         directory: Path,
         on_fault: Callable[[str, Exception], None] | None = None,
         steady: bool = False,
+        far: Callable[[Path], Process | None] | None = None,
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
         ours fails on is told to `on_fault` and stays as it was seen last; where that is None, it
-        raises."""
+        raises. `far`: what another node says of the process that wrote the record at this path."""
         self._directory = directory
         self._on_fault = on_fault
         self._steady = steady
+        self._far = far
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._listed_ns = -1
@@ -146,11 +148,15 @@ class Records:
             return None if seen is None else replace(seen, process=process)
         return view
 
-    @staticmethod
-    def _process(reader: FlightReader, observe: Observe | None, here: str, now_ns: int) -> Process:
+    def _process(
+        self, reader: FlightReader, observe: Observe | None, here: str, now_ns: int
+    ) -> Process:
         if observe is None:
             return Process(alive=False)
-        if reader.identity.get("host", here) != here:
+        far = self._far(reader.path) if self._far is not None and reader.node else None
+        if far is not None:
+            return far
+        if reader.node or reader.identity.get("host", here) != here:
             last_ns = max(reader.heartbeat_ns, reader.started_ns)  # the first beat may be to come
             age_s = (now_ns - last_ns) / 1e9
             return Process(alive=age_s < FAR_HEARTBEAT_S)

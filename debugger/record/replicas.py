@@ -185,10 +185,12 @@ class ReplicaReader:
 
 
 class ReplicaFiles:
-    """The files of one rank, opened as its notes announce them."""
+    """The files of one rank, opened as its notes announce them. `prefix`: what stands before their
+    names here, if they are copies."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, prefix: str = "") -> None:
         self._directory = directory
+        self._prefix = prefix
         self._readers: dict[str, ReplicaReader | None] = {}
 
     def announced(
@@ -200,7 +202,9 @@ class ReplicaFiles:
             reader = None
             if _NAME.fullmatch(name):
                 try:
-                    reader = ReplicaReader(self._directory / name, site, wall_offset_ns)
+                    reader = ReplicaReader(
+                        self._directory / (self._prefix + name), site, wall_offset_ns
+                    )
                 except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
                     reader = None
             self._readers[name] = reader

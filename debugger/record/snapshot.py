@@ -223,7 +223,7 @@ class Rank:
     counted since the last change), so that the rank as a whole may still act. `location` is where
     the main thread stood at the last heartbeat. `layer_serial` changes when any wait changes.
     `joins`: it has begun to make a group as this rank, and is not only named so by its environment,
-    which its helper processes share.
+    which its helper processes share. `node`: the node of the job that told of it; 0: this one.
     """
 
     rank: int
@@ -250,6 +250,17 @@ class Rank:
     notes: Sequence[Note] = ()
     replicas: Sequence[Replicas] = ()
     history: History | None = None
+    node: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    """A node of the job whose supervisor has fallen silent. `heard_ns`: when it was heard last;
+    `ranks`: those that it had then, and that had not ended."""
+
+    host: str
+    heard_ns: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +271,7 @@ class Snapshot:
     processes that claim one of these ranks and were there at the same time.
     `world_size` is the expected size (0: unknown).
     `finished`: no process of the run is left, nothing more will come.
+    `lost`: the nodes of the job that have fallen silent.
     """
 
     taken_ns: int
@@ -267,6 +279,7 @@ class Snapshot:
     ranks: Mapping[int, Rank]
     rivals: Sequence[Rank] = ()
     finished: bool = False
+    lost: Sequence[LostNode] = ()
 
     @property
     def world(self) -> tuple[str, int]:

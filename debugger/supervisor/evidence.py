@@ -78,19 +78,18 @@ def gather(
     began_s = time.monotonic()
     found = capture(pids, native, timeout_s, directory.stacks, problems)
     stacks = {pids[pid]: threads for pid, threads in sorted(found.items()) if threads}
+    keep(directory, stacks, problems, time.monotonic() - began_s)
+    lines = {rank: stack_tree.main_lines(threads) for rank, threads in stacks.items()}
+    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows})
+
+
+def keep(
+    directory: RunDirectory,
+    stacks: Mapping[int, Sequence[ThreadStack]],
+    problems: Sequence[str],
+    took_s: float,
+) -> None:
+    """Put the stacks into the run directory."""
     directory.write_text("stacks/stacks.txt", stack_tree.render(stacks))
-    directory.write_json(
-        "stacks/stacks.json",
-        {
-            **stack_tree.to_json(stacks),
-            "problems": problems,
-            "took_s": round(time.monotonic() - began_s, 3),
-        },
-    )
-    lines = {}
-    for rank, threads in stacks.items():
-        main = next((one for one in threads if one.name == "MainThread"), None)
-        if main is not None:
-            frames = stack_tree.own_frames(main.frames) or main.frames
-            lines[rank] = [stack_tree.describe(frame) for frame in frames]
-    return Evidence(stacks, lines)
+    rows = {**stack_tree.to_json(stacks), "problems": problems, "took_s": round(took_s, 3)}
+    directory.write_json("stacks/stacks.json", rows)

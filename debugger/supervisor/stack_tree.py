@@ -184,6 +184,14 @@ def describe(frame: Frame) -> str:
     return clean(f"{frame.function} ({place})", 200)
 
 
+def main_lines(threads: Sequence[ThreadStack]) -> list[str]:
+    """The main thread's frames, innermost first, printable; empty where it is not there."""
+    main = next((one for one in threads if one.name == "MainThread"), None)
+    if main is None:
+        return []
+    return [describe(frame) for frame in own_frames(main.frames) or main.frames]
+
+
 def _branch(paths: list[_Path]) -> list[Node]:
     groups: dict[Frame, list[_Path]] = {}
     for path in paths:

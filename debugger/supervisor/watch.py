@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..diagnosis.diagnose import OnFault, diagnose, verdict
+from ..diagnosis.diagnose import OnFault, verdict
 from ..diagnosis.findings import Finding
+from ..diagnosis.judging import Judge
 from ..diagnosis.limits import Limits
 from ..record import steady_clock
-from ..record.records import Records
 from ..record.snapshot import Snapshot
-from .processes import ProcessTable
+from .run_reader import RunReader
 
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
@@ -45,13 +45,11 @@ class Policy:
 
     `level` is the debug level: at OFF mismatches are not looked for. `max_restarts`: the launcher
     restarts ranks that fail, so a failure before the last attempt does not end the run.
-    `world_size`: 0 where ranks on other nodes cannot be seen, None to believe the ranks.
     """
 
     limits: Limits = field(default_factory=Limits)
     level: str = "INFO"
     max_restarts: int = 0
-    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +63,14 @@ class Look:
 
 
 class Watch:
-    """Remembers what earlier looks saw. All state of the diagnosis that lasts is here."""
+    """Remembers what earlier looks saw, and what of it is confirmed."""
 
-    def __init__(
-        self,
-        records: Records,
-        table: ProcessTable,
-        policy: Policy,
-        on_fault: OnFault | None = None,
-    ) -> None:
+    def __init__(self, reader: RunReader, policy: Policy, on_fault: OnFault | None = None) -> None:
         """A rule that raises is told to `on_fault` and costs only itself; where that is None, it
         raises."""
-        self._records = records
-        self._on_fault = on_fault
-        self._table = table
+        self._reader = reader
         self._policy = policy
-        self._previous: dict[tuple[str, int], Snapshot] = {}
+        self._judge = Judge(policy.limits, on_fault)
         self._candidate: tuple[tuple[object, ...], float] | None = None
         self._mark: tuple[object, ...] = ()
         self._last_s = 0.0
@@ -88,11 +78,11 @@ class Watch:
         self._start_asked_s = 0.0
         self._starting = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
-        self._limits = policy.limits
 
     def pause(self) -> None:
         """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
-        self._limits = replace(self._limits, clock_from_ns=steady_clock.now_ns())
+        limits = self._judge.limits
+        self._judge.limits = replace(limits, clock_from_ns=steady_clock.now_ns())
 
     @property
     def pause_s(self) -> float:
@@ -101,28 +91,28 @@ class Watch:
 
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now. `finished`: no process of the run is left."""
-        self._table.refresh()
-        self._records.look()
-        snapshots = self._records.snapshots(
-            self._table.observe, self._policy.world_size, finished=finished
-        )
+        snapshots = self._reader.look(finished)
         now_s = time.monotonic()
-        mark = (self._records.change_mark, _process_mark(snapshots), finished)
+        mark = (self._reader.change_mark, _process_mark(snapshots), finished)
         if mark == self._mark and self._candidate is None and now_s - self._last_s < STILL_EVERY_S:
             return self._look
         self._mark, self._last_s = mark, now_s
-        findings: list[Finding] = []
-        notices: list[str] = []
-        for snapshot in snapshots:
-            key = snapshot.world
-            diagnosis = diagnose(snapshot, self._previous.get(key), self._limits, self._on_fault)
-            self._previous[key] = snapshot
-            findings += [self._graded(one, snapshot) for one in diagnosis.findings]
-            notices += diagnosis.notices
-        findings = [one for one in findings if not self._is_off(one)]
+        judged = self._judge.look(snapshots)
+        findings = [
+            self._graded(one, snapshot)
+            for snapshot, diagnosis in judged.worlds
+            for one in diagnosis.findings
+            if not self._is_off(one)
+        ]
         for one in findings:
             self._note_time(one)
-        self._look = Look(snapshots, findings, notices, self._confirmed(findings, now_s, finished))
+        confirmed = self._confirmed(findings, now_s, finished)
+        self._look = Look(snapshots, findings, judged.notices, confirmed)
+        return self._look
+
+    def only_look(self, finished: bool = False) -> Look:
+        """Look at all ranks now, and judge nothing: another supervisor does."""
+        self._look = Look(self._reader.look(finished), (), (), None)
         return self._look
 
     def _confirmed(
@@ -137,7 +127,10 @@ class Watch:
         if self._candidate is None or self._candidate[0] != found.identity:
             self._candidate = (found.identity, now_s)
             return None
-        return found if now_s - self._candidate[1] >= CONFIRM_AFTER_S else None
+        first_s = self._candidate[1]
+        # What is far away may not be told yet, and be the cause.
+        confirmed = now_s - first_s >= CONFIRM_AFTER_S and self._reader.settled(first_s)
+        return found if confirmed else None
 
     def _may_still_come(self, found: Finding) -> bool:
         """Ranks are missed of which nothing was seen, while processes are still starting up. Asked
@@ -147,7 +140,7 @@ class Watch:
         now_s = time.monotonic()
         if now_s - self._start_asked_s >= START_EVERY_S:
             self._start_asked_s = now_s
-            self._starting = self._table.starting(self._records.pids)
+            self._starting = self._reader.starting()
         return self._starting
 
     def _note_time(self, finding: Finding) -> None:

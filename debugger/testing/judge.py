@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.diagnose import diagnose, verdict
+from ..diagnosis.diagnose import verdict
 from ..diagnosis.findings import Finding
+from ..diagnosis.judging import judge
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
 from ..record.layout import Activity
@@ -22,6 +23,7 @@ from ..supervisor import stack_tree
 from ..supervisor.evidence import Evidence, gather
 from ..supervisor.oom import OomWatch
 from ..supervisor.processes import ProcessTable
+from ..supervisor.run_reader import LocalReader
 from ..supervisor.watch import Look, Policy, Watch
 from .marks import Wanted
 
@@ -65,9 +67,8 @@ class Judge:
         self._previous = self._look
         self.table = BodyTable(exits)
         self._watch = Watch(
-            Records(directory.ranks),
-            self.table,
-            Policy(limits=self._limits, level=level, world_size=wanted.nproc),
+            LocalReader(Records(directory.ranks), self.table, wanted.nproc),
+            Policy(limits=self._limits, level=level),
         )
         self.finding: Finding | None = None
 
@@ -117,10 +118,7 @@ class Judge:
     def late(self) -> Finding | None:
         """At the test's timeout: who is late, however little."""
         limits = Limits(hang_timeout_s=LATE_S, settle_s=0.0)
-        found: list[Finding] = []
-        for now, before in zip(self._look.snapshots, self._previous.snapshots, strict=False):
-            found += diagnose(now, before, limits).findings
-        return self._allowed(verdict(found))
+        return self._allowed(judge(self._look.snapshots, self._previous.snapshots, limits).verdict)
 
     def gather(self) -> str:
         """Take the stacks of the ranks that are alive; all of them as one tree."""

@@ -158,7 +158,8 @@ def main() -> None:
     answers = sys.stdout
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import tui.keys  # noqa: F401 - before the first input is timed
-    from debugger.commands import logs, on_the_spot, report, stacks  # noqa: F401
+    from debugger.commands import logs, report, stacks  # noqa: F401
+    from debugger.supervisor import on_the_spot  # noqa: F401
 
     print(json.dumps({"fault": "", "bytes": _peak_bytes()}), file=answers, flush=True)
     for line in sys.stdin:

@@ -16,12 +16,13 @@ FLOORS = {
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
+    "nodes": 2,
     "hook": 2,
     "foreign": 3,
     "launch": 3,
-    "supervisor": 3,
     "reports": 3,
     "rank": 3,
+    "supervisor": 4,
     "benchmarks": 4,
     "commands": 5,
     "testing": 5,
@@ -34,6 +35,10 @@ ONLY_ROOMS = {
     "rank": (
         {"record", "faults"},
         "what runs in a rank and what runs outside share only record/",
+    ),
+    "supervisor": (
+        {"record", "diagnosis", "faults", "hook", "reports"},
+        "what watches ranks from outside never loads what runs in them: downward only",
     ),
     "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),
 }

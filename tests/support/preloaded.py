@@ -12,7 +12,7 @@ for _module in (
     "torch.distributed",
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
     "distcore.tcp.connect",
-    "debugger.commands.session",
+    "debugger.supervisor.supervisor",
     "debugger.commands.exec",
     "debugger.cli",
 ):

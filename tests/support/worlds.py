@@ -19,6 +19,7 @@ from debugger.record.wording import finding_line
 from debugger.supervisor.evidence import gather
 from debugger.supervisor.oom import OomWatch
 from debugger.supervisor.processes import ProcessTable
+from debugger.supervisor.run_reader import LocalReader
 from debugger.supervisor.watch import Policy, Watch
 from tests.support import runs
 from tests.support.torch_loaded import Forked, TorchLoaded, request
@@ -93,7 +94,8 @@ class Worlds:
             ranks.append(process)
         limits = Limits(hang_timeout_s=hang_timeout_s, notice_after_s=hang_timeout_s / 2)
         table = ProcessTable(ranks[0].exits, None, OomWatch())
-        watch = Watch(Records(made.ranks), table, Policy(limits=limits, world_size=size))
+        reader = LocalReader(Records(made.ranks), table, size)
+        watch = Watch(reader, Policy(limits=limits))
         until = time.monotonic() + LIMIT_S
         look = watch.look()
         while look.verdict is None and time.monotonic() < until:

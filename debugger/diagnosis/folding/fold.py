@@ -37,6 +37,7 @@ FOLLOWS = frozenset(
 )
 ENDS_ALL = frozenset(
     {
+        "node_lost",
         "rank_died",
         "rank_exception",
         "invalid_argument",

@@ -361,6 +361,7 @@ def _install(torch):
         except Exception as error:
             _complain(repr(error))
     if not _can_be_rank():
+        _meet_nodes()
         return
     try:
         too_old = load("record.torch_versions").too_old(torch.__version__)
@@ -371,6 +372,15 @@ def _install(torch):
                 load("rank.install").install()
     except Exception as error:
         _complain(repr(error))
+
+
+def _meet_nodes():
+    """In torchrun's own process, where the job has more nodes."""
+    if os.environ.get("DISTDEBUG_MEET") and os.environ.get("DISTDEBUG_LAUNCHER") == "torchrun":
+        try:
+            load("rank.process.meeting").observe_launcher()
+        except Exception as error:
+            _complain(repr(error))
 
 
 def _hear_last_words():

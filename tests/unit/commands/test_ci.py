@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from debugger.cli import main
-from debugger.commands import ci, options
+from debugger.commands import ci_flags, options
 from debugger.commands.base import Parser
 from debugger.errors import UsageError
 from debugger.record.artefact import SUFFIX, pack
 from debugger.record.run_directory import RunDirectory
+from debugger.supervisor.ci import Ci
 
 from . import runs_on_disk
 
@@ -39,7 +40,7 @@ def parsed(*argv: str) -> argparse.Namespace:
 def finish(directory: RunDirectory, *argv: str) -> list[str]:
     """What is said at the end of the run."""
     said: list[str] = []
-    chosen = ci.chosen(parsed("--ci", *argv))
+    chosen = ci_flags.chosen(parsed("--ci", *argv))
     assert chosen is not None
     chosen.finish(directory, json.loads(directory.report_json.read_text()), said.append)
     return said
@@ -48,8 +49,8 @@ def finish(directory: RunDirectory, *argv: str) -> list[str]:
 def test_only_the_flag_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert ci.chosen(parsed()) is None
-    assert ci.chosen(parsed("--ci")) == ci.Ci(None, Path.cwd())
+    assert ci_flags.chosen(parsed()) is None
+    assert ci_flags.chosen(parsed("--ci")) == Ci(None, Path.cwd())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_only_the_flag_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_flags_that_make_no_sense(argv: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        ci.chosen(parsed(*argv))
+        ci_flags.chosen(parsed(*argv))
 
 
 def test_outside_of_github_there_is_the_file_alone(capsys: Capture) -> None:
@@ -103,7 +104,7 @@ def test_what_cannot_be_written_is_said(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "summary.md"))
     directory = runs_on_disk.finished()
     (tmp_path / "gone").mkdir()
-    chosen = ci.chosen(parsed("--ci", "--ci-artifact", "gone/x"))
+    chosen = ci_flags.chosen(parsed("--ci", "--ci-artifact", "gone/x"))
     assert chosen is not None
     (tmp_path / "gone").rmdir()
     said: list[str] = []

@@ -160,6 +160,6 @@ def test_a_command_imports_only_what_it_needs() -> None:
         "structlog",
         "distcore",
         "debugger.commands.run",
-        "debugger.commands.session",
+        "debugger.supervisor.supervisor",
         "debugger.diagnosis.diagnose",
     }

@@ -12,21 +12,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..diagnosis.diagnose import diagnose, verdict, verdict_first
+from ..diagnosis.diagnose import verdict_first
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
-from ..diagnosis.findings import Finding
+from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
-from ..diagnosis.rules.straggler import stragglers
 from ..record.exits import ExitLog
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
-from ..supervisor.fault_watch import FaultWatch
-from ..supervisor.own_faults import OwnFaults
-from ..supervisor.processes import ProcessTable
+from .fault_watch import FaultWatch
+from .own_faults import OwnFaults
+from .processes import ProcessTable
+from .run_reader import LocalReader
 
 SECOND_LOOK_AFTER_S = 0.4
 EXIT_KILLED = 128 + signal.SIGKILL
@@ -67,16 +67,12 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         live = any(rank.process.alive for rank in look.ranks.values())
         if not live:
             look = replace(look, now=[replace(one, finished=True) for one in look.now])
-    findings: list[Finding] = []
     own_faults = OwnFaults()
-    for index, snapshot in enumerate(look.now):
-        before = look.before[index] if index < len(look.before) else None
-        findings += diagnose(snapshot, before, limits, own_faults.note).findings
-    found = verdict(findings)
+    judged = judge(look.now, look.before, limits, own_faults.note)
+    found = judged.verdict
+    findings = verdict_first(judged.findings)
     if found is None:
-        findings += [one for snapshot in look.now for one in stragglers(snapshot)]
-    else:
-        findings = verdict_first(findings)
+        findings += slow_ranks(look.now)
     outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
     if not live and not supervised:
         failed = any(exit_status(rank) for rank in look.ranks.values())
@@ -122,15 +118,12 @@ def _newest_world(look: Look) -> Look:
 def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
     """A run whose processes can be looked at."""
     steady = is_live(directory.path)  # else it may have been before the host was booted
-    table = ProcessTable(ExitLog(directory.exits, steady))
-    records = Records(directory.ranks, steady=steady)
-    looks = []
-    for pause_s in (0.0, second_look_after_s):
-        time.sleep(pause_s)
-        table.refresh()
-        records.look()
-        looks.append(records.snapshots(table.observe))
-    return Look(looks[1], looks[0], tuple(records.faults.values()))
+    reader = LocalReader(
+        Records(directory.ranks, steady=steady), ProcessTable(ExitLog(directory.exits, steady))
+    )
+    before = reader.look()
+    time.sleep(second_look_after_s)
+    return Look(reader.look(), before, reader.faults)
 
 
 def look_killed(directory: RunDirectory) -> Look:

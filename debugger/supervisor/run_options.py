@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..diagnosis.limits import Limits
+from ..nodes.several import Several
 from ..record.log_file import DEFAULT_MAX_MB
 from .ci import Ci
 from .injection import Plan
@@ -42,3 +43,4 @@ class Options:
     faults: Plan | None = None
     own_network: int = 0
     allow_unwatched: bool = False
+    several: Several | None = None

@@ -1,4 +1,4 @@
-"""The faults of one run, from the plan to the report: what the session needs of them."""
+"""The faults of one run, from the plan to the report: what the supervisor needs of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..record.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
-from ..supervisor.fault_watch import FaultWatch
-from ..supervisor.network import Network
+from .fault_watch import FaultWatch
+from .network import Network
 
 __all__ = ["Injection", "Plan"]
 

@@ -1,0 +1,83 @@
+"""One way to judge a run, for everybody who looks at one: the supervisor, the plugin, a report on
+the spot, the app.
+
+`judge` compares two looks at a run that the caller has; `Judge` remembers the last one. What is
+said of a finding beyond that (confirmed by a second look, graded by what the launcher will do) is
+the business of who looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..record.snapshot import Snapshot
+from .diagnose import Diagnosis, OnFault, diagnose, verdict
+from .findings import Finding
+from .limits import Limits
+from .rules.straggler import stragglers
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is wrong with the worlds of a run, the oldest world first; each with its diagnosis."""
+
+    worlds: Sequence[tuple[Snapshot, Diagnosis]] = ()
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [one for _, diagnosis in self.worlds for one in diagnosis.findings]
+
+    @property
+    def notices(self) -> list[str]:
+        return [one for _, diagnosis in self.worlds for one in diagnosis.notices]
+
+    @property
+    def verdict(self) -> Finding | None:
+        """The first error by time."""
+        return verdict(self.findings)
+
+
+class Judge:
+    """Remembers the last look at each world, which proves that ranks have not moved since.
+
+    `limits` may be changed between looks. A rule that raises is told to `on_fault` and costs only
+    itself; where that is None, it raises.
+    """
+
+    def __init__(self, limits: Limits, on_fault: OnFault | None = None) -> None:
+        self.limits = limits
+        self._on_fault = on_fault
+        self._previous: dict[tuple[str, int], Snapshot] = {}
+
+    def remember(self, snapshots: Iterable[Snapshot]) -> None:
+        """A look that is not judged by itself."""
+        self._previous |= {one.world: one for one in snapshots if one.ranks}
+
+    def look(self, snapshots: Iterable[Snapshot]) -> Judged:
+        """What is wrong now."""
+        worlds = []
+        for snapshot in snapshots:
+            if not snapshot.ranks:
+                continue
+            previous = self._previous.get(snapshot.world)
+            worlds.append((snapshot, diagnose(snapshot, previous, self.limits, self._on_fault)))
+            self._previous[snapshot.world] = snapshot
+        return Judged(worlds)
+
+
+def judge(
+    snapshots: Iterable[Snapshot],
+    before: Iterable[Snapshot],
+    limits: Limits,
+    on_fault: OnFault | None = None,
+) -> Judged:
+    """What is wrong in `snapshots`, of which `before` is an earlier look."""
+    worlds = Judge(limits, on_fault)
+    worlds.remember(before)
+    return worlds.look(snapshots)
+
+
+def slow_ranks(snapshots: Iterable[Snapshot]) -> list[Finding]:
+    """What is worth a warning at the end of a run in which nothing went wrong."""
+    return [one for snapshot in snapshots for one in stragglers(snapshot)]

@@ -1,0 +1,56 @@
+"""A node of the job fell silent: its supervisor, its network or its power.
+
+Rules:
+1. Its ranks that had not ended are the culprits, from the moment at which it was heard last.
+2. What others say of those ranks afterwards (connections closed, waits) follows from it.
+3. A node that left in good order is not lost; nor is one whose ranks had all ended.
+"""
+
+from __future__ import annotations
+
+from ...record.snapshot import LostNode
+from ...record.wording import printable, ranks_text, verb
+from ..facts.evidence import chosen, stand
+from ..facts.world import World
+from ..findings import Finding
+from ..limits import Candidate
+
+
+def lost_nodes(world: World) -> list[Candidate]:
+    """One finding for each."""
+    found = []
+    for node in world.snapshot.lost:
+        ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
+        if not ranks:
+            continue
+        others = tuple(sorted(set(world.ranks) - set(ranks)))
+        finding = Finding(
+            kind="node_lost",
+            message=_message(node, ranks),
+            culprits=ranks,
+            victims=others,
+            ranks=stand(world, chosen(ranks, others)),
+            observable_ns=node.heard_ns,
+            data={"host": printable(node.host, 120)},
+        )
+        found.append(Candidate(finding))
+    return found
+
+
+def lost_without_ranks(node: LostNode) -> Finding:
+    """The same of a node of whose ranks nothing is known here but their numbers."""
+    return Finding(
+        kind="node_lost",
+        message=_message(node, node.ranks),
+        culprits=node.ranks,
+        observable_ns=node.heard_ns,
+        data={"host": printable(node.host, 120)},
+    )
+
+
+def _message(node: LostNode, ranks: tuple[int, ...]) -> str:
+    host = printable(node.host, 120) or "a node"
+    text = f"{host} has fallen silent: its power, its network or its supervisor"
+    if not ranks:
+        return text
+    return f"{text}; {ranks_text(ranks)} {verb(ranks, 'is', 'are')} on it"

@@ -1,0 +1,243 @@
+"""The head's end: listens on one interface, and takes only nodes whose key the job has told it.
+
+Who may speak is decided before a byte is parsed: ZeroMQ asks us (ZAP) about the public key that the
+other side has proved to hold. A key that is not known yet is kept waiting for a moment, since the
+job's store may tell it a little later than the node connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from .clocks import Offset
+from .link import Link
+from .messages import MOST_BYTES, Message, MessageError, message_of
+from .offers import SCHEMA, Offer
+
+PING_EVERY_S = 0.5
+LOST_AFTER_S = 2.4
+"""A node that has said nothing for so long is lost."""
+UNKNOWN_KEY_S = 10.0
+MOST_NODES = 1 << 14
+MOST_WAITING = 1024
+MOST_QUEUED = 100_000
+_ZAP = "inproc://zeromq.zap.01"
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as the head knows it. `number` counts from 1; the head itself is 0."""
+
+    number: int
+    key: str
+    host: str
+    address: str = ""
+    heard_ns: int = 0
+    offset: Offset = field(default_factory=Offset)
+    left: bool = False
+    lost: bool = False
+
+
+class Listener(Link):
+    """Listens from its construction on. Raises OSError where it cannot."""
+
+    def __init__(self, address: str, host: str, say: Callable[[str], None]) -> None:
+        super().__init__("distdebug-head", say)
+        self._address, self._host = address, host
+        self._allowed: set[str] = set()
+        self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
+        self._identities: dict[int, bytes] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._inbox: deque[tuple[int, Message]] = deque(maxlen=MOST_QUEUED)
+        self._pinged_s = 0.0
+        self.nodes: dict[int, Node] = {}
+        self.welcome: dict[str, Any] = {}
+        self._zap = self.context.socket(zmq.ROUTER)
+        self._zap.bind(_ZAP)
+        self._router = self.socket(zmq.ROUTER, address)
+        self._router.curve_server = True
+        self._router.zap_domain = b"distdebug"
+        self._router.maxmsgsize = MOST_BYTES
+        self._router.router_mandatory = True
+        self._router.handshake_ivl = 15_000
+        self._router.sndhwm = self._router.rcvhwm = 10_000
+        try:
+            self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:*")
+        except zmq.ZMQError as error:
+            self._zap.close()
+            self._router.close()
+            raise OSError(error.errno, f"cannot listen at {address}: {error}") from error
+        self.port = int(self._router.last_endpoint.decode().rstrip("\0").rpartition(":")[2])
+        self._monitor = self._router.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        self.start()
+
+    @property
+    def offer(self) -> Offer:
+        """What the others need to know."""
+        return Offer(self._address, self.port, self.key, self._host)
+
+    def allow(self, key: str) -> None:
+        """The node that holds this key is of the job."""
+        self.later(lambda: self._allow(key))
+
+    def send(self, number: int, message: Message) -> None:
+        """To one node; lost where that is not there."""
+        self.later(lambda: self._send(number, message))
+
+    def broadcast(self, message: Message) -> None:
+        """To all that are there."""
+        self.later(lambda: self._broadcast(message))
+
+    def received(self) -> list[tuple[int, Message]]:
+        """What has come since the last call, in order, with the number of the node."""
+        found = []
+        while self._inbox:
+            found.append(self._inbox.popleft())
+        return found
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _sockets(self) -> list[Any]:
+        return [self._router, self._zap, self._monitor]
+
+    def _drain(self, socket: Any) -> None:
+        for _ in range(1000):
+            try:
+                if socket is self._zap:
+                    self._judge(socket.recv_multipart(zmq.NOBLOCK))
+                elif socket is self._monitor:
+                    self._refused(recv_monitor_message(socket, zmq.NOBLOCK))
+                else:
+                    self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            except zmq.Again:
+                return
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
+            _, _, request = self._waiting.popleft()
+            self._answer(request, "")
+            address = request[5].decode("ascii", "replace")[:64]
+            self.say(f"refused {address}: its key is none of this job's nodes")
+        if now_s - self._pinged_s >= PING_EVERY_S:
+            self._pinged_s = now_s
+            for number in list(self._identities):
+                self._send(number, Message("ping", {"t": time.monotonic_ns()}))
+
+    def _allow(self, key: str) -> None:
+        self._allowed.add(key)
+        for row in [one for one in self._waiting if one[1] == key]:
+            self._waiting.remove(row)
+            self._answer(row[2], key)
+
+    def _judge(self, request: list[bytes]) -> None:
+        """A ZAP request: routing id, "", version, request id, domain, address, identity, mechanism,
+        credentials."""
+        if len(request) != 9 or request[7] != b"CURVE" or len(request[8]) != 32:
+            self._answer(request, "")
+            return
+        key = z85.encode(request[8]).decode()
+        if key in self._allowed:
+            self._answer(request, key)
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append((time.monotonic(), key, request))
+        else:
+            self._answer(request, "")
+
+    def _answer(self, request: list[bytes], key: str) -> None:
+        status = (b"200", b"OK") if key else (b"400", b"this key is none of this job's nodes")
+        with contextlib.suppress(zmq.ZMQError, IndexError):
+            self._zap.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
+
+    def _refused(self, event: Any) -> None:
+        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.say(
+                "refused a connection to the head: what came is not distdebug's protocol, "
+                "or it was made with another key"
+            )
+
+    def _take(self, frames: list[Any]) -> None:
+        identity = frames[0].bytes
+        number = self._numbers.get(identity)
+        try:
+            message = message_of([frame.bytes for frame in frames[1:]])
+            key = str(frames[1].get("User-Id"))
+        except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
+            self.say(f"refused what a node has sent: {error}")
+            return
+        if number is None:
+            self._greet(identity, key, message, str(frames[1].get("Peer-Address")))
+            return
+        node = self.nodes[number]
+        node.heard_ns = time.monotonic_ns()
+        if message.kind == "pong":
+            sent, theirs = message.data.get("t"), message.data.get("n")
+            if type(sent) is int and type(theirs) is int:
+                node.offset.exchanged(sent, theirs, node.heard_ns)
+            return
+        self._inbox.append((number, message))
+
+    def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
+        why = self._why_not(key, message)
+        if why:
+            self.say(f"refused a node at {address}: {why}")
+            with contextlib.suppress(zmq.ZMQError):
+                refusal = Message("refused", {"why": why})
+                self._router.send_multipart([identity, *refusal.parts()], zmq.NOBLOCK)
+            return
+        known = next((one for one in self.nodes.values() if one.key == key), None)
+        number = known.number if known is not None else len(self.nodes) + 1
+        host = str(message.data.get("host", ""))[:255]
+        node = known or Node(number, key, host, address)
+        node.heard_ns = time.monotonic_ns()
+        # A node whose connection broke for a moment comes again, and tells everything anew.
+        self._numbers = {one: n for one, n in self._numbers.items() if n != number}
+        self._numbers[identity] = number
+        self._identities[number] = identity
+        self.nodes[number] = node
+        self._send(number, Message("welcome", {**self.welcome, "node": number}))
+        self._send(number, Message("ping", {"t": time.monotonic_ns()}))
+        self._inbox.append((number, message))
+
+    def _why_not(self, key: str, message: Message) -> str:
+        """Why this cannot be a node of the job; "" if it can."""
+        if message.kind != "hello":
+            return f"it begins with a message {message.kind!r}"
+        schema = str(message.data.get("schema"))[:40]
+        if schema != SCHEMA:
+            return f"it speaks {schema!r}, this is {SCHEMA!r}: install one version on all nodes"
+        theirs, ours = str(message.data.get("version"))[:40], str(self.welcome.get("version"))
+        if theirs != ours:
+            return f"it runs distdebug {theirs}, the head {ours}: install one version on all nodes"
+        alive = next((one for one in self.nodes.values() if one.key == key and one.lost), None)
+        if alive is not None:
+            return "it was taken for lost"
+        if len(self.nodes) >= MOST_NODES:
+            return f"the head takes {MOST_NODES} nodes"
+        return ""
+
+    def _send(self, number: int, message: Message) -> None:
+        identity = self._identities.get(number)
+        if identity is None:
+            return
+        try:
+            self._router.send_multipart([identity, *message.parts()], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return  # it is not connected: its silence will tell
+
+    def _broadcast(self, message: Message) -> None:
+        for number in list(self._identities):
+            self._send(number, message)

@@ -1,0 +1,124 @@
+"""What both ends of a link have in common: a thread that owns the sockets, and two queues.
+
+Sockets of ZeroMQ belong to one thread. The supervisor's loop puts what is to be sent into a queue
+and takes what has come out of another one; the thread answers pings by itself, so that a supervisor
+that takes stacks for some seconds is not taken for lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+POLL_MS = 100
+LINGER_MS = 1500
+"""What was sent last is still delivered, for so long."""
+
+
+class Link(threading.Thread):
+    """One end. `say` takes a sentence for the terminal, from this thread."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._say_to = say
+        self._said: set[str] = set()
+        self._reader, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._closing = threading.Event()
+        self.context = zmq.Context(io_threads=1)
+        public, secret = zmq.curve_keypair()
+        self.key = public.decode()
+        self._secret = secret
+        self.failure = ""
+
+    def say(self, sentence: str) -> None:
+        """Each sentence once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say_to(sentence)
+
+    def socket(self, kind: int, address: str) -> Any:
+        """One of our sort, with our keys, for an address of that family."""
+        made = self.context.socket(kind)
+        made.ipv6 = ":" in address
+        made.curve_publickey = self.key.encode()
+        made.curve_secretkey = self._secret
+        made.linger = LINGER_MS
+        made.immediate = True
+        return made
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have the thread call this."""
+        self._calls.append(call)
+        with contextlib.suppress(OSError):
+            os.write(self._waker, b".")
+
+    def close(self) -> None:
+        """Send what is left, and end the thread."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self.is_alive():
+            self.later(lambda: None)
+            self.join(LINGER_MS / 1000 + 1)
+        if self.is_alive():
+            return  # a thread that hangs keeps what it has
+        os.close(self._reader)
+        os.close(self._waker)
+        self.context.destroy(linger=LINGER_MS)
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until it is closed. A fault of ours ends the link, and nothing else."""
+        try:
+            self._open()
+            poller = zmq.Poller()
+            poller.register(self._reader, zmq.POLLIN)
+            for socket in self._sockets():
+                poller.register(socket, zmq.POLLIN)
+            while not self._closing.is_set():
+                ready = dict(poller.poll(POLL_MS))
+                if self._reader in ready:
+                    with contextlib.suppress(OSError):
+                        os.read(self._reader, 4096)
+                self._run_calls()
+                for socket in self._sockets():
+                    if socket in ready:
+                        self._drain(socket)
+                self._tick()
+            self._run_calls()
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            self._failed()
+        finally:
+            for socket in self._sockets():
+                with contextlib.suppress(Exception):
+                    socket.disable_monitor()
+                socket.close()
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
+    def _open(self) -> None:
+        """Make the sockets."""
+
+    def _sockets(self) -> list[Any]:
+        return []
+
+    def _drain(self, socket: Any) -> None:
+        """Something has come."""
+
+    def _tick(self) -> None:
+        """About ten times a second, and after everything that came."""
+
+    def _failed(self) -> None:
+        """The thread ends, for `failure`."""
+        self.say(f"the link between the nodes is off: {self.failure}")

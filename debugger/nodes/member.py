@@ -1,0 +1,145 @@
+"""A node's end: connects to the head, and knows when the head has fallen silent."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from .head import LOST_AFTER_S, MOST_QUEUED
+from .link import Link
+from .messages import MOST_BYTES, Message, MessageError, message_of
+from .offers import Offer
+
+ANSWER_S = 10.0
+"""A head that has not answered by then is taken for out of reach."""
+
+
+class Connection(Link):
+    """To the head at `offer`. `hello` is what is said of this node.
+
+    It begins with `connect`; until then it has a key and nothing else.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__("distdebug-node", say)
+        self.offer: Offer | None = None
+        self._hello: Mapping[str, Any] = {}
+        self._inbox: deque[Message] = deque(maxlen=MOST_QUEUED)
+        self._began_s = self._heard_s = 0.0
+        self.welcome: Mapping[str, Any] | None = None
+        self.refusal = ""
+        self._dealer: Any = None
+        self._monitor: Any = None
+
+    def connect(self, offer: Offer, hello: Mapping[str, Any]) -> None:
+        """Meet the head there."""
+        self.offer, self._hello = offer, hello
+        self._began_s = time.monotonic()
+        self.start()
+
+    def send(self, message: Message) -> None:
+        """To the head."""
+        self.later(lambda: self._send(message))
+
+    def received(self) -> list[Message]:
+        """What has come since the last call, in order."""
+        found = []
+        while self._inbox:
+            found.append(self._inbox.popleft())
+        return found
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the head has said nothing; before it has ever spoken, 0."""
+        return time.monotonic() - self._heard_s if self._heard_s else 0.0
+
+    @property
+    def lost(self) -> str:
+        """Why there is no head (any more), in words; "" while there is one, or may be."""
+        if self.refusal:
+            return self.refusal
+        if self.failure:
+            return f"the link to the head is off: {self.failure}"
+        where = f"the head at {self.offer.endpoint[6:]}" if self.offer else "the head"
+        if self._heard_s:
+            silent_s = self.silent_s
+            if silent_s < LOST_AFTER_S:
+                return ""
+            return f"{where} ({self.host}) has said nothing for {silent_s:.1f} s"
+        if self._began_s and time.monotonic() - self._began_s > ANSWER_S:
+            return f"{where} does not answer"
+        return ""
+
+    @property
+    def host(self) -> str:
+        """The head's."""
+        return self.offer.host if self.offer else ""
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        assert self.offer is not None
+        self._dealer = self.socket(zmq.DEALER, self.offer.address)
+        self._dealer.curve_serverkey = self.offer.key.encode()
+        self._dealer.maxmsgsize = MOST_BYTES
+        self._dealer.sndhwm = self._dealer.rcvhwm = 10_000
+        self._dealer.reconnect_ivl = 100
+        self._dealer.handshake_ivl = 15_000
+        self._monitor = self._dealer.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        self._dealer.connect(self.offer.endpoint)
+
+    def _sockets(self) -> list[Any]:
+        return [one for one in (self._dealer, self._monitor) if one is not None]
+
+    def _drain(self, socket: Any) -> None:
+        for _ in range(1000):
+            try:
+                if socket is self._monitor:
+                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK)["event"])
+                else:
+                    self._take(socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+
+    def _happened(self, event: int) -> None:
+        where = self.offer.endpoint[6:] if self.offer else ""
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._send(Message("hello", self._hello))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.refusal = f"the head at {where} does not know this node's key"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.refusal = f"what listens at {where} is not the head that the job's store names"
+
+    def _take(self, parts: list[bytes]) -> None:
+        try:
+            message = message_of(parts)
+        except MessageError as error:
+            self.say(f"the head has sent what this version does not know: {error}")
+            return
+        self._heard_s = time.monotonic()
+        if message.kind == "ping":
+            answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
+            self._send(Message("pong", answer))
+            return
+        if message.kind == "welcome":
+            self.welcome = message.data
+        elif message.kind == "refused":
+            self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
+        self._inbox.append(message)
+
+    def _send(self, message: Message) -> None:
+        if self._dealer is None:
+            return
+        try:
+            self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return  # not connected: the head's silence will tell

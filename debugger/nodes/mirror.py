@@ -1,0 +1,193 @@
+"""The head's copies of the nodes' flight records: files like any other, in its own run directory.
+
+`ranks/node<number>-<name>` is what node <number> has told of its file <name>. So every reader of a
+run directory reads the records of all nodes. What was not told is zero, or older, and reads as
+overwritten. Times are made the head's: the copy's header has the offset that was measured between
+the two clocks, not what the node's wall clock says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..record import copies, layout
+from ..record.bounds import whole
+from ..record.snapshot import Process
+from .patches import Patch
+
+RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
+REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
+MOST_REPLICA_BYTES = 72 << 20
+MOST_FILES = 4096
+"""Of one node."""
+_OFFSET_AT = 48
+"""Of `wall_offset_ns` in `layout.HEADER`."""
+
+
+class MirrorError(ValueError):
+    """What a node told makes no sense; the sentence says what."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """One file of a node. `process` is what the node's system says of the rank's process."""
+
+    path: Path
+    size: int
+    is_record: bool
+    descriptor: int = -1
+    process: Process = field(default_factory=lambda: Process(alive=True))
+    begun: bool = False
+
+
+class Mirror:
+    """All that one node has told of its files."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """In the folder `ranks/` of a run directory."""
+        self._folder = folder
+        self._number = number
+        self._copies: dict[int, Copy] = {}
+        self.offset_ns = 0
+
+    def process_of(self, path: Path) -> Process | None:
+        """What the node says of the process that writes what is copied here."""
+        return next((one.process for one in self._copies.values() if one.path == path), None)
+
+    def announced(self, number: int, name: str, size: int) -> None:
+        """The node has a file of that name. Raises MirrorError, or OSError."""
+        if number in self._copies:
+            return
+        is_record = RECORD.fullmatch(name) is not None
+        if not is_record and not REPLICAS.fullmatch(name):
+            raise MirrorError("a node tells of a file that is no record")
+        if is_record:
+            size = layout.FILE_BYTES
+        if not 0 < size <= MOST_REPLICA_BYTES or len(self._copies) >= MOST_FILES:
+            raise MirrorError("a node tells of more than a node has")
+        path = self._place(name)
+        if any(one.path == path for one in self._copies.values()):
+            raise MirrorError("a node tells of two files of one name")
+        self._copies[number] = Copy(path, size, is_record)
+
+    def named(self, number: int, name: str) -> None:
+        """A record has got its rank's name."""
+        copy = self._copies.get(number)
+        if copy is None or not copy.is_record or not RECORD.fullmatch(name):
+            return
+        target = self._place(name)
+        if target == copy.path or any(one.path == target for one in self._copies.values()):
+            return
+        if copy.begun:
+            os.rename(copy.path, target)
+        copy.path = target
+
+    def apply(self, patch: Patch) -> None:
+        """Raises MirrorError, or OSError."""
+        copy = self._copies.get(patch.file)
+        if copy is None or patch.offset + len(patch.data) > copy.size:
+            raise MirrorError("a node changes what it has not")
+        if copy.descriptor < 0:
+            self._begin(copy)
+        data = patch.data
+        if (
+            copy.is_record
+            and patch.offset < _OFFSET_AT + 8
+            and patch.offset + len(data) > _OFFSET_AT
+        ):
+            data = self._with_our_offset(patch.offset, data)
+        written = os.pwrite(copy.descriptor, data, patch.offset)
+        if written != len(data):
+            raise OSError(28, "no space left on device")
+        if copy.is_record and patch.offset == 0 and not copy.begun:
+            # The name comes last: until now nobody could have read it.
+            copy.begun = True
+            os.rename(self._hidden(copy), copy.path)
+
+    def correct(self, offset_ns: int) -> None:
+        """This much added to the node's monotonic clock gives our Unix time."""
+        if offset_ns == self.offset_ns:
+            return
+        self.offset_ns = offset_ns
+        for copy in self._copies.values():
+            if copy.is_record and copy.begun:
+                os.pwrite(copy.descriptor, offset_ns.to_bytes(8, "little", signed=True), _OFFSET_AT)
+
+    def seen(self, number: int, values: Any) -> None:
+        """What the node's system says of the process: `process_values`. Raises MirrorError."""
+        copy = self._copies.get(number)
+        if copy is None:
+            raise MirrorError("a node tells of a process without a record")
+        copy.process = process_of(values, self.offset_ns)
+
+    def ended(self, now_ns: int) -> None:
+        """The node is lost: none of its processes is known to live."""
+        for copy in self._copies.values():
+            if copy.process.alive:
+                copy.process = Process(alive=False, ended_ns=now_ns)
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        for copy in self._copies.values():
+            if copy.descriptor >= 0:
+                os.close(copy.descriptor)
+                copy.descriptor = -1
+
+    def _place(self, name: str) -> Path:
+        return self._folder / f"{copies.prefix(self._number)}{name}"
+
+    def _begin(self, copy: Copy) -> None:
+        path = self._hidden(copy) if copy.is_record else copy.path
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        copy.descriptor = os.open(path, flags, 0o600)
+        # Not allocated: most of it stays empty. A full disk is an error of the write.
+        os.ftruncate(copy.descriptor, copy.size)
+        copy.begun = not copy.is_record
+
+    @staticmethod
+    def _hidden(copy: Copy) -> Path:
+        return copy.path.with_name(f".{copy.path.name}.begun")
+
+    def _with_our_offset(self, at: int, data: bytes) -> bytes:
+        ours = self.offset_ns.to_bytes(8, "little", signed=True)
+        changed = bytearray(data)
+        for index in range(8):
+            if 0 <= _OFFSET_AT + index - at < len(data):
+                changed[_OFFSET_AT + index - at] = ours[index]
+        return bytes(changed)
+
+
+def process_values(process: Process, offset_ns: int) -> list[Any]:
+    """As it goes over the wire; times by the node's monotonic clock, from which `offset_ns` leads
+    to the Unix time in `process`."""
+    ended = None if process.ended_ns is None else process.ended_ns - offset_ns
+    return [
+        process.alive,
+        process.state,
+        process.exit_code,
+        process.signal,
+        process.oom_killed,
+        ended,
+        process.cpu_busy,
+    ]
+
+
+def process_of(values: Any, offset_ns: int) -> Process:
+    """The opposite of `process_values`, by our clock. Raises MirrorError."""
+    try:
+        alive, state, exit_code, signal, oom_killed, ended, busy = values
+        return Process(
+            alive=alive is True,
+            state=str(state)[:1],
+            exit_code=None if exit_code is None else whole(exit_code),
+            signal=None if signal is None else whole(signal),
+            oom_killed=oom_killed is True,
+            ended_ns=None if ended is None else whole(ended) + offset_ns,
+            cpu_busy=None if busy is None else busy is True,
+        )
+    except (ValueError, TypeError, OverflowError):
+        raise MirrorError("what a node tells of a process cannot be read") from None

@@ -1,0 +1,68 @@
+"""Changes of files as they go over the wire: which file, where, what. Packed, bounded, checked."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct, error
+
+_HEAD = Struct("<III")
+"""number of the file, offset, length"""
+MOST_UNPACKED_BYTES = 64 << 20
+_PACK_FROM_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`data` stands at `offset` of the node's `file`-th file."""
+
+    file: int
+    offset: int
+    data: bytes
+
+
+class PatchError(ValueError):
+    """These bytes are no patches."""
+
+
+def packed(patches: Iterable[Patch]) -> bytes:
+    """One byte that says how, and all patches."""
+    plain = b"".join(
+        part
+        for one in patches
+        for part in (_HEAD.pack(one.file, one.offset, len(one.data)), one.data)
+    )
+    if len(plain) < _PACK_FROM_BYTES:
+        return b"\0" + plain if plain else b""
+    return b"\1" + zlib.compress(plain, 1)
+
+
+def unpacked(blob: bytes) -> Iterator[Patch]:
+    """Raises PatchError, before anything is yielded that could be wrong in itself."""
+    if not blob:
+        return
+    plain = blob[1:]
+    if blob[:1] == b"\1":
+        inflater = zlib.decompressobj()
+        try:
+            plain = inflater.decompress(plain, MOST_UNPACKED_BYTES)
+        except zlib.error as fault:
+            raise PatchError(f"patches that cannot be unpacked: {fault}") from None
+        if inflater.unconsumed_tail:
+            raise PatchError(f"patches of more than {MOST_UNPACKED_BYTES >> 20} MiB")
+    elif blob[:1] != b"\0":
+        raise PatchError("patches of an unknown form")
+    at = 0
+    found = []
+    while at < len(plain):
+        try:
+            file, offset, length = _HEAD.unpack_from(plain, at)
+        except error:
+            raise PatchError("patches that end in the middle") from None
+        at += _HEAD.size
+        if at + length > len(plain):
+            raise PatchError("patches that end in the middle")
+        found.append(Patch(file, offset, plain[at : at + length]))
+        at += length
+    yield from found

@@ -1,0 +1,155 @@
+"""A node's side of the picture: samples all its records and processes, and makes digests of them.
+
+A digest says when it was taken, what is new in the node's files, and what its system says of their
+processes where that has changed. Serial numbers tell the head whether one was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..record import steady_clock
+from ..record.ring import FlightError
+from ..record.snapshot import Process
+from .messages import Message
+from .mirror import RECORD, REPLICAS, process_values
+from .patches import Patch, packed
+from .replica_source import ReplicaSource
+from .source import RecordSource
+
+IDLE_EVERY_S = 0.5
+"""While nothing changes, so often the head is told so."""
+BUSY_EVERY_S = 0.25
+"""So often, at most, of ranks that call all the time. What changes in a process is told at once,
+and so is that a rank has come to stand still."""
+_GRAIN_NS = 50_000_000
+"""Of the time of a directory, and more."""
+
+
+class Sampler:
+    """Of the records below `folder`. `observe` is asked for (pid, start ticks) of each rank."""
+
+    def __init__(self, folder: Path, observe: Callable[[int, int], Process]) -> None:
+        self._folder = folder
+        self._observe = observe
+        self._sources: dict[int, RecordSource | ReplicaSource] = {}
+        self._by_inode: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._processes: dict[int, list[Any]] = {}
+        self._marks: dict[int, tuple[int, ...]] = {}
+        self._still: dict[int, bool] = {}
+        self._listed_ns = -1
+        self._serial = 0
+        self._told_s = -1e9
+
+    def fill(self) -> None:
+        """The next digest has all calls that are on record."""
+        for source in self._sources.values():
+            if isinstance(source, RecordSource):
+                source.fill()
+        self._told_s = -1e9
+
+    def anew(self) -> None:
+        """Whoever takes the digests knows nothing: tell everything once more."""
+        self._names.clear()
+        self._processes.clear()
+        for source in self._sources.values():
+            source.anew()
+        self._told_s = -1e9
+
+    def hasten(self) -> None:
+        """Tell at the next call."""
+        self._told_s = -1e9
+
+    def digest(self) -> Message | None:
+        """What is new; None where it is not time yet."""
+        names = self._look()
+        processes = self._look_at_processes()
+        now_s = time.monotonic()
+        moved, stopped = self._movement()
+        every_s = BUSY_EVERY_S if moved else IDLE_EVERY_S
+        if not (names or processes or stopped) and now_s - self._told_s < every_s:
+            return None
+        self._told_s = now_s
+        taken_ns = time.monotonic_ns()
+        patches = [
+            Patch(number, offset, data)
+            for number, source in self._sources.items()
+            for offset, data in source.sample()
+        ]
+        self._serial += 1
+        data: dict[str, Any] = {"serial": self._serial, "t": taken_ns}
+        if names:
+            data["files"] = names
+        if processes:
+            data["processes"] = processes
+        return Message("digest", data, packed(patches))
+
+    def _movement(self) -> tuple[bool, bool]:
+        """Whether a rank calls, and whether one has come to stand still since the last call."""
+        moved = stopped = False
+        for number, source in self._sources.items():
+            if not isinstance(source, RecordSource) or not source.still_whole():
+                continue
+            mark = source.change_mark
+            still = self._marks.get(number) == mark
+            stopped |= still and not self._still.get(number, False)
+            moved |= not still
+            self._marks[number], self._still[number] = mark, still
+        return moved, stopped
+
+    def _look_at_processes(self) -> list[list[Any]]:
+        found = []
+        for number, source in self._sources.items():
+            if not isinstance(source, RecordSource):
+                continue
+            process = self._observe(*source.identity)
+            values = process_values(process, steady_clock.offset_ns())
+            if self._processes.get(number) != values:
+                self._processes[number] = values
+                found.append([number, *values])
+        return found
+
+    def _look(self) -> list[list[Any]]:
+        """Files that are new, or have another name: [number, name, size]."""
+        try:
+            changed_ns = os.stat(self._folder).st_mtime_ns
+            if changed_ns != self._listed_ns:
+                recent = time.time_ns() - changed_ns < _GRAIN_NS  # may change once more unseen
+                self._listed_ns = -1 if recent else changed_ns
+                for name in sorted(os.listdir(self._folder)):
+                    self._open(name)
+        except OSError:
+            pass  # the run directory is gone: what is open can still be told
+        found = []
+        for number, source in self._sources.items():
+            if self._names.get(number) != source.path.name:
+                self._names[number] = source.path.name
+                found.append([number, source.path.name, source.size])
+        return found
+
+    def _open(self, name: str) -> None:
+        make = (
+            RecordSource
+            if RECORD.fullmatch(name)
+            else ReplicaSource
+            if REPLICAS.fullmatch(name)
+            else None
+        )
+        if make is None:
+            return
+        path = self._folder / name
+        with contextlib.suppress(FlightError, ValueError, OSError):
+            inode = os.stat(path).st_ino
+            number = self._by_inode.get(inode)
+            if number is not None:
+                self._sources[number].path = path
+                return
+            source = make(path)
+            self._by_inode[inode] = len(self._sources)
+            self._sources[len(self._sources)] = source

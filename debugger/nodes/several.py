@@ -1,0 +1,36 @@
+"""Whether a run is a part of a job with more nodes than this supervisor sees, as far as its command
+line and its environment say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SIZES = (
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+)
+"""Which task this is, and of how many: every task of the job has a supervisor of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """`fewest` to `most` supervisors take part. `interface`: where to listen, if that was said."""
+
+    fewest: int
+    most: int
+    interface: str = ""
+
+
+def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | None:
+    """Of a command that is started as one of several tasks, each below its own supervisor."""
+    for rank, size in _SIZES:
+        text = environment.get(size, "")
+        count = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
+        if environment.get(rank, "") and count > 1:
+            return Several(count, count, interface)
+    return None

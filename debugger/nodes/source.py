@@ -1,0 +1,213 @@
+"""What a node tells of one flight record: what has changed in it since it was last told.
+
+Not the whole of it: a rank that calls without pause writes a megabyte a second. What readers need
+to see where it stands is told at once, a few hundred bytes: the header, the counters, what each
+thread waits for, the counts and chains of the groups, what is new in the heap. Of the ring the
+newest calls are told, and those that threads are in; all new ones where they are few. As soon as
+the rank stands still, the last calls follow, and the whole ring when the head asks for it.
+
+Whatever is not told reads as overwritten at the other end, since every slot carries its number.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..record import layout
+from ..record.ring import RingReader, mapped
+
+FEW_CALLS = 8
+"""So many new calls between two samples are told in full; of more only the newest."""
+NEWEST_CALLS = 2
+STILL_CALLS = 256
+"""So many of the last calls of a rank that stands still are told."""
+STILL_GROUP_CALLS = 16
+COARSE = 16
+"""A rank that does not stand still tells of every 16th checkpoint, and of the newest."""
+_CHUNK = 4096
+_LINE = 64
+
+Piece = tuple[int, bytes]
+"""An offset in the file, and what stands there."""
+
+
+class RecordSource(RingReader):
+    """One flight record of this node. Raises FlightError where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = layout.FILE_BYTES
+        self._map = mapped(path)
+        self._told = bytearray(layout.RING_OFFSET + layout.RING * layout.SLOT.size)
+        self._heap_told = 0
+        self._mark: tuple[int, ...] = ()
+        self._calls_told = 0
+        self._still_told = False
+        self._filled = False
+        self.cut = False
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The process: its pid, and when it began, in clock ticks."""
+        row = layout.HEADER.unpack_from(self._map, 0)
+        return int(row[2]), int(row[12])
+
+    @property
+    def change_mark(self) -> tuple[int, ...]:
+        """Equal as long as nothing of interest happened in the rank, as `FlightReader` has it."""
+        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
+
+    def fill(self) -> None:
+        """The next sample tells the whole ring."""
+        self._filled = True
+
+    def anew(self) -> None:
+        """Nothing counts as told: the other end has begun anew."""
+        self._told = bytearray(len(self._told))
+        self._heap_told = 0
+        self._still_told = False
+
+    def still_whole(self) -> bool:
+        """Whether all that is mapped can be read (see `FlightReader.still_whole`)."""
+        if not self.cut:
+            try:
+                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
+            except OSError:
+                pass  # it has no name any more: what is mapped stays
+            if self.cut:
+                self._map = mmap.mmap(-1, layout.FILE_BYTES)
+        return not self.cut
+
+    def sample(self) -> list[Piece]:
+        """What has changed. In this order, so that nothing is told that refers to what is not."""
+        if not self.still_whole():
+            return []
+        mark = self.change_mark
+        still = mark == self._mark
+        found = [*self._changed(0, layout.GROUPS_OFFSET)]
+        used_groups = self._used(layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS)
+        groups_end = layout.GROUPS_OFFSET + used_groups * layout.GROUP_BYTES
+        found += self._changed(layout.GROUPS_OFFSET, groups_end)
+        used_channels = self._used(layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS)
+        channels_end = layout.CHANNELS_OFFSET + used_channels * layout.CHANNEL.size
+        found += self._changed(layout.CHANNELS_OFFSET, channels_end)
+        found += self._checkpoints(used_groups, still)
+        found += self._ring(still)
+        found += self._heap()
+        self._mark = mark
+        return found
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _changed(self, start: int, end: int) -> Iterator[Piece]:
+        """Lines that differ from what was told, each from its first changed byte to its last."""
+        for at in range(start, end, _CHUNK):
+            stop = min(at + _CHUNK, end)
+            now = self._map[at:stop]
+            if now == self._told[at:stop]:
+                continue
+            for line in range(0, len(now), _LINE):
+                piece = now[line : line + _LINE]
+                before = self._told[at + line : at + line + len(piece)]
+                if piece != before:
+                    yield self._tell(at + line, piece, before)
+
+    def _tell(self, at: int, now: bytes, before: bytes | bytearray) -> Piece:
+        first, last = 0, len(now)
+        while now[first] == before[first]:
+            first += 1
+        while now[last - 1] == before[last - 1]:
+            last -= 1
+        self._told[at : at + len(now)] = now
+        return at + first, now[first:last]
+
+    def _used(self, start: int, size: int, most: int) -> int:
+        for index in range(most):
+            if not layout.U32.unpack_from(self._map, start + index * size)[0]:
+                return index
+        return most
+
+    def _checkpoints(self, groups: int, still: bool) -> Iterator[Piece]:
+        size = layout.CHECKPOINT.size
+        for group in range(groups):
+            start = layout.CHECKPOINTS_OFFSET + group * layout.CHECKPOINTS * size
+            end = start + layout.CHECKPOINTS * size
+            now = self._map[start:end]
+            if now == self._told[start:end]:
+                continue
+            counts = [layout.U64.unpack_from(now, row)[0] for row in range(0, len(now), size)]
+            newest = max(counts)
+            for row, count in enumerate(counts):
+                coarse = count % (layout.CHECKPOINT_EVERY * COARSE) == 0
+                if still or coarse or count > newest - 2 * layout.CHECKPOINT_EVERY:
+                    yield from self._line(start + row * size, size)
+
+    def _line(self, at: int, size: int) -> Iterator[Piece]:
+        now, before = self._map[at : at + size], self._told[at : at + size]
+        if now != before:
+            yield self._tell(at, now, before)
+
+    def _ring(self, still: bool) -> Iterator[Piece]:
+        calls = self._calls()
+        if not still:
+            self._still_told = False
+        wanted: Iterable[int]
+        if self._filled:
+            self._filled = False
+            wanted = range(max(0, calls - layout.RING), calls)
+        elif still and self._still_told:
+            wanted = range(max(0, calls - FEW_CALLS), calls)  # they may have completed
+        elif still:
+            self._still_told = True
+            wanted = self._last_calls(calls)
+        else:
+            new = calls - self._calls_told
+            count = FEW_CALLS if new <= FEW_CALLS else NEWEST_CALLS
+            inside = (word // 2 - 1 for word in self._thread_calls() if word and not word % 2)
+            wanted = {*range(max(0, calls - count), calls), *inside}
+        self._calls_told = calls
+        for number in wanted:
+            yield from self._slot(number)
+
+    def _last_calls(self, calls: int) -> set[int]:
+        """The last of the rank, and the last of each of its groups and channels."""
+        wanted = set(range(max(0, calls - STILL_CALLS), calls))
+        tables = (
+            (layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS, layout.GROUP, 7),
+            (layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS, layout.CHANNEL, 3),
+        )
+        for start, size, most, form, field in tables:
+            for index in range(self._used(start, size, most)):
+                last = int(form.unpack_from(self._map, start + index * size)[field])
+                walk = self._walk(last - 1 if last else None)
+                for _, (number, _) in zip(range(STILL_GROUP_CALLS), walk, strict=False):
+                    wanted.add(number)
+        return wanted
+
+    def _slot(self, number: int) -> Iterator[Piece]:
+        row = self._row(number)
+        if row is None:
+            return
+        size = layout.SLOT.size
+        changed = list(self._line(layout.RING_OFFSET + number % layout.RING * size, size))
+        yield from changed
+        if changed and row[6] == layout.VOLATILE_SIGNATURE:
+            at = layout.VOLATILE_OFFSET + number % layout.RING * layout.VOLATILE_BYTES
+            yield at, self._map[at : at + layout.VOLATILE_BYTES]
+
+    def _heap(self) -> Iterator[Piece]:
+        """Last, and how much of it there is with it: what came before may refer to it."""
+        at = layout.HEAP_USED_AT
+        used = min(int(layout.U64.unpack_from(self._map, at)[0]), layout.HEAP_BYTES)
+        if used > self._heap_told:
+            start = layout.HEAP_OFFSET + self._heap_told
+            yield start, self._map[start : layout.HEAP_OFFSET + used]
+            self._heap_told = used
+        now = layout.U64.pack(used)
+        if now != self._told[at : at + len(now)]:
+            self._told[at : at + len(now)] = now
+            yield at, now

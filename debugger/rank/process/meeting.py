@@ -1,0 +1,118 @@
+"""How the supervisors of several nodes find each other: this process has the job's store.
+
+A thread hands the address and the public key of this node's supervisor to the store, or takes the
+head's from there. Who stands under `head` first is the head; the node that serves the store goes
+first, the others wait for it a moment. Then each node adds its own key, and the head's process
+passes the keys on to its supervisor, which takes nobody else. The store never carries more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...record.control import ControlError, ask
+
+VARIABLE = "DISTDEBUG_MEET"
+"""Set where the job has more nodes than this supervisor sees."""
+FIRST_GOES_S = 3.0
+"""So long the others leave it to the node that serves the store to be the head."""
+LOOK_EVERY_S = 0.05
+QUICK_S = 60.0
+SLOWLY_S = 1.0
+MOST_KEY_BYTES = 1024
+MOST_NODES = 1 << 14
+
+_begun: set[str] = set()
+_leaving = threading.Event()
+
+
+def observe_launcher() -> None:
+    """In torchrun's own process: meet in the store in which its nodes do."""
+    from ..torch_private.rendezvous import on_launcher_store
+
+    directory = Path(os.environ["DISTDEBUG_RUN_DIR"])
+    on_launcher_store(lambda *found: begin(directory, *found))
+
+
+def begin(directory: Path, open_store: Callable[[], Any], host: str, prefix: str) -> None:
+    """Meet the other nodes in this store, in a thread; once a process and prefix."""
+    if prefix in _begun:
+        return
+    _begun.add(prefix)
+    thread = threading.Thread(
+        target=_quietly,
+        args=(lambda: _meet(directory, open_store, host, prefix),),
+        name="distdebug-meeting",
+        daemon=True,
+    )
+    thread.start()
+
+    def leave() -> None:
+        _leaving.set()
+        thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
+
+    atexit.register(leave)
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    """The program never notices: a store that has gone, or a supervisor, ends the meeting."""
+    with contextlib.suppress(Exception):
+        work()
+
+
+def _meet(directory: Path, open_store: Callable[[], Any], host: str, prefix: str) -> None:
+    answer = json.loads(ask(directory, "meet", {"host": host}))
+    offer, key = answer.get("offer"), answer.get("key")
+    if not offer:
+        return  # another process of this node does it, or has done it
+    store = open_store()
+    place = f"{prefix}/head"
+    if not answer.get("first"):
+        _comes(store, place, FIRST_GOES_S)
+    head = _text(store.compare_set(place, "", offer))
+    if head == offer:
+        ask(directory, "lead", {})
+        _pass_keys_on(directory, store, prefix)
+        return
+    number = store.add(f"{prefix}/nodes", 1)
+    store.set(f"{prefix}/node/{number}", key)
+    ask(directory, "join", {"offer": head})
+
+
+def _comes(store: Any, key: str, within_s: float) -> None:
+    """Wait until the key is there, or for so long."""
+    until_s = time.monotonic() + within_s
+    while not store.check([key]) and time.monotonic() < until_s:
+        if _leaving.wait(LOOK_EVERY_S):
+            break
+
+
+def _pass_keys_on(directory: Path, store: Any, prefix: str) -> None:
+    """Until this process ends. A node may join late, so it is looked for all the time."""
+    passed, quick_until_s = 0, time.monotonic() + QUICK_S
+    while not _leaving.is_set():
+        count = min(int(store.add(f"{prefix}/nodes", 0)), MOST_NODES)
+        while passed < count:
+            # Not `get`, whose waits are on record. The key follows its number within a moment.
+            place = f"{prefix}/node/{passed + 1}"
+            if not store.check([place]):
+                break
+            key = _text(store.multi_get([place])[0])
+            passed += 1
+            quick_until_s = time.monotonic() + QUICK_S
+            with contextlib.suppress(ControlError):
+                ask(directory, "admit", {"key": key})
+        _leaving.wait(LOOK_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
+
+
+def _text(value: Any) -> str:
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return raw[:MOST_KEY_BYTES].decode("utf-8", "replace")

@@ -1,0 +1,113 @@
+"""The stores in which nodes and ranks meet: torchrun's, and those that ranks initialise with."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .modules import Wrapped, c10d, dist
+from .probe import patch
+
+StoreHeard = Callable[[Callable[[], Any], str, str], None]
+"""Told of a store: how to open a connection of one's own to it, the host that serves it, and a
+prefix for keys, which tells jobs that share a store apart."""
+OPERATION_S = 10.0
+CONNECT_S = 2.0
+
+
+def on_launcher_store(heard: StoreHeard) -> None:
+    """In torchrun's own process: hear of the store in which its nodes meet, as soon as there is
+    one. Of other rendezvous than c10d and static, that is when all nodes have come."""
+    from torch.distributed.elastic.rendezvous import registry
+
+    def make(original: Wrapped) -> Wrapped:
+        def get_rendezvous_handler(params: Any) -> Any:
+            handler = original(params)
+            _watch(handler, params, heard)
+            return handler
+
+        return get_rendezvous_handler
+
+    patch(registry, "get_rendezvous_handler", make)
+
+
+def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
+    prefix = f"distdebug/{params.run_id}"
+    host, _, port = str(params.endpoint).rpartition(":")
+    host = host.strip("[]") or "localhost"
+    if params.backend == "static" and port.isdigit():
+        heard(lambda: _connected(host, int(port)), host, prefix)
+        return
+    store = getattr(handler, "_store", None)
+    if isinstance(store, dist.Store):
+        heard(lambda: _own(store), host, prefix)
+        return
+    original = handler.next_rendezvous
+
+    def next_rendezvous() -> Any:
+        info = original()
+        handler.next_rendezvous = original
+        heard(lambda: _own(info.store), host, prefix)
+        return info
+
+    handler.next_rendezvous = next_rendezvous
+
+
+def on_rank_store(heard: StoreHeard) -> None:
+    """In a rank: hear of the store of its default group, before the group is made with it."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            for found in original(*args, **kwargs):
+                _rank_has(found[0], heard)
+                yield found
+
+        return rendezvous
+
+    patch(c10d, "rendezvous", make)
+
+
+def hear_given_store(store: Any, heard: StoreHeard) -> None:
+    """The program has made this store by itself for its default group."""
+    _rank_has(store, heard)
+
+
+def _rank_has(store: Any, heard: StoreHeard) -> None:
+    inner = store
+    while isinstance(inner, dist.PrefixStore):
+        inner = inner.underlying_store
+    if isinstance(inner, dist.HashStore):
+        return  # of this process alone
+    host = str(inner.host) if isinstance(inner, dist.TCPStore) else ""
+    heard(lambda: _own(inner), host, "distdebug")
+
+
+def _own(store: Any) -> Any:
+    """A connection of one's own: that of the program is locked while it waits for a key."""
+    own = store.clone()
+    own.set_timeout(datetime.timedelta(seconds=OPERATION_S))
+    return own
+
+
+def _connected(host: str, port: int, until_s: float = 600.0) -> Any:
+    """To a store that another node may still have to serve."""
+    end_s = time.monotonic() + until_s
+    while True:
+        try:
+            store = dist.TCPStore(
+                host,
+                port,
+                None,
+                False,
+                timeout=datetime.timedelta(seconds=CONNECT_S),
+                wait_for_workers=False,
+            )
+        except Exception:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
+            continue
+        store.set_timeout(datetime.timedelta(seconds=OPERATION_S))
+        return store

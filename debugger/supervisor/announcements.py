@@ -1,0 +1,61 @@
+"""Says on the terminal what a run comes to while it goes on, and keeps it among its events."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+from ..record.records import newest_ranks
+from ..record.run_directory import RunDirectory
+from ..record.sanitize import clean
+from ..reports import off
+from .watch import Look
+
+NOTICE_EVERY_S = 10.0
+
+
+class Announcements:
+    """Of one run: what was said already is said no more, or not so soon."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._told: dict[str, float] = {}
+        self._recorded: set[tuple[object, ...]] = set()
+
+    @staticmethod
+    def say(sentence: str) -> None:
+        """One line on the terminal."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"distdebug: {clean(sentence)}\n")
+            sys.stderr.flush()
+
+    def keep(self, kind: str, sentence: str) -> None:
+        """Say it, and keep it as an event of that kind."""
+        self.say(sentence)
+        self._directory.append_event(kind, sentence)
+
+    def tell(self, look: Look) -> None:
+        """Notices at most every ten seconds each; findings once."""
+        now_s = time.monotonic()
+        for notice in look.notices:
+            key = notice.split(" (", 1)[0]
+            if now_s - self._told.get(key, -1e9) >= NOTICE_EVERY_S:
+                self._told[key] = now_s
+                self.keep("notice", notice)
+        for why in off.news(newest_ranks(look.snapshots), self._told):
+            self.keep("off", why)
+        for finding in look.findings:
+            if finding.identity not in self._recorded and (
+                finding.severity == "warning" or finding is look.verdict
+            ):
+                self._recorded.add(finding.identity)
+                self._directory.append_event(
+                    "finding",
+                    finding.message,
+                    finding=finding.kind,
+                    severity=finding.severity,
+                    culprits=list(finding.culprits),
+                )
+                if finding.severity == "error":
+                    self.say(f"{finding.kind}: {finding.message}")

@@ -1,0 +1,65 @@
+"""The watch of a run for its supervisor: news are told, and what fails costs only that one look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..record.records import newest_ranks
+from ..record.snapshot import Rank
+from .announcements import Announcements
+from .own_faults import OwnFaults
+from .watch import Look, Watch
+
+
+class GuardedWatch:
+    """`ranks` and `world_size` are as of the last look; `judged`: whether that one did not fail."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        faults: OwnFaults,
+        announcements: Announcements,
+        elsewhere: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`elsewhere`: whether another node's supervisor judges the run now."""
+        self._watch = watch
+        self._elsewhere = elsewhere
+        self._faults = faults
+        self._announcements = announcements
+        self.judged = True
+        self.ranks: Mapping[int, Rank] = {}
+        self.world_size = 1
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait until the next look."""
+        return self._watch.pause_s
+
+    def pause(self) -> None:
+        """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
+        self._watch.pause()
+
+    def look(self, finished: bool = False) -> Look | None:
+        """One look at all ranks, told; None where it failed, which costs no more than this look."""
+        look = None
+        self.judged = False
+        with self._faults.guard("the look at the ranks"):
+            look = self._look(finished)
+            self.judged = True
+            self.ranks = newest_ranks(look.snapshots)
+            self.world_size = max([1, *(one.world_size for one in look.snapshots)])
+        if look is not None:
+            with self._faults.guard("the notices"):
+                self._announcements.tell(look)
+        return look
+
+    def silent_look(self) -> Look:
+        """One look at all ranks, of which nothing is told. What fails in it is raised."""
+        return self._look()
+
+    def _look(self, finished: bool = False) -> Look:
+        return self._watch.only_look() if self._elsewhere() else self._watch.look(finished)
+
+    def detected_after_s(self, identity: tuple[object, ...]) -> float | None:
+        """How long after it could be seen a finding was found; None for one that no look found."""
+        return self._watch.detected_after_s.get(identity)

@@ -1,0 +1,223 @@
+"""What the head knows of the other nodes, and what it has them do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...nodes.head import LOST_AFTER_S, Listener
+from ...nodes.logs import LogCopies
+from ...nodes.messages import Message
+from ...nodes.mirror import Mirror, MirrorError
+from ...nodes.patches import PatchError, unpacked
+from ...record import copies, steady_clock
+from ...record.exits import ExitStatus
+from ...record.run_directory import RunDirectory
+from ...record.sanitize import clean
+from ...record.snapshot import LostNode, Process
+
+ENDING_S = 12.0
+"""So long the head waits for nodes to end what they were told to end: longer than ending takes."""
+
+
+@dataclass(slots=True)
+class Far:
+    """One node, as the head follows it. `told_ns`: up to when it has told everything, by our
+    steady clock; `status`: how its command ended; `over`: nothing of its run is left."""
+
+    number: int
+    host: str
+    mirror: Mirror
+    told_ns: int = 0
+    serial: int = 0
+    status: ExitStatus | None = None
+    over: bool = False
+    left: bool = False
+    lost_ns: int = 0
+    early: list[Message] = field(default_factory=list)
+    stacks: Mapping[str, Any] | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether it can still be asked."""
+        return not (self.left or self.lost_ns)
+
+
+class Head:
+    """Of one job. Everything here is called from the supervisor's loop."""
+
+    def __init__(
+        self, listener: Listener, directory: RunDirectory, say: Callable[[str], None]
+    ) -> None:
+        self._listener = listener
+        self._directory = directory
+        self._say = say
+        self._logs = LogCopies(directory.logs)
+        self.nodes: dict[int, Far] = {}
+        self.interrupted: tuple[int, str] | None = None
+        self._asked_ns = 0
+
+    # -- what they tell ------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Take in what has come, and see who has fallen silent."""
+        for number, message in self._listener.received():
+            try:
+                self._take(number, message)
+            except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
+                self._say(f"refused what node {number} has told: {clean(str(error), 200)}")
+        now_ns = time.monotonic_ns()
+        for number, known in list(self._listener.nodes.items()):
+            far = self.nodes.get(number)
+            if far is None or not far.there:
+                continue
+            if known.offset.known:
+                far.mirror.correct(known.offset.add_ns + steady_clock.offset_ns())
+                early, far.early = far.early, []
+                for message in early:
+                    self._digest(far, message)
+            if now_ns - known.heard_ns > LOST_AFTER_S * 1e9:
+                known.lost = True
+                far.lost_ns = known.heard_ns + steady_clock.offset_ns()
+                far.mirror.ended(far.lost_ns)
+                self._directory.append_event("node_lost", f"{self.name(far)} has fallen silent")
+
+    def _take(self, number: int, message: Message) -> None:
+        data = message.data
+        if message.kind == "hello":
+            self._welcome(number)
+            return
+        far = self.nodes[number]
+        if message.kind == "digest":
+            if self._listener.nodes[number].offset.known and not far.early:
+                self._digest(far, message)
+            else:
+                far.early.append(message)
+        elif message.kind == "files":
+            self._logs.apply(data, message.blob)
+        elif message.kind == "ended":
+            raw = data.get("status")
+            if type(raw) is int:
+                far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
+            far.over = data.get("over") is True
+        elif message.kind == "stacks":
+            far.stacks = data
+        elif message.kind == "interrupted":
+            signal = data.get("signal")
+            if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
+                self.interrupted = (signal, self.name(far))
+        elif message.kind == "bye":
+            far.left = far.over = True
+
+    def _welcome(self, number: int) -> None:
+        known = self._listener.nodes[number]
+        if number not in self.nodes:
+            mirror = Mirror(self._directory.ranks, number)
+            mirror.offset_ns = steady_clock.offset_ns()
+            self.nodes[number] = Far(number, clean(known.host, 120), mirror)
+            self._directory.append_event("node", f"node {number} has joined: {known.host}")
+
+    def _digest(self, far: Far, message: Message) -> None:
+        data = message.data
+        for number, name, size in data.get("files", ()):
+            far.mirror.announced(int(number), str(name), int(size))
+            far.mirror.named(int(number), str(name))
+        for patch in unpacked(message.blob):
+            far.mirror.apply(patch)
+        for number, *values in data.get("processes", ()):
+            far.mirror.seen(int(number), values)
+        far.told_ns = int(data["t"]) + far.mirror.offset_ns
+        far.serial = int(data["serial"])
+
+    def process_of(self, path: Path) -> Process | None:
+        """For the records that are copies: what the node says of the process."""
+        far = self.nodes.get(copies.node_of(path.name))
+        return None if far is None else far.mirror.process_of(path)
+
+    # -- who is there --------------------------------------------------------------------------
+
+    def name(self, far: Far) -> str:
+        """In words."""
+        return f"node {far.number} ({far.host})" if far.host else f"node {far.number}"
+
+    @property
+    def all_over(self) -> bool:
+        """Whether nothing of the run is left on any other node that is there."""
+        return all(far.over or not far.there for far in self.nodes.values())
+
+    @property
+    def worst(self) -> ExitStatus | None:
+        """How the command of another node failed, if one did."""
+        for far in self.nodes.values():
+            if far.status is not None and far.status.shell_code:
+                return far.status
+        return None
+
+    def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
+        """The nodes that have fallen silent; `ranks_of`: who had not ended there."""
+        return tuple(
+            LostNode(far.host, far.lost_ns, tuple(ranks_of.get(far.number, ())))
+            for far in self.nodes.values()
+            if far.lost_ns
+        )
+
+    def settled(self, since_ns: int) -> bool:
+        """Whether every node has told all that had happened by then (our steady clock); each is
+        asked to tell now, and all calls that are on record."""
+        late = [far for far in self.nodes.values() if far.there and far.told_ns < since_ns]
+        if late and self._asked_ns != since_ns:
+            self._asked_ns = since_ns
+            self._listener.broadcast(Message("fill"))
+        return not late
+
+    # -- what they are to do -------------------------------------------------------------------
+
+    def ask_stacks(self, native: bool, timeout_s: float) -> None:
+        """Have all nodes take the stacks of their ranks."""
+        for far in self.nodes.values():
+            far.stacks = None
+        self._listener.broadcast(Message("stacks", {"native": native, "timeout_s": timeout_s}))
+
+    def stacks(self, until_s: float) -> list[Mapping[str, Any]]:
+        """What they have taken: all that come before that time of the monotonic clock."""
+        while time.monotonic() < until_s:
+            self.take()
+            if all(
+                far.stacks is not None or not far.there or far.over for far in self.nodes.values()
+            ):
+                break
+            time.sleep(0.02)
+        return [far.stacks for far in self.nodes.values() if far.stacks is not None]
+
+    def tell(self, summary: Mapping[str, Any]) -> None:
+        """The verdict."""
+        self._listener.broadcast(Message("verdict", summary))
+
+    def stop(self, signal: int) -> None:
+        """Somebody has pressed Ctrl-C, or the like, on one of the nodes."""
+        self._listener.broadcast(Message("stop", {"signal": signal}))
+
+    def end(self, within_s: float = ENDING_S) -> bool:
+        """Wait until nothing of the run is left anywhere."""
+        until_s = time.monotonic() + within_s
+        while not self.all_over and time.monotonic() < until_s:
+            self.take()
+            time.sleep(0.02)
+        return self.all_over
+
+    def report(self, document: Mapping[str, Any]) -> None:
+        """What all nodes print and end with."""
+        self._listener.broadcast(Message("report", {"report": document}))
+
+    def tell_ranks(self, ranks_of: Mapping[int, Sequence[int]]) -> None:
+        """Who is where, for the case that the head is lost."""
+        self._listener.broadcast(Message("welcome", {"ranks": list(ranks_of.get(0, ()))[:4096]}))
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.close()
+        for far in self.nodes.values():
+            far.mirror.close()

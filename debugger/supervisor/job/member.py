@@ -1,0 +1,181 @@
+"""A node that has a head: it tells what its ranks do, and does what the head has decided."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...diagnosis.findings import EXIT_CODES, Finding
+from ...nodes.logs import AT_THE_END_BYTES, LogSource
+from ...nodes.member import Connection
+from ...nodes.messages import Message
+from ...nodes.sampler import Sampler
+from ...record import steady_clock
+from ...record.bounds import MOST_RANKS
+from ...record.exits import ExitStatus
+from ...record.run_directory import RunDirectory
+from ...record.sanitize import clean
+from ...record.snapshot import LostNode
+from ..evidence import Evidence
+from ..processes import ProcessTable
+from .stacks import to_message
+
+REPORT_S = 30.0
+"""So long a node whose ranks have ended waits for the head's report, as long as the head speaks."""
+LOGS_EVERY_S = 1.0
+
+
+class Member:
+    """Of one job. Everything here is called from the supervisor's loop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        directory: RunDirectory,
+        table: ProcessTable,
+        say: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._directory = directory
+        self._say = say
+        self._sampler = Sampler(directory.ranks, table.observe)
+        self._logs = LogSource(directory.logs)
+        self._logs_s = 0.0
+        self._told_end: Mapping[str, Any] | None = None
+        self.welcomed = False
+        self._heads_ranks: tuple[int, ...] = ()
+        self.finding: Finding | None = None
+        self.document: Mapping[str, Any] | None = None
+        self.stop_signal = 0
+        self.stacks_wanted: Mapping[str, Any] | None = None
+        self.lost = ""
+        self.lost_ns = 0
+
+    def take(self) -> None:
+        """Take in what the head has said, and tell what is new."""
+        if self.lost:
+            return
+        for message in self._connection.received():
+            self._take(message)
+        self.lost = self._connection.lost
+        if self.lost:
+            silent_ns = int(self._connection.silent_s * 1e9)
+            self.lost_ns = steady_clock.now_ns() - silent_ns
+            return
+        if self.welcomed:
+            self._tell()
+
+    def _take(self, message: Message) -> None:
+        data = message.data
+        if message.kind == "welcome":
+            ranks = data.get("ranks")
+            if isinstance(ranks, list):
+                self._heads_ranks = tuple(
+                    one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
+                )
+            if "node" in data:
+                if self.welcomed:
+                    self._sampler.anew()  # the connection broke for a moment
+                self.welcomed = True
+        elif message.kind == "fill":
+            self._sampler.fill()
+        elif message.kind == "stacks":
+            self.stacks_wanted = data
+        elif message.kind == "verdict":
+            self.finding = _finding(data)
+        elif message.kind == "stop":
+            signal = data.get("signal")
+            self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+        elif message.kind == "report" and isinstance(data.get("report"), Mapping):
+            self.document = data["report"]
+
+    def _tell(self) -> None:
+        digest = self._sampler.digest()
+        if digest is not None:
+            self._connection.send(digest)
+        now_s = time.monotonic()
+        if now_s - self._logs_s >= LOGS_EVERY_S:
+            self._logs_s = now_s
+            added = self._logs.next()
+            if added is not None:
+                self._connection.send(added)
+
+    # -- what it has to say --------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The head's."""
+        return clean(self._connection.host, 120)
+
+    @property
+    def lost_head(self) -> LostNode:
+        """The head, that is silent."""
+        return LostNode(self.host, self.lost_ns, self._heads_ranks)
+
+    def tell_stacks(self, evidence: Evidence) -> None:
+        """As the head has asked for."""
+        self.stacks_wanted = None
+        self._connection.send(Message("stacks", to_message(evidence)))
+
+    def tell_end(self, status: ExitStatus | None, over: bool) -> None:
+        """How the command has ended, and whether nothing is left of it."""
+        raw = None
+        if status is not None:
+            raw = status.signal if status.signal is not None else (status.code or 0) << 8
+        value = {"status": raw, "over": over}
+        if value == self._told_end or self.lost:
+            return
+        self._told_end = value
+        if over:
+            self._sampler.fill()
+            self._tell()
+            for _ in range(64):
+                added = self._logs.next(AT_THE_END_BYTES)
+                if added is None:
+                    break
+                self._connection.send(added)
+        self._connection.send(Message("ended", value))
+
+    def interrupted(self, signal: int) -> None:
+        """Somebody has pressed Ctrl-C here, or the like: all nodes end."""
+        if not self.stop_signal:
+            self.stop_signal = signal
+            self._connection.send(Message("interrupted", {"signal": signal}))
+
+    def report(self, hasten: Callable[[], bool]) -> Mapping[str, Any] | None:
+        """The head's report; None where it does not come."""
+        until_s = time.monotonic() + REPORT_S
+        while self.document is None and not self.lost and not hasten():
+            self.take()
+            if time.monotonic() > until_s:
+                break
+            time.sleep(0.02)
+        return self.document
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self._connection.send(Message("bye"))
+        self._connection.close()
+
+    @staticmethod
+    def hello(version: str) -> dict[str, Any]:
+        """What this node says of itself."""
+        from ...nodes.offers import SCHEMA
+
+        return {"schema": SCHEMA, "version": version, "host": socket.gethostname()}
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    """The verdict as far as the ranks need to know it; its report follows."""
+    kind, cause = str(data.get("kind")), data.get("cause")
+    culprits = data.get("culprits")
+    return Finding(
+        kind=kind if kind in EXIT_CODES else "tool_error",
+        message=clean(str(data.get("message")), 4000),
+        culprits=tuple(one for one in culprits if type(one) is int)
+        if isinstance(culprits, list)
+        else (),
+        cause=None if cause is None else clean(str(cause), 80),
+    )

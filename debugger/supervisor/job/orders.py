@@ -1,0 +1,89 @@
+"""What a supervisor does next because of the job that its run is a part of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...diagnosis.findings import Finding
+from ...diagnosis.rules.node_lost import lost_without_ranks
+from ...record.exits import ExitStatus
+from ...record.snapshot import Rank
+from ..interrupts import Interrupts
+from .job import Job
+from .ranks import JobRanks
+
+LOCAL_VERDICT_S = 0.4
+"""Without a head, what is seen on this node alone counts as soon as it is confirmed; so long it has
+to be."""
+
+
+class Orders:
+    """Of one run. `over`: it is to end, with `finding` if there is one."""
+
+    def __init__(
+        self, job: Job, ranks: JobRanks, interrupts: Interrupts, say: Callable[[str], None]
+    ) -> None:
+        self._job = job
+        self._ranks = ranks
+        self._interrupts = interrupts
+        self._say = say
+        self._lost_s = 0.0
+        self.finding: Finding | None = None
+        self.over = False
+
+    def look(self, ranks: Mapping[int, Rank]) -> bool:
+        """Do what is asked; whether the run is over. `ranks`: as of the last look."""
+        head, member = self._job.head, self._job.member
+        if head is not None and head.interrupted is not None and self._interrupts.signal is None:
+            number, who = head.interrupted
+            self._interrupts.signal = number
+            self._say(f"{self._interrupts.name} came to {who}: all nodes end")
+        if member is None:
+            return False
+        if member.lost:
+            return self._without_head()
+        if member.stacks_wanted is not None:
+            self._ranks.answer(ranks)
+        if member.finding is not None or member.document is not None:
+            self.finding, self.over = member.finding, True
+        elif member.stop_signal and self._interrupts.signal is None:
+            self._interrupts.signal = member.stop_signal
+            self._say(f"{self._interrupts.name} came to another node: all nodes end")
+        return self.over
+
+    def _without_head(self) -> bool:
+        """A head that was there and is silent ends the run here; what is seen here comes first."""
+        member = self._job.member
+        if member is None or not member.welcomed:
+            return False  # there never was one: this node is judged by itself
+        self._lost_s = self._lost_s or time.monotonic()
+        if time.monotonic() - self._lost_s > LOCAL_VERDICT_S:
+            self.finding, self.over = lost_without_ranks(member.lost_head), True
+        return self.over
+
+    def may_end(self, status: ExitStatus | None) -> bool:
+        """Nothing of the run is left here: whether that is so on all nodes."""
+        head, member = self._job.head, self._job.member
+        if head is not None:
+            return head.all_over
+        if member is not None and not member.lost:
+            member.tell_end(status, True)
+            return False  # the head says when
+        return True
+
+    def status(self, own: ExitStatus | None) -> ExitStatus | None:
+        """How the command ended, on the node where it ended worst."""
+        head = self._job.head
+        if head is None or (own is not None and own.shell_code):
+            return own
+        return head.worst or own
+
+    def document(self, status: ExitStatus | None) -> Mapping[str, Any] | None:
+        """The head's report, if this node has a head that gives one."""
+        member = self._job.member
+        if member is None or member.lost or not member.welcomed:
+            return None
+        member.tell_end(status, True)
+        return member.report(lambda: self._interrupts.at_once)

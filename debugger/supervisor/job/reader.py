@@ -1,0 +1,67 @@
+"""Reads the ranks of all nodes: those here, and what other nodes have told of theirs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...record import steady_clock
+from ...record.snapshot import LostNode, Snapshot
+from ..run_reader import LocalReader
+from .job import Job
+
+
+class JobReader:
+    """`local` reads the run directory, which has the copies of other nodes' records, too. Where it
+    is told no size of the world (0), one is believed as soon as all nodes are there."""
+
+    def __init__(self, local: LocalReader, job: Job) -> None:
+        self._local = local
+        self._job = job
+        self._lost: tuple[LostNode, ...] = ()
+        self._told: dict[int, tuple[int, ...]] = {}
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        self._job.take()
+        head, member = self._job.head, self._job.member
+        self._local.trust_size = self._complete()
+        snapshots = self._local.look(finished)
+        if head is not None and snapshots:
+            newest = snapshots[-1]
+            ranks_of: dict[int, list[int]] = {}
+            for number, rank in newest.ranks.items():
+                ranks_of.setdefault(rank.node, []).append(number)
+            self._tell(ranks_of)
+            self._lost = head.lost(ranks_of)
+        elif member is not None and member.lost and member.welcomed:
+            self._lost = (member.lost_head,)
+        if self._lost and snapshots:
+            return [*snapshots[:-1], replace(snapshots[-1], lost=self._lost)]
+        return snapshots
+
+    @property
+    def change_mark(self) -> tuple[object, ...]:
+        return (self._local.change_mark, self._lost)
+
+    def starting(self) -> bool:
+        return self._local.starting()
+
+    def settled(self, since_s: float) -> bool:
+        """Whether all nodes have told what had happened by then, of the monotonic clock."""
+        if self._job.head is None:
+            return True
+        since_ns = int(since_s * 1e9) - time.monotonic_ns() + steady_clock.now_ns()
+        return self._job.head.settled(since_ns // 1_000_000 * 1_000_000)
+
+    def _complete(self) -> bool:
+        several, head = self._job.several, self._job.head
+        if several is None:
+            return True
+        return head is not None and several.fewest == several.most == len(head.nodes) + 1
+
+    def _tell(self, ranks_of: dict[int, list[int]]) -> None:
+        told = {node: tuple(ranks) for node, ranks in ranks_of.items()}
+        if told != self._told and self._job.head is not None:
+            self._told = told
+            self._job.head.tell_ranks(ranks_of)

@@ -1,0 +1,119 @@
+"""How a run is brought to its end: what was found is raised in the ranks, and what is left ends.
+
+What is looked at along the way (stacks, how the ranks ended, who died without a record) belongs to
+the report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..diagnosis.findings import Finding
+from ..record.records import newest_ranks
+from .ending import can_raise
+from .evidence import Evidence
+from .guarded_watch import GuardedWatch
+from .interrupts import Interrupts
+from .launch import Launch
+from .own_faults import OwnFaults
+from .reach import Reach
+from .run_options import Options
+from .run_ranks import RunRanks
+from .unrecorded import early_death
+from .watch import Look
+
+LEFT_GRACE_S = 0.4
+INTERRUPT_STACKS_S = 0.6
+STACKS_S = 5.0
+END_GRACE_S = 2.0
+RAISE_GRACE_S = 3.0
+RAISED_LOOK_EVERY_S = 0.05
+
+
+@dataclass(slots=True)
+class RunEnd:
+    """Of one run. `evidence` is what was gathered on the way."""
+
+    options: Options
+    launch: Launch
+    ranks: RunRanks
+    watch: GuardedWatch
+    interrupts: Interrupts
+    faults: OwnFaults
+    reach: Reach
+    say: Callable[[str], None]
+    evidence: Evidence = field(default_factory=Evidence)
+
+    def end(self, look: Look, finding: Finding | None) -> tuple[Look, Finding | None]:
+        """Bring the run to its end; the look that counts, and the verdict."""
+        ranks = newest_ranks(look.snapshots)
+        if self.interrupts.signal is not None:
+            with self.faults.guard("the stacks"):
+                self.evidence = self.ranks.stacks(ranks, False, INTERRUPT_STACKS_S)
+            self._forward(self.interrupts.signal)
+            return look, None
+        if finding is None:
+            return self._end_without_finding(look)
+        with self.faults.guard("the stacks"):
+            self.evidence = self.ranks.stacks(ranks, self.options.native_stacks, STACKS_S)
+            finding = self.evidence.refine(finding)
+        with self.faults.guard("the exception in the ranks"):
+            self._raise_in_ranks(finding)
+        self.ranks.end(END_GRACE_S, self._quiet)
+        return look, finding
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether the launcher is ended first, and unasked: torchrun has ranks on this host only,
+        and prints tracebacks about the ranks it loses."""
+        return self.options.launcher == "torchrun"
+
+    def _forward(self, number: int) -> None:
+        """The signal goes to the command, which gets the time to end that it would have without us:
+        after SIGTERM a checkpoint is written that torchrun would have waited for."""
+        interrupts = self.interrupts
+        self.say(
+            f"{interrupts.name} is handed on to the command, which may take "
+            f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
+        )
+        self.ranks.forward(number, interrupts.grace_s, lambda: interrupts.at_once)
+        self.ranks.end(0 if interrupts.at_once else LEFT_GRACE_S)
+
+    def _end_without_finding(self, look: Look) -> tuple[Look, Finding | None]:
+        """The command has ended, or it is ended since a fault cannot be made. What it left behind
+        is ended, but for a daemon that it started and that nobody would miss here."""
+        launch = self.launch
+        status = launch.poll()
+        left = self.ranks.left()
+        if left:
+            look = self.watch.look() or look
+        ranks = newest_ranks(look.snapshots)
+        if status is None or any(rank.process.alive for rank in ranks.values()):
+            # How the ranks end from here on is our doing; what was found before stands.
+            self.ranks.end(END_GRACE_S, self._quiet)
+            return look, look.verdict if status is not None else None
+        if left:
+            pids = [rank.pid for rank in ranks.values()]
+            spared = launch.daemons(pids) if status.shell_code == 0 else []
+            launch.spare(spared)
+            self.ranks.end(END_GRACE_S, self._quiet, spared)
+        look = self.watch.look(finished=True) or look
+        found = look.verdict
+        if found is None and status.shell_code:
+            recorded = newest_ranks(look.snapshots).keys()
+            with self.faults.guard("rule early_death"):
+                found = early_death(self.reach.ranks, recorded, launch.exits)
+        return look, found
+
+    def _raise_in_ranks(self, finding: Finding) -> None:
+        """Every rank that can still run Python raises the finding; wait until they have ended."""
+        if not self.ranks.tell(finding):
+            return
+        deadline = time.monotonic() + RAISE_GRACE_S
+        while self.ranks.left() and time.monotonic() < deadline and self.interrupts.signal is None:
+            look = self.watch.silent_look()
+            if not any(can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
+                return
+            time.sleep(RAISED_LOOK_EVERY_S)

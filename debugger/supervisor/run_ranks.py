@@ -1,0 +1,62 @@
+"""The ranks of a run, as something that can be looked into and ended: what `run_end` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from ..diagnosis.findings import Finding
+from ..record.run_directory import RunDirectory
+from ..record.snapshot import Rank
+from ..record.wording import finding_line
+from .ending import end_tree, forward
+from .evidence import Evidence, gather
+from .launch import Launch
+
+
+class RunRanks(Protocol):
+    """Where the ranks of a run are acted upon, on this host or on others."""
+
+    def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
+        """The stacks of those that are alive, kept in the run directory."""
+
+    def tell(self, finding: Finding) -> bool:
+        """Have every rank that can still run Python raise the finding; False where none hears."""
+
+    def left(self) -> bool:
+        """Whether any process of the run is left."""
+
+    def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
+        """Hand a signal on to the command, and give it that time to end; or until `hasten()`."""
+
+    def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
+        """End what is left but `spared`: ask politely, and kill after `grace_s`. `quiet`: the
+        launcher first, so that it prints nothing about the ranks it loses."""
+
+
+class LocalRanks:
+    """The processes below one command on this host."""
+
+    def __init__(self, launch: Launch, directory: RunDirectory) -> None:
+        self._launch = launch
+        self._directory = directory
+
+    def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
+        return gather(self._directory, ranks, native, timeout_s)
+
+    def tell(self, finding: Finding) -> bool:
+        summary = {
+            "kind": finding.kind,
+            "cause": finding.cause,
+            "text": finding_line(finding.kind, finding.message),
+        }
+        return self._directory.write_json(self._directory.verdict.name, summary)
+
+    def left(self) -> bool:
+        return bool(self._launch.descendants())
+
+    def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
+        forward(self._launch, number, grace_s, hasten)
+
+    def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
+        end_tree(self._launch, grace_s, silence_launcher=quiet, spared=spared)

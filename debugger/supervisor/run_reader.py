@@ -1,0 +1,69 @@
+"""Where a run's ranks are read: what a supervisor, or anybody else who judges a run, looks through.
+
+A reader gives snapshots. Whether it has the flight records and the processes on this host, or is
+told of them by another one, is its own business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..record.records import Records
+from ..record.snapshot import Snapshot
+from .processes import ProcessTable
+
+
+class RunReader(Protocol):
+    """What `watch` asks of whoever reads the ranks."""
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        """All ranks as they are now: one snapshot for each world, the oldest first. `finished`: no
+        process of the run is left."""
+
+    @property
+    def change_mark(self) -> tuple[object, ...]:
+        """Equal as long as nothing has happened in any rank, as of the last look."""
+
+    def starting(self) -> bool:
+        """Whether a process that may become a rank, and has no record yet, was at work since the
+        last call."""
+
+    def settled(self, since_s: float) -> bool:
+        """Whether the last look has shown all that had happened by then, of the monotonic clock."""
+
+
+class LocalReader:
+    """The flight records below one run directory, and the processes of this host. `world_size`
+    overrides what the ranks say (0: unknown, as on one node of several)."""
+
+    def __init__(
+        self, records: Records, table: ProcessTable, world_size: int | None = None
+    ) -> None:
+        self._records = records
+        self._table = table
+        self._world_size = world_size
+        self.trust_size = False
+        """What the ranks say of the size of their world counts, whatever `world_size` is."""
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        self._table.refresh()
+        self._records.look()
+        size = None if self.trust_size else self._world_size
+        return self._records.snapshots(self._table.observe, size, finished=finished)
+
+    @property
+    def change_mark(self) -> tuple[object, ...]:
+        return self._records.change_mark
+
+    def starting(self) -> bool:
+        return self._table.starting(self._records.pids)
+
+    def settled(self, since_s: float) -> bool:
+        return since_s <= time.monotonic()
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Sentences about flight records that cannot be read."""
+        return tuple(self._records.faults.values())

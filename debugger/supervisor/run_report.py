@@ -1,0 +1,168 @@
+"""What a run came to: its outcome and exit code, and the report of it, written and printed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..diagnosis.findings import Finding
+from ..record.exits import ExitStatus
+from ..record.records import newest_ranks
+from ..record.run_directory import RunDirectory
+from ..record.sanitize import clean
+from ..reports import document, junit, text
+from ..reports.stored import Document
+from .evidence import Evidence
+from .guarded_watch import GuardedWatch
+from .injection import Injection
+from .interrupts import Interrupts
+from .output import colour_wanted
+from .own_faults import OwnFaults
+from .reach import Reach
+from .run_options import Options
+from .terminal_app import Beside
+from .watch import Look
+
+EXIT_FAILED = 1
+EXIT_UNWATCHED = 2
+EXIT_TOOL_FAILED = 96
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Of one run; `started_s` is of the monotonic clock."""
+
+    options: Options
+    directory: RunDirectory
+    started_s: float
+    watch: GuardedWatch
+    injection: Injection
+    interrupts: Interrupts
+    faults: OwnFaults
+    reach: Reach
+    app: Beside
+    say: Callable[[str], None]
+    publish: Callable[[Document], None] = lambda _report: None
+
+    def give(
+        self, status: ExitStatus | None, look: Look, finding: Finding | None, evidence: Evidence
+    ) -> int:
+        """Write the report into the run directory, print it, and return the exit code. `status`:
+        how the command ended; `look`: the one that counts."""
+        outcome, code = self._outcome(status, look, finding)
+        unexplained = outcome == "failed" and not self.injection.look()
+        findings = [finding] if finding is not None else []
+        findings += [
+            one for one in look.findings if finding is None or one.identity != finding.identity
+        ]
+        timed = [(one, self.watch.detected_after_s(one.identity)) for one in findings]
+        ranks = newest_ranks(look.snapshots)
+        ends = ranks
+        with self.faults.guard("how the ranks ended"):
+            ends = newest_ranks(self.watch.silent_look().snapshots)
+        notes = [f"the command itself ended with {status}"] if unexplained else []
+        if outcome == "unwatched":
+            notes.append(self.reach.why_nothing())
+        report = document.minimal(outcome, code, self.directory.path)
+        with self.faults.guard("the report"):
+            report = document.build(
+                command=list(self.options.shown_command or self.options.command),
+                run_dir=self.directory.path,
+                world_size=max((one.world_size for one in look.snapshots), default=0),
+                duration_s=time.monotonic() - self.started_s,
+                outcome=outcome,
+                exit_code=code,
+                findings=timed,
+                ranks=ranks,
+                ends=ends,
+                stacks=evidence.lines,
+                notes=notes,
+            )
+        with self.faults.guard("what became of the injected faults"):
+            code = self.injection.settle(report, timed, ends)
+        rendered = self._write(report)
+        with self.faults.guard("the report to other nodes"):
+            self.publish(report)
+        self._close_app()
+        if unexplained:
+            self._show_launcher_output(findings)
+        self._print(rendered)
+        for failure in self.directory.failures:
+            self.say(failure)
+        if self.options.ci is not None:
+            self.options.ci.finish(self.directory, report, self.say)
+        return code
+
+    def pass_on(self, report: Document) -> int:
+        """Keep and print the report that the head of the job has made; returns its exit code."""
+        rendered = self._write(report)
+        self._close_app()
+        self._print(rendered)
+        return int(report["exit_code"])
+
+    @staticmethod
+    def _print(rendered: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(rendered)
+            sys.stderr.flush()
+
+    def _outcome(
+        self, status: ExitStatus | None, look: Look, finding: Finding | None
+    ) -> tuple[str, int]:
+        if finding is not None:
+            return finding.kind, finding.exit_code
+        if self.interrupts.signal is not None:
+            return "interrupted", 128 + self.interrupts.signal
+        if not self.watch.judged:
+            return "tool_error", EXIT_TOOL_FAILED
+        if status is not None and status.shell_code == 0:
+            unwatched = not look.snapshots and not self.reach.ranks
+            if unwatched and not self.options.allow_unwatched:
+                return "unwatched", EXIT_UNWATCHED
+            warnings = [one for one in look.findings if one.severity == "warning"]
+            if self.options.strict and warnings:
+                return warnings[0].kind, warnings[0].exit_code or EXIT_FAILED
+            return "ok", 0
+        if status is not None and status.signal is not None:
+            return "failed", 128 + status.signal
+        return "failed", EXIT_FAILED
+
+    def _write(self, report: Document) -> str:
+        """Into the run directory, in all its forms; as it is to be printed."""
+        directory = self.directory
+        off_in_ranks = report["off"]
+        report["off"] = [*off_in_ranks, *self.faults.off]
+        plain = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
+        rendered = {False: plain}
+        with self.faults.guard("the text of the report"):
+            colour = self.options.ci is None and colour_wanted(sys.stderr)
+            rendered = {one: text.render(report, one) for one in {False, colour}}
+        report["off"] = [*off_in_ranks, *self.faults.off]  # rendering may have failed, too
+        directory.write_json(directory.report_json.name, report)
+        directory.write_text(directory.report_text.name, rendered[False])
+        with self.faults.guard("the report for JUnit"):
+            directory.write_text(directory.junit.name, junit.render(report))
+        directory.close()
+        return rendered[max(rendered)]
+
+    def _close_app(self) -> None:
+        """Once the user has left it, or nobody waits; what the command has printed then follows."""
+        interrupts = self.interrupts
+        if interrupts.signal is None or interrupts.asked_to_stop:
+            self.app.wait(
+                until=lambda: interrupts.signal is not None and not interrupts.asked_to_stop
+            )
+        self.app.close()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(clean(self.app.printed_aside(), newlines=True))
+
+    def _show_launcher_output(self, findings: Sequence[Finding]) -> None:
+        """torchrun's own words are kept in a file; they matter where we found no better ones."""
+        if any(one.severity == "error" for one in findings):
+            return
+        with contextlib.suppress(OSError):
+            words = (self.directory.logs / "launcher.err").read_text(errors="backslashreplace")
+            sys.stderr.write(clean(words, max_length=20_000, newlines=True))

@@ -1,0 +1,265 @@
+"""One supervised run, from the command to the exit code: started, watched, ended, reported.
+
+The supervisor decides when. How is elsewhere, each part in a place of its own, so that a run may
+have its ranks on several hosts: `run_reader` (where ranks are read), `run_ranks` (where they are
+looked into and ended), `announcements` (what is said while it goes on), `run_end` and `run_report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import hook
+from ..diagnosis.findings import Finding
+from ..diagnosis.judging import slow_ranks
+from ..record.exits import ExitLog
+from ..record.records import Records
+from ..record.run_directory import BASE, RunDirectory
+from . import surroundings
+from .actions import Actions
+from .announcements import Announcements
+from .ci import defused
+from .control import ControlServer
+from .guarded_watch import GuardedWatch
+from .host import HostSampler
+from .injection import Injection
+from .interrupts import Interrupts
+from .job.job import Job
+from .job.orders import Orders
+from .job.ranks import JobRanks
+from .job.reader import JobReader
+from .launch import Launch, find_command
+from .oom import OomWatch
+from .output_process import OutputProcess
+from .own_faults import OwnFaults
+from .pauses import Pauses
+from .processes import ProcessTable
+from .reach import Reach
+from .run_end import RunEnd
+from .run_options import Options
+from .run_ranks import LocalRanks
+from .run_reader import LocalReader
+from .run_report import RunReport
+from .terminal_app import Beside
+from .watch import Look, Policy, Watch
+
+ORPHAN_GRACE_S = 1.0
+OUTPUT_S = 60.0
+INTERRUPT_OUTPUT_S = 0.5
+"""How long to go on printing what the ranks have printed before they ended."""
+LOOK_FOR_UNREACHED_EVERY_S = 0.5
+
+
+class Supervisor:
+    """Starts the command, watches it, ends it, reports."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._interrupts = Interrupts()
+        self._app = Beside(options.tui)
+        self._faults = OwnFaults()
+        self._output: OutputProcess | None = None
+        self._unreached_asked_s = 0.0
+
+    def run(self) -> int:
+        """Run to the end; returns the exit code of `distdebug`."""
+        with defused(self._options.ci):
+            return self._run()
+
+    def _run(self) -> int:
+        options, faults = self._options, self._faults
+        exits = ExitLog(steady=True)
+        here, base = surroundings.here()
+        find_command(options.command, os.environ, here)
+        with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
+            directory = RunDirectory.create(base, options.run_dir)
+            exits.follow(directory.exits)
+            self._directory = faults.directory = directory
+            started_s = time.monotonic()
+            directory.write_json(directory.run_json.name, surroundings.about(options))
+            self._reach = Reach(str(directory.path), str(hook.SITE))
+            self._announcements = Announcements(directory)
+            self._say = self._announcements.say
+            self._injection = Injection(options.faults, directory, self._say, options.own_network)
+            table = ProcessTable(exits, launch, OomWatch())
+            self._job = Job(options.several, directory, table, self._say)
+            self._watch = self._watching(table)
+            ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
+            self._orders = Orders(self._job, ranks, self._interrupts, self._say)
+            latest = base == BASE and RunDirectory.latest() == directory.path
+            self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
+            with faults.guard("the output of the ranks"):
+                self._output = OutputProcess(
+                    directory.path,
+                    options.log_max_mb,
+                    colour=not options.ci,
+                    defuse=options.ci is not None,
+                    on_lost=self._output_is_lost,
+                )
+            if options.tui:
+                self._app.start(directory.path)
+            end = RunEnd(
+                options,
+                launch,
+                ranks,
+                self._watch,
+                self._interrupts,
+                faults,
+                self._reach,
+                self._say,
+            )
+            with self._beside() as host:
+                launch.start(
+                    options.command,
+                    self._environment(),
+                    here,
+                    network=self._injection.network,
+                    scratch=options.scratch,
+                )
+                look, finding = end.end(*self._follow(launch, host))
+                if finding is not None:
+                    with faults.guard("what the GPUs say of a finding"):
+                        finding = host.explained(finding)
+            if finding is None and not self._job.judged_elsewhere:
+                with faults.guard("rule stragglers"):
+                    slow = slow_ranks(look.snapshots)
+                    look = replace(look, findings=[*look.findings, *slow])
+                    self._announcements.tell(look)
+            report = RunReport(
+                options,
+                directory,
+                started_s,
+                self._watch,
+                self._injection,
+                self._interrupts,
+                faults,
+                self._reach,
+                self._app,
+                self._say,
+                self._job.publish,
+            )
+            with contextlib.closing(self._job):
+                document = None
+                with faults.guard("the report of the head"):
+                    document = self._orders.document(launch.poll())
+                if document is not None:
+                    return report.pass_on(dict(document))
+                status = self._orders.status(launch.poll())
+                return report.give(status, look, finding, end.evidence)
+
+    def _watching(self, table: ProcessTable) -> GuardedWatch:
+        options, note = self._options, self._faults.note
+        records = Records(self._directory.ranks, note, steady=True, far=self._job.process_of)
+        policy = Policy(
+            limits=options.limits, level=options.level, max_restarts=options.max_restarts
+        )
+        reader = JobReader(LocalReader(records, table, options.world_size), self._job)
+        watch = Watch(reader, policy, note)
+        job = self._job
+        return GuardedWatch(watch, self._faults, self._announcements, lambda: job.judged_elsewhere)
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[HostSampler]:
+        """What goes on beside the command, from before its start to behind its end."""
+        directory, guard = self._directory, self._faults.guard
+        actions = Actions(directory, lambda: self._watch.ranks)
+        control = ControlServer(
+            directory.path, {**actions.table(), **self._job.actions(), "stop": self._stop}
+        )
+        host = HostSampler(directory)
+        try:
+            control.start()
+            yield host
+        finally:
+            for closing in (control, self._injection, host):
+                with guard(f"the end of {type(closing).__name__}"):
+                    closing.close()
+            with guard("the end of the output"):
+                self._finish_output()
+
+    def _environment(self) -> dict[str, str]:
+        aside = self._app.aside
+        return surroundings.environment(
+            self._options,
+            self._directory.path,
+            None if aside is None else aside.fileno(),
+            self._output is not None,
+            {**self._injection.environment, **self._job.environment},
+        )
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
+        """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
+        launcher_ended_s = 0.0
+        look = Look((), (), (), None)
+        guard = self._faults.guard
+        while True:
+            with guard("the breakpoints"):
+                self._tell_pauses()
+            look = self._watch.look() or look
+            impossible = self._injection.look()
+            with guard("the sampling of the host"):
+                host.sample({number: rank.pid for number, rank in self._watch.ranks.items()})
+            with guard("the look for processes out of reach"):
+                self._look_for_unreached(launch)
+            if self._output is not None:
+                self._output.show(not self._app.open)
+            if self._app.hung_up:
+                self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
+            with guard("the other nodes"):
+                self._orders.look(self._watch.ranks)
+            if self._interrupts.signal is not None or impossible:
+                return look, None
+            if look.verdict is not None and self._options.on_finding == "stop":
+                return look, look.verdict
+            if self._orders.over:
+                return look, self._orders.finding
+            if launch.poll() is not None:
+                launcher_ended_s = launcher_ended_s or time.monotonic()
+                waited_s = time.monotonic() - launcher_ended_s
+                ended = not launch.descendants() or waited_s > ORPHAN_GRACE_S
+                if ended and self._orders.may_end(launch.poll()):
+                    return look, None
+            time.sleep(self._watch.pause_s)
+
+    def _output_is_lost(self, why: str) -> None:
+        """In the thread that listens to the drain."""
+        self._faults.say("the log of what the ranks print", why)
+        self._say(f"what the ranks print is shown, but not kept in {self._directory.logs}: {why}")
+
+    def _finish_output(self) -> None:
+        # After Ctrl-C nobody wants to see the rest of a flood.
+        if self._output is not None:
+            self._output.finish(
+                INTERRUPT_OUTPUT_S if self._interrupts.signal is not None else OUTPUT_S
+            )
+
+    def _look_for_unreached(self, launch: Launch) -> None:
+        """As long as not all are seen: whom the hook cannot reach, and who is on the way."""
+        now_s = time.monotonic()
+        if (
+            len(self._watch.ranks) < self._watch.world_size
+            and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S
+        ):
+            self._unreached_asked_s = now_s
+            self._reach.look(launch.descendants())
+
+    def _tell_pauses(self) -> None:
+        """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
+        notices, paused = self._pauses.look()
+        for notice in notices:
+            self._announcements.keep("breakpoint", notice)
+        if paused:
+            self._watch.pause()
+
+    def _stop(self, _request: Mapping[str, Any]) -> str:
+        """Asked over the control socket."""
+        self._interrupts.stop()
+        return "the run is being stopped"

@@ -1,0 +1,68 @@
+"""What a run is given and what it says of itself: where it lies, its environment, its run.json."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import hook
+from ..record.log_file import MAX_MB
+from ..record.run_directory import BASE
+from ..record.secret_words import masked
+from . import run_facts
+from .run_options import Options
+
+
+def here() -> tuple[str, Path]:
+    """The working directory, and where run directories are made. One that was removed is still a
+    place to run in, but not one to keep anything in."""
+    try:
+        return os.getcwd(), BASE
+    except OSError:
+        return ".", Path(tempfile.gettempdir()) / f"distdebug-{os.geteuid()}"
+
+
+def about(options: Options) -> dict[str, Any]:
+    """The run.json of this run."""
+    return {
+        "command": masked(options.shown_command or options.command),
+        **run_facts.of_this_process(),
+        "level": options.level,
+        "checks": list(options.checks),
+        "hang_timeout_s": options.limits.hang_timeout_s,
+    }
+
+
+def environment(
+    options: Options,
+    directory: Path,
+    aside: int | None,
+    drained: bool,
+    of_faults: Mapping[str, str],
+) -> dict[str, str]:
+    """The environment of the command. `aside`: where what the command itself prints goes, while the
+    app has the terminal. `drained`: somebody takes what the ranks print. `of_faults`: what the
+    injection of faults adds."""
+    streams = (1, 2) if aside is None else (aside, aside)
+    outer = {**os.environ, **options.environment}
+    found = hook.environment(outer, directory, options.launcher, streams)
+    found["DISTDEBUG_REDIRECT"] = "1" if options.redirect and drained else "0"
+    found.update(hook.drained(streams))
+    found["DISTDEBUG_LEVEL"] = options.level
+    found["DISTDEBUG_LEVEL_UNASKED"] = "" if options.level_asked else "1"
+    found.update(of_faults)
+    if options.ci is not None:
+        found.update(options.ci.environment(found))
+    found[MAX_MB] = f"{options.log_max_mb:g}"
+    found["DISTDEBUG_BREAK"] = "\n".join(options.breaks)
+    found["DISTDEBUG_PDB"] = "1" if options.post_mortem else ""
+    found["DISTDEBUG_TUI"] = "1" if options.tui else ""
+    found["DISTDEBUG_DEBUGGER"] = options.debugger
+    found["DISTDEBUG_CHECK"] = ",".join(options.checks)
+    found["DISTDEBUG_CHECK_EVERY"] = str(options.check_every)
+    if found.get("TORCH_DISTRIBUTED_DEBUG", "").upper() not in ("", options.level):
+        found["TORCH_DISTRIBUTED_DEBUG"] = options.level  # which a flag overrides
+    return found
