@@ -38,7 +38,7 @@ from debugger.nodes.patches import Patch, packed
 from debugger.nodes.source import RecordSource
 from debugger.record import layout, steady_clock
 from debugger.record.control import ControlError, ask
-from debugger.record.layout import Definition, Phase
+from debugger.record.layout import Definition
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
 from debugger.record.slots import CallDescription, GroupSlot
 from debugger.record.snapshot import Process
