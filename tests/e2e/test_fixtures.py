@@ -169,6 +169,7 @@ def check_finding(
         assert found["cause"] == expected["cause"], done.explain()
     if found["proven"] and found["severity"] == "error":
         # A safety net: typically 0.2 s, but the machine may be busy with another test.
+        assert found["detected_after_s"] is not None, done.explain()
         assert found["detected_after_s"] < 10, done.explain()
     if expected["line"] is not None:
         where = {

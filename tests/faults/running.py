@@ -40,18 +40,33 @@ def twins() -> Iterator[tuple[Case, str, int]]:
 
 def run(zygote: Zygote, case: Case, backend: str, size: int, directory: Path) -> runs.Run:
     """The finished run, which is kept below `directory`."""
-    flags = list(case.flags)
-    for spec in case.specs:
-        flags += ["--inject", spec]
+    flags = flags_of(case)
     extra = None
     if case.own_network:
         flags.append("--netns")
         extra = {"WORLD_SIZE": str(size)}  # which no flag of this launcher's tells
-    program = [str(PROGRAMS / f"{case.program}.py"), backend, *case.arguments, *case.does]
-    return zygote.run(size, program, directory, flags, extra, limit_s=LIMIT_S)
+    return zygote.run(size, program_of(case, backend), directory, flags, extra, limit_s=LIMIT_S)
+
+
+def flags_of(case: Case) -> list[str]:
+    """distdebug's."""
+    return [*case.flags, *(word for spec in case.specs for word in ("--inject", spec))]
+
+
+def program_of(case: Case, backend: str) -> list[str]:
+    """The program with its arguments."""
+    return [str(PROGRAMS / f"{case.program}.py"), backend, *case.arguments, *case.does]
 
 
 def complaints(case: Case, size: int, done: runs.Run) -> list[str]:
+    """What of the run is not as it must be."""
+    found = about_verdict(case, size, done)
+    if survivors := alive(done.report):
+        found.append(f"still alive: {survivors}")
+    return found
+
+
+def about_verdict(case: Case, size: int, done: runs.Run) -> list[str]:
     """What of the verdict is not as it must be."""
     report, found = done.report, []
     if report["outcome"] != case.outcome:
@@ -65,8 +80,6 @@ def complaints(case: Case, size: int, done: runs.Run) -> list[str]:
         found.append(f"never happened: {late}")
     if case.exit_code:
         found += _of_finding(case, size, done)
-    if survivors := alive(report):
-        found.append(f"still alive: {survivors}")
     return found
 
 

@@ -1,8 +1,9 @@
 """Programs on several nodes whose ranks need not import torch: a zygote for each node.
 
-On each node is a `distdebug exec` above a launcher that has its part of the ranks, node 0's with
-the store that all meet in: see `zygote.py` and `forked_program.py`. What torchrun does between
-nodes is not in it; for that there is `on_nodes.py`.
+As by `srun --ntasks-per-node=1 distdebug exec -- LAUNCHER`, on each node is a `distdebug` that
+finds in its environment that there are more, above a launcher that has its part of the ranks. Node
+0's has the store in which all meet: see `zygote.py` and `forked_program.py`. What torchrun does
+between nodes is not in it; for that there is `on_nodes.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class ForkedNodes:
             self._zygotes.append(Zygote())
         for zygote in self._zygotes[:count]:
             zygote.ready()  # all nodes begin at once
-        extra = {"TMPDIR": "/tmp", **(extra or {})}
+        tasks = {"SLURM_STEP_NUM_TASKS": str(count)}
+        extra = {"TMPDIR": "/tmp", **tasks, **(extra or {})}
         for number, here in enumerate(layout.ranks):
             first = sum(layout.ranks[:number])
             place = (number, count, nodes[0].address, PORT)
             part = Part(nodes[number].init, first, layout.size, *place)
             zygote, directory = self._zygotes[number], nodes[number].directory
-            commands.append(zygote.start(here, program, directory, flags, extra, part))
+            task = {**extra, "SLURM_PROCID": str(number)}
+            commands.append(zygote.start(here, program, directory, flags, task, part))
         return commands
 
     def run(

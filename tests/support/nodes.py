@@ -343,6 +343,22 @@ class Nodes(Sequence[Node]):
         assert self._holder.stdin is not None
         self._holder.stdin.close()
 
+    def wrong_clock(self, offset_s: float) -> dict[str, str]:
+        """Environment variables of a command whose wall clock is to be wrong by so much. Raises
+        Unavailable where there is no compiler."""
+        library = self.directory / "wall_clock.so"
+        if not library.exists():
+            source = Path(__file__).with_name("wall_clock.c")
+            words = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+            try:
+                subprocess.run(words, check=True, capture_output=True)
+            except (FileNotFoundError, subprocess.CalledProcessError) as error:
+                raise Unavailable(f"a clock that is wrong needs a C compiler: {error}") from None
+        return {
+            "LD_PRELOAD": str(library),
+            "WALL_CLOCK_OFFSET_MS": str(round(offset_s * 1000)),
+        }
+
     def started(self, command: Command) -> Command:
         """Remember it, for the end."""
         self._commands.append(command)

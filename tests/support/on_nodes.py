@@ -188,7 +188,7 @@ def check_who_was_where(layout: Layout, ended: Sequence[runs.Run]) -> None:
         assert hosts == {rank: f"node{layout.node_of(rank)}" for rank in range(layout.size)}
 
 
-def check_nothing_is_left(nodes: Nodes, limit_s: float = 10.0) -> None:
+def check_nothing_is_left(nodes: Sequence[Node], limit_s: float = 10.0) -> None:
     """No process that a job had started is on any node any more."""
     until_s = time.monotonic() + limit_s
     while any(node.processes() for node in nodes):

@@ -38,7 +38,6 @@ SlurmctldTimeout=60
 SlurmdTimeout={timeout_s}
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=2
 OverTimeLimit=0
 NodeName=node[0-{last}] CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP

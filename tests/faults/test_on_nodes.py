@@ -1,0 +1,70 @@
+"""The faults of the matrix on ranks that are spread over two nodes: found as what they are on each.
+
+What becomes of a job when a node or its network fails is in `tests/e2e/test_nodes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
+
+from .cases import CASES, Case
+from .running import LIMIT_S, about_verdict, flags_of, matrix, program_of, twins
+
+SHORT = {"killed-gloo-2", "asleep-tcp-4"}
+
+
+def rows(found: Iterable[tuple[Case, str, int]]) -> list[Any]:
+    """All but those whose ranks have a network each, which nodes give them anyway."""
+    made = []
+    for case, backend, size in found:
+        if case.own_network:
+            continue
+        name = f"{case.name.replace(' ', '_')}-{backend}-{size}"
+        marks = [pytest.mark.root, needs_one_verdict, pytest.mark.timeout(180)]
+        if name not in SHORT:
+            marks.append(pytest.mark.long)
+        made.append(pytest.param(case, backend, size, id=name, marks=marks))
+    return made
+
+
+def check(case: Case, backend: str, size: int, nodes: Nodes, forked: ForkedNodes) -> None:
+    program, flags = program_of(case, backend), flags_of(case)
+    ended = forked.run(nodes, Layout.over(2, size), program, flags, limit_s=LIMIT_S)
+    for node, done in zip(nodes, ended, strict=True):
+        assert not about_verdict(case, size, done), f"{node.name}: {done.explain()}"
+    check_nothing_is_left(nodes)
+
+
+@pytest.mark.parametrize(("case", "backend", "size"), rows(matrix()))
+def test_found(
+    case: Case,
+    backend: str,
+    size: int,
+    make_nodes: Callable[[int], Nodes],
+    forked_nodes: ForkedNodes,
+) -> None:
+    check(case, backend, size, make_nodes(2), forked_nodes)
+
+
+@pytest.mark.parametrize(("case", "backend", "size"), rows(twins()))
+def test_silent(
+    case: Case,
+    backend: str,
+    size: int,
+    make_nodes: Callable[[int], Nodes],
+    forked_nodes: ForkedNodes,
+) -> None:
+    check(case, backend, size, make_nodes(2), forked_nodes)
+
+
+def test_the_named_cases_exist() -> None:
+    names = {f"{case.name.replace(' ', '_')}-{backend}-{size}" for case, backend, size in matrix()}
+    assert names >= SHORT
+    assert any(not case.own_network for case in CASES)
