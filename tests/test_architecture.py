@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.architecture import violations
+from tests.support.module_state import kept
 from tests.support.rooms import house
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,6 +151,51 @@ def test_no_rooms_use_each_other() -> None:
     assert house("debugger.diagnosis").circles == []
     assert house("debugger").circles == []
     assert house("debugger.rank").circles == []
+
+
+KEPT_IN_RANKS = {
+    "install._layer": "the one object, which has all others",
+    "asked_faults._asked": "a program asks for faults before the layer is there",
+    "log/steps.of_program": "and names its steps",
+    "log/rank_log.of_this_process": "and writes to its log, before it has imported torch",
+    "torch_private/": "which parts of torch are as known is found by who needs one first",
+    "record/call_site.kinds": "answers kept: the same whoever asks",
+    "group/outstanding.": "one table of calls, in each call: a way to it costs more than its use",
+    "group/tracked_work._": "shorter names of that table",
+}
+"""What modules in ranks keep between calls, and why it is no part of the `Layer`."""
+
+
+def test_ranks_keep_nothing_but_the_layer() -> None:
+    """So that a part's arguments tell what it uses, and what uses it is seen where it is made."""
+    found = kept(ROOT, ROOT / "debugger" / "rank")
+    known = tuple(KEPT_IN_RANKS)
+    assert {name: where for name, where in found.items() if not name.startswith(known)} == {}
+    unused = [one for one in known if not any(name.startswith(one) for name in found)]
+    assert unused == [], "leave these out"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("made = None\ndef observe(x):\n    global made\n    made = x", {"a.made"}),
+        ("calls = {}\ndef add(x):\n    calls[x] = 1", {"a.calls"}),
+        ("calls = []\ndef add(x):\n    calls.append(x)", {"a.calls"}),
+        ("from . import b\ndef add(x):\n    b.on = x", {"b.on"}),
+        ("from .b import seen\ndef add(x):\n    seen.add(x)", {"b.seen"}),
+        ("class C:\n    def set(self, x):\n        self.x = x\nthe = C()", {"a.the"}),
+        ("class C:\n    def __init__(self):\n        self.x = 1\nthe = C()", set()),
+        ("calls = []\ndef add(x):\n    calls = []\n    calls.append(x)", set()),
+        ("CODES = {}\nfor one in 'ab':\n    CODES[one] = 1", set()),
+        ("from . import b\ndef act(x):\n    b.add(x)", set()),
+    ],
+)
+def test_what_a_module_keeps_is_found(tmp_path: Path, source: str, found: set[str]) -> None:
+    package = tmp_path / "debugger" / "rank"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text(source)
+    (package / "b.py").write_text("on = 1\nseen = set()\n\n\ndef add(x): ...\n")
+    assert set(kept(tmp_path, package)) == found
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:

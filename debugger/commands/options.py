@@ -13,10 +13,10 @@ from typing import Any
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
+from ..record.log_levels import DEBUG_LEVELS
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, inject_flags
 
-LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
 
@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--debug-level",
-        choices=LEVELS,
+        choices=DEBUG_LEVELS,
         type=str.upper,
         help="as TORCH_DISTRIBUTED_DEBUG, which it overrides (default INFO)",
     )
@@ -121,8 +121,10 @@ def common(
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     asked = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
     level = asked or "INFO"
-    if level not in LEVELS:
-        raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
+    if level not in DEBUG_LEVELS:
+        raise UsageError(
+            f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(DEBUG_LEVELS)}"
+        )
     if args.tui:
         need_terminal()
     return {

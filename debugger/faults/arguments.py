@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..record.signature import REDUCE_OPS
 from .actions import Argument, Kind, exception_of
 from .cursor import Cursor, Written
 from .quantities import rate_of, seconds_of
@@ -16,7 +17,8 @@ DTYPES = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64",
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
-REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+_REDUCE_OPS = tuple(name for name in REDUCE_OPS if name != "premul_sum")
+"""A PREMUL_SUM has a factor, which a plan does not tell."""
 LARGEST = 1 << 31
 MOST_DIMENSIONS = 64
 MOST_IN_A_RANGE = 1 << 16
@@ -102,7 +104,7 @@ def changed_to(
         return _choice(cursor, bare, "a dtype", DTYPES)
     if what == "reduce_op":
         bare = replace(token, text=token.text.removeprefix("ReduceOp.").lower())
-        return _choice(cursor, bare, "a reduce op", REDUCE_OPS)
+        return _choice(cursor, bare, "a reduce op", _REDUCE_OPS)
     return _text(cursor, token, "a group")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..errors import UsageError
+from ..record.log_levels import DEBUG_LEVELS
 from ..record.run_directory import RunDirectory
 from ..record.secret_words import masked
 from . import asked_faults
@@ -31,8 +32,8 @@ FOLDERS = ("ranks", "logs", "stacks")
 def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     """See `debugger.install`."""
     name = level if level is None else str(level).upper()
-    if name is not None and name not in debug_level.LEVELS:
-        raise UsageError(f"level {level!r} is none of {', '.join(debug_level.LEVELS)}")
+    if name is not None and name not in DEBUG_LEVELS:
+        raise UsageError(f"level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
     made = layer.installed()
     if made is not None:
         if name is not None:
@@ -47,7 +48,7 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
         raise UsageError(f"run_dir is the path of a directory, not {run_dir!r}")
     directory = _directory(os.fspath(run_dir or os.environ.get(layer.RUN_DIRECTORY) or "") or None)
     asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
-    if asked in debug_level.LEVELS:
+    if asked in DEBUG_LEVELS:
         os.environ[debug_level.LEVEL] = asked
     asked_faults.write_plan(directory)
     made = layer.install(str(directory))

@@ -1,9 +1,12 @@
-"""The levels of log records, and the table by which torch's two variables choose the least."""
+"""The levels of log records and of checking, and how torch's two variables choose among them."""
 
 from __future__ import annotations
 
 LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """From the least to the gravest."""
+
+DEBUG_LEVELS = OFF, INFO, DETAIL = ("OFF", "INFO", "DETAIL")
+"""Of torch's TORCH_DISTRIBUTED_DEBUG, which are distdebug's as well."""
 
 _CPP_LEVELS = {
     **dict.fromkeys(("0", "INFO"), "info"),
@@ -11,7 +14,7 @@ _CPP_LEVELS = {
     **dict.fromkeys(("2", "ERROR"), "error"),
     **dict.fromkeys(("3", "FATAL"), "fatal"),
 }
-_MORE_THAN_INFO = {"INFO": "debug", "DETAIL": "trace"}
+_MORE_THAN_INFO = {INFO: "debug", DETAIL: "trace"}
 
 
 def chosen(cpp_log_level: str, distributed_debug: str) -> str:

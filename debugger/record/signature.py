@@ -20,12 +20,16 @@ Shape = tuple[int, ...]
 Tensor = tuple[str, Shape]  # dtype without "torch.", sizes
 
 ANY_SOURCE = -1
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+SUMS = frozenset({"sum", "avg", "premul_sum"})
+"""Reduce ops that add up what the ranks contribute; all but the first scale it, too."""
 MASK = (1 << 64) - 1
 MOST_DIMENSIONS = 256
 """torch itself takes 64 in most places."""
 CHAIN_STEP = 0x2C1B3C6D
-"""Odd, so that nothing is lost of what was before, and below 2**30: Python multiplies by such a
-number in half the time."""
+"""The running hash of a sequence is a polynomial in it, mod 2**64, with the 64-bit hashes of its
+values for coefficients. Odd, so that nothing is lost of what was before, and below 2**30: Python
+multiplies by such a number in half the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +235,6 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
 def hash64(key: object) -> int:
     """A 64-bit hash of a key of strings, numbers and tuples; the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
-
-
-def extend_chain(chain: int, value: int) -> int:
-    """The running hash of a sequence after one more value: a polynomial in `CHAIN_STEP`, mod
-    2**64, whose coefficients are the values, 64-bit hashes themselves."""
-    return (chain * CHAIN_STEP + value) & MASK
 
 
 def agreement_hash(signature: Signature) -> int:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ..record.kinds import KINDS
+from ..record.log_levels import DEBUG_LEVELS
 
 MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
 """The parameters that lists in the mark become."""
 MOST_RANKS = 1024
-LEVELS = ("OFF", "INFO", "DETAIL")
 _NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore")
 
 
@@ -69,8 +69,8 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"wants the name of a backend, not {backend!r}")
     level = given.get("level")
-    if level is not None and str(level).upper() not in LEVELS:
-        raise ValueError(f"wants a level of {', '.join(LEVELS)}, not {level!r}")
+    if level is not None and str(level).upper() not in DEBUG_LEVELS:
+        raise ValueError(f"wants a level of {', '.join(DEBUG_LEVELS)}, not {level!r}")
     return Wanted(
         nproc,
         backend,

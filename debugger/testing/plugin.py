@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..record.log_levels import DEBUG_LEVELS
+
 if TYPE_CHECKING:
     from .run_fixture import RunScript
     from .session import Session
@@ -37,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--distdebug-level",
-        choices=("OFF", "INFO", "DETAIL"),
+        choices=DEBUG_LEVELS,
         type=str.upper,
         help="debug level of tests that name none (default: TORCH_DISTRIBUTED_DEBUG, or INFO)",
     )

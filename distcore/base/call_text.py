@@ -51,8 +51,8 @@ def rooted(name: str, role: str, root: int, dtype: torch.dtype, count: int) -> s
 
 @lru_cache(maxsize=4096)
 def reducing_to(root: int, op: int, dtype: torch.dtype, count: int) -> str:
-    """`reduce(sum, dst=0, float32[12])`; `root` is a global rank."""
-    return f"reduce({REDUCE_OPS.get(op, op)}, dst={root}, {dtype_name(dtype)}[{count}])"
+    """`reduce(dst=0, sum, float32[12])`; `root` is a global rank."""
+    return f"reduce(dst={root}, {REDUCE_OPS.get(op, op)}, {dtype_name(dtype)}[{count}])"
 
 
 @lru_cache(maxsize=256)

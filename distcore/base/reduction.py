@@ -48,6 +48,8 @@ _ELEMENTWISE: dict[str, Elementwise] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
+NAMES = tuple(_ELEMENTWISE)
+"""Of all reduce ops, as torch calls them."""
 # A bool is a byte of 0 or 1; torch's bitwise operations on bytes are vectorised, those on bool not.
 _LOGICAL: dict[str, Elementwise] = {
     "SUM": torch.bitwise_or,

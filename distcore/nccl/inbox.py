@@ -15,8 +15,7 @@ from typing import Any
 
 from .communicators import Clock, wait_for
 from .life import Life
-from .outbox import sent_key
-from .paths import Path
+from .outbox import Path, sent_key
 from .work import StreamWork
 
 Post = Callable[[Path], None]

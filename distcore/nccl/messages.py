@@ -18,7 +18,7 @@ from .communicators import Connector, Member
 from .device import Device
 from .lane import Lane
 from .life import Life
-from .paths import Path
+from .outbox import Path
 from .planned import Planned
 from .work import StreamWork
 

@@ -14,7 +14,7 @@ from .device import Device
 from .inbox import Inbox
 from .life import Life
 from .messages import Connection, Launch
-from .paths import Path
+from .outbox import Path
 from .planned import Planned
 from .work import StreamWork
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from .paths import Path
-
 ASK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way of a message: from whom to whom, as ranks of the group, and with which tag."""
+
+    source: int
+    target: int
+    tag: int
 
 
 class Outbox:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import torch_private
+from ..base import reduction
 from ..base.buffers import bytes_of
 from ..base.reduction import reduction_for
 
@@ -27,7 +28,7 @@ DTYPES = (
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
     "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+REDUCE_OPS = tuple(reduction.NAMES)
 LAYOUTS = ("whole", "gapped", "transposed")
 FACTOR = 2
 """Of PREMUL_SUM: exact in every type."""

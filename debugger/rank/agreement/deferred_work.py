@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import Work
 
 from distcore.engine.call_queue import CallQueue
 
 from ..record.describe import tensors_in
+from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
 
 GRACE_S = 1.0
@@ -143,7 +143,7 @@ class Deferral:
         tell()
 
 
-class DeferredWork(Work):
+class DeferredWork(ForwardingWork):
     """The handle of a call that has not entered the backend yet; then it is the backend's."""
 
     _deferral: Deferral
@@ -158,7 +158,8 @@ class DeferredWork(Work):
         state = repr(self._deferral.work) if self._deferral.entered else "not agreed on"
         return f"<DeferredWork: {state}>"
 
-    def _entered(self) -> Any:
+    @property
+    def _work(self) -> Any:
         """The backend's work, once it is there. Raises what kept it from being made."""
         self._deferral.wait(None)
         if self._deferral.error is not None:
@@ -168,12 +169,12 @@ class DeferredWork(Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """As the backend's; RuntimeError at the timeout, after which it may be called again."""
         if timeout == NO_TIMEOUT:
-            return bool(self._entered().wait())
+            return bool(self._work.wait())
         began = time.monotonic()
         if not self._deferral.wait(timeout.total_seconds()):
             raise RuntimeError("Operation timed out! Not all ranks have made this call.")
         left_s = timeout.total_seconds() - (time.monotonic() - began)
-        return bool(self._entered().wait(timedelta(seconds=max(left_s, 0.001))))
+        return bool(self._work.wait(timedelta(seconds=max(left_s, 0.001))))
 
     def is_completed(self) -> bool:
         if not self._deferral.entered:
@@ -187,29 +188,6 @@ class DeferredWork(Work):
         if self._deferral.error is not None or self._deferral.work is None:
             return self._deferral.error
         return self._deferral.work.exception()
-
-    def synchronize(self) -> None:
-        self._entered().synchronize()
-
-    def result(self) -> Any:
-        return self._entered().result()
-
-    def source_rank(self) -> int:
-        return int(self._entered().source_rank())
-
-    _source_rank = source_rank
-
-    def _get_op_type(self) -> Any:
-        return self._entered()._get_op_type()
-
-    def _get_duration(self) -> float:
-        return float(self._entered()._get_duration())
-
-    def block_current_stream(self) -> None:
-        self._entered().block_current_stream()
-
-    def get_future_result(self) -> Any:
-        return self._entered().get_future_result()
 
     def get_future(self) -> Any:
         """A future of its own: the backend's does not exist yet."""
@@ -226,7 +204,7 @@ class DeferredWork(Work):
         inner: list[Any] = []
 
         def outcome(_ended: Any) -> Any:
-            return inner[0].value() if inner else self._entered()
+            return inner[0].value() if inner else self._work
 
         future = ended.then(outcome)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...record.signature import Signature
+from ...record.signature import SUMS, Signature
 from ..log.own_faults import report_own_fault
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
@@ -25,7 +25,7 @@ from ..record.recorder import GroupRecord, Known, Recorder
 INFLIGHT = "inflight"
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
 COPIES = frozenset({"allreduce_coalesced"})
-SCALED = frozenset({"avg", "premul_sum"})
+SCALED = SUMS - {"sum"}
 """Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
 
 

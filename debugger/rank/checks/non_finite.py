@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...record.signature import Signature
+from ...record.signature import SUMS, Signature
 from .. import torch_private
 from ..log import rank_log
 from ..record.describe import METHODS, tensors_in
@@ -27,7 +27,7 @@ from ..record.recorder import GroupRecord, Known, Recorder
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
-ADDS = frozenset({"sum", "avg", "product", "premul_sum"})
+ADDS = SUMS | {"product"}
 """Reduce ops to which an Inf is as wrong as a NaN."""
 ROOT_GIVES = frozenset({"broadcast", "scatter"})
 After = Callable[[], None]

@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...record.log_levels import OFF
 from ..group import outstanding
 from ..log import rank_log
 from ..log.debug_level import DebugLevel
@@ -95,7 +96,7 @@ class _Watch:
             self._models[logger] = _Observed(name, self._count)
             self._unused.watch(model, name)
             level = self._level.current()
-            if level != "OFF":
+            if level != OFF:
                 told = record(private.facts(logger), level)
                 rank_log.write("ddp_model", model=self._count, **told)
             self._count += 1

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Work
-
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
 from ...record.slots import GroupSlot, ThreadSlot
 from ..checks.in_flight import Held
+from ..record.forwarding_work import ForwardingWork
 from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, WaitFunction, whole
@@ -25,7 +24,7 @@ _watch = outstanding.watch
 _works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
 
 
-class TrackedWork(Work):
+class TrackedWork(ForwardingWork):
     """Stands for the backend's work of one recorded call."""
 
     __slots__ = (
@@ -163,35 +162,11 @@ class TrackedWork(Work):
         self._work.synchronize()
         self._was_waited_for()
 
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def result(self) -> Any:
-        return self._work.result()
-
-    def source_rank(self) -> int:
-        return int(self._work.source_rank())
-
-    def _source_rank(self) -> int:
-        return int(self._work._source_rank())
-
-    def _get_op_type(self) -> Any:
-        return self._work._get_op_type()
-
-    def _get_duration(self) -> float:
-        return float(self._work._get_duration())
-
     def block_current_stream(self) -> None:
         self._held = None
         self._work.block_current_stream()
         if self._known.streams:
             self._was_waited_for()
-
-    def get_future_result(self) -> Any:
-        return self._work.get_future_result()
 
     def _looked_at(self, done: Any) -> Any:
         value = done.value()

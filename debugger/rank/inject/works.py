@@ -12,23 +12,63 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
 
 
-class OtherWork(Work):
+class NotMade(Work):
+    """Of a call that was left out: it is complete, and nothing was done."""
+
+    def __repr__(self) -> str:
+        return "no call"
+
+    def wait(self, _timeout: timedelta = NO_TIMEOUT) -> bool:
+        """At once."""
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Any:
+        return None
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def block_current_stream(self) -> None:
+        """Nothing is under way."""
+
+    def source_rank(self) -> int:
+        return 0
+
+    def _source_rank(self) -> int:
+        return 0
+
+    def _get_duration(self) -> float:
+        return 0.0
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+class OtherWork(ForwardingWork):
     """What the program gets in place of the handle of `work`; None: the call was not made.
 
     `tensors` are those that the program believes the call to have written: its future has them,
     whatever the call itself was made with. `also`: a handle that is waited for with this one.
     """
 
-    _work: Any
     _also: Any
     _tensors: list[torch.Tensor]
 
     def __init__(self, work: Any, tensors: Sequence[torch.Tensor], also: Any = None) -> None:
         super().__init__()
-        self._work = work
+        self._work = work if work is not None else NotMade()
         self._tensors = list(tensors)
         self._also = also
 
@@ -42,42 +82,12 @@ class OtherWork(Work):
                 work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
         return True
 
-    def is_completed(self) -> bool:
-        return self._work is None or bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        return self._work is None or bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        return None if self._work is None else self._work.exception()
-
-    def synchronize(self) -> None:
-        if self._work is not None:
-            self._work.synchronize()
-
-    def block_current_stream(self) -> None:
-        if self._work is not None:
-            self._work.block_current_stream()
-
     def result(self) -> list[torch.Tensor]:
         return list(self._tensors)
 
-    def source_rank(self) -> int:
-        return 0 if self._work is None else int(self._work.source_rank())
-
-    def _source_rank(self) -> int:
-        return 0 if self._work is None else int(self._work._source_rank())
-
-    def _get_duration(self) -> float:
-        return 0.0 if self._work is None else float(self._work._get_duration())
-
     def get_future(self) -> Any:
         """Of the program's own tensors; failing as the call does."""
-        if self._work is not None:
-            return self._work.get_future().then(self._own_tensors)
-        future: Any = torch.futures.Future()
-        future.set_result(list(self._tensors))
-        return future
+        return self._work.get_future().then(self._own_tensors)
 
     def _own_tensors(self, done: Any) -> list[torch.Tensor]:
         done.value()

@@ -9,22 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from ...record.log_levels import DEBUG_LEVELS, DETAIL, INFO
 from .. import torch_private
 
 LEVEL = "DISTDEBUG_LEVEL"
 UNASKED = "DISTDEBUG_LEVEL_UNASKED"
 """Set where the level is distdebug's own choice: the program is told what torch would tell it."""
-DETAIL = "DETAIL"
-LEVELS = ("OFF", "INFO", DETAIL)
 
 
 class DebugLevel:
     """Of this process."""
 
     def __init__(self) -> None:
-        self._current = "INFO"
-        self._shown = "INFO"
-        self._from_start = ("INFO", "INFO")
+        self._current = INFO
+        self._shown = INFO
+        self._from_start = (INFO, INFO)
         self._observers: list[Callable[[bool], None]] = []
 
     def __repr__(self) -> str:
@@ -32,7 +31,7 @@ class DebugLevel:
 
     def observe(self) -> None:
         """From now on torch's public functions of the debug level ask and tell this one."""
-        asked = os.environ.get(LEVEL, "INFO").upper()
+        asked = os.environ.get(LEVEL, INFO).upper()
         unasked = bool(os.environ.get(UNASKED))
         level = torch_private.take_debug_level(self.shown, self.choose, self._choose_from_start)
         if unasked or level == DETAIL:  # the program may have set torch's variable before import
@@ -58,8 +57,8 @@ class DebugLevel:
 
     def choose(self, level: str) -> None:
         """From now on this is the level. ValueError for another name."""
-        if level not in LEVELS:
-            raise ValueError(f"debug level {level!r} is none of {', '.join(LEVELS)}")
+        if level not in DEBUG_LEVELS:
+            raise ValueError(f"debug level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
         self._shown = level
         self._set(level)
 

@@ -74,6 +74,7 @@ class ThisProcess:
         self.made: Made | None = None
         self.broken = False
         self.dropped = False
+        self.thread = threading.local()
 
     def observed(
         self,
@@ -89,7 +90,6 @@ class ThisProcess:
 
 
 of_this_process = ThisProcess()
-_thread = threading.local()
 
 
 def write(event: str, level: str = "info", **fields: Any) -> None:
@@ -122,7 +122,7 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
     but for the verdict of the run, which may come at any time."""
     if of_this_process.broken or _logs() is None:
         return
-    late: list[partial[None]] | None = getattr(_thread, "late", None)
+    late: list[partial[None]] | None = getattr(of_this_process.thread, "late", None)
     record = partial(_add, time.time_ns(), event, level, fields, printed)
     if late is None:
         record()
@@ -134,11 +134,11 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
 def held() -> Iterator[None]:
     """What this thread logs within is written afterwards: structlog takes 0.1 s to import, in which
     a flight record that is half written would mislead its readers."""
-    _thread.late = []
+    of_this_process.thread.late = []
     try:
         yield
     finally:
-        late, _thread.late = _thread.late, None
+        late, of_this_process.thread.late = of_this_process.thread.late, None
         for record in late:
             # Ctrl-C comes from the terminal and again from the launcher: the process ends already,
             # and its last words are those of the first.
@@ -200,9 +200,9 @@ def _chain() -> Made | None:
     """What makes the line; None while this thread imports it, which may give a warning, and where
     that fails: then there is no log."""
     if of_this_process.made is None:
-        if getattr(_thread, "imports", False):
+        if getattr(of_this_process.thread, "imports", False):
             return None
-        _thread.imports = True
+        of_this_process.thread.imports = True
         try:
             from .encoding import made
 
@@ -217,7 +217,7 @@ def _chain() -> Made | None:
 
             report_own_fault("the rank's log", error)
         finally:
-            _thread.imports = False
+            of_this_process.thread.imports = False
     return of_this_process.made
 
 

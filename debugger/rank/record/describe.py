@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from distcore.base.call_text import REDUCE_OPS
+
 from ...record.signature import ANY_SOURCE, Signature, Tensor
 
 Facts = tuple[Any, ...]
@@ -24,10 +26,6 @@ Arguments = tuple[Any, ...]
 _AllreduceOptions: Any = dist.AllreduceOptions
 _BroadcastOptions: Any = dist.BroadcastOptions
 _ReduceScatterOptions: Any = dist.ReduceScatterOptions
-_REDUCE_OPS: dict[int, str] = {
-    int(member.value): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()
-}
-
 _SUM: Any = dist.ReduceOp.SUM
 _found: Any = torch.accelerator.current_accelerator()
 _ACCELERATOR = "cuda" if _found is None else str(_found.type)
@@ -307,7 +305,7 @@ def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = Fal
         op=op,
         tensors=_tensors(tensors),
         others=_tensors(others),
-        reduce_op="" if reduce_op is None else _REDUCE_OPS.get(reduce_op, str(reduce_op)),
+        reduce_op="" if reduce_op is None else REDUCE_OPS.get(reduce_op, str(reduce_op)),
         root=None if root is None else _global(int(root), ranks),
         sends=sends,
         receives=receives,

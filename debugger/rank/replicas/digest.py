@@ -7,6 +7,7 @@ one: which of them an addition gives depends on the order of its operands.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -19,8 +20,6 @@ _SEED = 0x5EED
 _WORDS = {1: torch.int8, 2: torch.int16}
 """By the size of an element in bytes; larger ones are cut into 32 bits: of 64, two changed signs
 would make up for each other."""
-
-_weights: dict[torch.device, Tensor] = {}
 
 
 def digests(tensors: Sequence[Tensor]) -> list[int]:
@@ -56,13 +55,11 @@ def _fold(words: Tensor) -> Tensor:
     return _fold(torch.cat(sums))
 
 
+@functools.cache
 def _weights_on(device: torch.device) -> Tensor:
-    found = _weights.get(device)
-    if found is None:
-        generator = torch.Generator().manual_seed(_SEED)  # not the program's own
-        made = torch.randint(-(1 << 63), (1 << 63) - 1, (ROW,), generator=generator)
-        found = _weights[device] = (made | 1).to(device)
-    return found
+    generator = torch.Generator().manual_seed(_SEED)  # not the program's own
+    made = torch.randint(-(1 << 63), (1 << 63) - 1, (ROW,), generator=generator)
+    return (made | 1).to(device)
 
 
 def _not_a_number(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from ...record.signature import Signature
+from ...record.signature import SUMS, Signature
 from ..checks.non_finite import Inspect
 from ..record.recorder import GroupRecord, Known
 
@@ -22,7 +22,6 @@ from ..record.recorder import GroupRecord, Known
 # types for it.
 _Weak: Any = reductions.StorageWeakRef
 METHODS = frozenset({"allreduce", "allreduce_coalesced"})
-SUMS = frozenset({"sum", "avg", "premul_sum"})
 MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
 

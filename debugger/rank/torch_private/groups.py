@@ -143,7 +143,8 @@ def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
     Python subclasses can only be made by the constructor that takes no store.
     """
     if is_python_group(inner):
-        outer = _shadow_class(make, type(inner))(inner.rank(), inner.size())
+        behind: Any = type(inner)
+        outer = _shadow_class(make, behind)(inner.rank(), inner.size())
         outer._inner = inner
         return outer
     outer = make(inner.rank(), inner.size())
@@ -180,14 +181,10 @@ def is_python_group(group: Any) -> bool:
     return type(group) is not c10d.ProcessGroup
 
 
-_shadows: dict[tuple[Any, Any], Any] = {}
-
-
+@functools.cache
 def _shadow_class(group_class: Any, inner_class: Any) -> Any:
     """A subclass of `group_class` that answers by its `_inner` whatever `inner_class` answers in
     its own way: names, devices, options, and what torch does not know of."""
-    if (group_class, inner_class) in _shadows:
-        return _shadows[group_class, inner_class]
     shadows: dict[str, Any] = {}
     plain = set(dir(object)) | {"__init_subclass__", "__new__", "__init__", "__dict__"}
     ours = [base for base in group_class.__mro__ if not issubclass(c10d.ProcessGroup, base)]
@@ -203,9 +200,7 @@ def _shadow_class(group_class: Any, inner_class: Any) -> Any:
             elif not name.startswith("_abc"):
                 shadows[name] = property(operator.attrgetter(f"_inner.{name}"))
     shadows |= python_groups.attributes(ours)
-    made = type(f"{group_class.__name__}Of{inner_class.__name__}", (group_class,), shadows)
-    _shadows[group_class, inner_class] = made
-    return made
+    return type(f"{group_class.__name__}Of{inner_class.__name__}", (group_class,), shadows)
 
 
 def _by_inner(name: str) -> Callable[..., Any]:

@@ -158,7 +158,7 @@ def test_texts() -> None:
     f32 = torch.float32
     assert call_text.reducing("all_reduce", 0, f32, 1024) == "all_reduce(sum, float32[1024])"
     assert call_text.rooted("broadcast", "src", 0, f32, 12) == "broadcast(src=0, float32[12])"
-    assert call_text.reducing_to(3, 0, f32, 5) == "reduce(sum, dst=3, float32[5])"
+    assert call_text.reducing_to(3, 0, f32, 5) == "reduce(dst=3, sum, float32[5])"
     assert call_text.uncounted("all_to_all_single", f32) == "all_to_all_single(float32)"
     assert call_text.uneven("all_gather", None, f32, [5, 3]) == "all_gather(float32[5, 3])"
     assert call_text.message("send", 1, 7, f32, 4) == "send(dst=1, float32[4], tag=7)"

@@ -9,7 +9,7 @@ import torch
 
 from distcore.base.deadline import Deadline
 from distcore.nccl.messages import Connection
-from distcore.nccl.paths import Path
+from distcore.nccl.outbox import Path
 from distcore.nccl.planned import Planned
 from distcore.nccl.work import StreamWork
 from tests.support.fake_nccl.recording import RecordingDevice
