@@ -103,7 +103,6 @@ def _tables_of_kinds(root: Path, kinds: set[str]) -> Iterator[str]:
                     parts = node.keys if isinstance(node, ast.Dict) else node.elts
                     named = {one.value for one in parts if isinstance(one, ast.Constant)} & kinds
                     if len(named) > MOST_NAMED:
-                        yield (
-                            f"{place}:{node.lineno}: a table of kinds ({', '.join(sorted(named))}); "
-                            f"what a kind is stands in {KINDS}"
-                        )
+                        names = ", ".join(sorted(named))
+                        where = f"{place}:{node.lineno}"
+                        yield f"{where}: a table of kinds ({names}), which belongs in {KINDS}"

@@ -7,12 +7,10 @@ Rules:
    until then.
 4. The likely cause is told, as far as the records show it: ranks that all are clients of a
    rendezvous which the launcher does not serve there. Who listens at the address, the supervisor
-   looks up (`heard_at`); a pure function cannot.
+   looks up (`shared_findings.heard_at`); a pure function cannot.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ...record.layout import Activity
 from ...record.snapshot import Wait
@@ -133,8 +131,3 @@ def _nobody_serves(detail: object) -> str:
         f"(TORCHELASTIC_USE_AGENT_STORE), but it does so at {served_at}: give "
         "init_process_group no init_method, or env://"
     )
-
-
-def heard_at(finding: Finding, listener: str) -> Finding:
-    """The finding with who listens at the address that ranks wait at."""
-    return replace(finding, details=(printable(listener), *finding.details))

@@ -42,6 +42,7 @@ _FOR_DIAGNOSIS = frozenset(
         "destroys",
         "invalid_argument",
         "own_fault",
+        "rendezvous",
         "thread_slot",
     )
 )

@@ -33,6 +33,7 @@ from ..record.recorder import Recorder
 from . import blame, lost_connections
 from .verdict import stand_down, verdict_was_raised
 
+_RENDEZVOUS = "_distdebug_rendezvous"
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 _ISSUED_IN = frozenset({checked_group.__file__, collectives.__file__, deferred_work.__file__})
 _WAITED_IN = waiting.__file__
@@ -321,7 +322,19 @@ def record(recorder: Recorder, error: BaseException, kind: str = "exception") ->
         thread_slot=recorder.writer.thread().index,
         **nature(error),
         **lost_connections.named_by(error),
+        **_rendezvous_of(error),
     )
+
+
+def failed_to_join(error: BaseException, address: str) -> None:
+    """The rendezvous at this address ended with the error, which will say so on record."""
+    with contextlib.suppress(AttributeError):
+        setattr(error, _RENDEZVOUS, address)
+
+
+def _rendezvous_of(error: BaseException) -> dict[str, str]:
+    address = getattr(error, _RENDEZVOUS, "")
+    return {"rendezvous": address} if address else {}
 
 
 def nature(error: BaseException) -> dict[str, bool]:

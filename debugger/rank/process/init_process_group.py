@@ -20,7 +20,7 @@ from ..log import rank_log
 from ..record.recorder import Recorder, report_own_fault
 from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import store_address
-from . import unwaited_work
+from . import exits, unwaited_work
 
 
 def observe(recorder: Recorder, directory: Path) -> None:
@@ -57,7 +57,11 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except Exception as error:
+                exits.failed_to_join(error, str(detail.get("address", "")))
+                raise
         with contextlib.suppress(Exception):
             wrap.check_that_creation_is_seen(recorder)
             if recorder.writer.rank < 0:
