@@ -9,7 +9,7 @@ from ..record.wording import at_site, call_text, printable, ranks_text, verb
 from .facts.evidence import chosen, standing
 from .facts.needs import Needs
 from .facts.world import Pending, World
-from .findings import Finding, RankEvidence, group_evidence
+from .findings import CallIs, Finding, RankEvidence, group_evidence
 
 
 def evidence(
@@ -20,7 +20,9 @@ def evidence(
     for link in links:
         if link.rank in found and link.call is not None:
             site = link.call.site or link.wait.site
-            found[link.rank] = RankEvidence("waits in", call_text(link.call), site)
+            found[link.rank] = RankEvidence(
+                "waits in", call_text(link.call), site, (), CallIs.OBJECT
+            )
     return found
 
 

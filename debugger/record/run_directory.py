@@ -199,10 +199,6 @@ class RunDirectory:
     def flight(self, rank: int) -> Path:
         return self.ranks / f"{int(rank)}.flight"
 
-    def flight_of_pid(self, pid: int) -> Path:
-        """The record of a process that does not know its rank yet."""
-        return self.ranks / f"pid-{int(pid)}.flight"
-
     def stdout(self, rank: int) -> Path:
         return self.logs / f"{int(rank)}.out"
 
@@ -211,10 +207,6 @@ class RunDirectory:
 
     def log(self, rank: int) -> Path:
         return self.logs / f"{int(rank)}.jsonl"
-
-    def stack_of_pid(self, pid: int) -> Path:
-        """Where the process itself writes its stack when it gets the signal to."""
-        return self.stacks / f"{int(pid)}.txt"
 
     def write_json(self, name: str, value: dict[str, Any]) -> bool:
         """Writes a file whole or not at all. `run.json` always carries the schema that marks the

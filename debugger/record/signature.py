@@ -233,12 +233,6 @@ def hash64(key: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
 
 
-def extend_chain(chain: int, value: int) -> int:
-    """The running hash of a sequence after one more value: a polynomial in `CHAIN_STEP`, mod
-    2**64, whose coefficients are the values, 64-bit hashes themselves."""
-    return (chain * CHAIN_STEP + value) & MASK
-
-
 def agreement_hash(signature: Signature) -> int:
     """What a call adds to the chain of its group."""
     return hash64(agreement_key(signature))

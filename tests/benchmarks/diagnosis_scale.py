@@ -19,7 +19,6 @@ from debugger.record.signature import (
     Signature,
     agreement_key,
     exact_key,
-    extend_chain,
     hash64,
 )
 from debugger.record.snapshot import (
@@ -33,6 +32,7 @@ from debugger.record.snapshot import (
     Snapshot,
     Wait,
 )
+from tests.support.chains import extend_chain
 from tests.unit.diagnosis.builder import START_NS, ListHistory
 
 CALLS = 40

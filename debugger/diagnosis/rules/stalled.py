@@ -16,7 +16,7 @@ from ...record.layout import Activity
 from ...record.snapshot import Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import cause_of
-from ..facts.evidence import chosen, doing, stand, wait_text
+from ..facts.evidence import chosen, doing, place_text, stand
 from ..facts.exceptions import last_exception, timed_out
 from ..facts.needs import bytes_of
 from ..facts.world import Pending, World
@@ -115,8 +115,8 @@ def _what(world: World, row: Pending) -> str:
         return doing(world, row)
     if wait.activity is Activity.INIT and wait.detail.get("address"):
         return f"in init_process_group for {printable(str(wait.detail['address']), 120)}{_at(wait)}"
-    text = wait_text(wait.activity, wait.detail)
-    return f"{text.removeprefix('waits ')}{_at(wait)}"
+    word = "for" if wait.activity is Activity.STORE else "in"
+    return f"{word} {place_text(wait.activity, wait.detail)}{_at(wait)}"
 
 
 def _at(wait: Wait) -> str:

@@ -40,6 +40,7 @@ _FOR_DIAGNOSIS = frozenset(
         "call",
         "communication",
         "destroys",
+        "headline",
         "invalid_argument",
         "own_fault",
         "rendezvous",

@@ -239,10 +239,6 @@ class Matching:
             del self._leaving[key]
             self._fail(posting, self.loss(peer, reason, posting, progress))
 
-    def is_silent(self, peer: int) -> bool:
-        """Whether `nothing_from` was called for it."""
-        return peer in self._silent
-
     def check_ears(self, peer: int) -> None:
         """Raises Ended where the peer takes nothing any more."""
         if peer in self._deaf or peer in self.words:

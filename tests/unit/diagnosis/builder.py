@@ -25,7 +25,6 @@ from debugger.record.signature import (
     Signature,
     agreement_key,
     exact_key,
-    extend_chain,
     hash64,
     split_contribution,
 )
@@ -43,6 +42,7 @@ from debugger.record.snapshot import (
     Snapshot,
     Wait,
 )
+from tests.support.chains import extend_chain
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -21,12 +21,12 @@ from debugger.record.signature import (
     Signature,
     agreement_key,
     exact_key,
-    extend_chain,
     hash64,
 )
 from debugger.record.slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
 from debugger.record.snapshot import CallSite, Process
 from debugger.record.writer import FlightWriter
+from tests.support.chains import extend_chain
 
 ALL_REDUCE = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")
 WORLD = {

@@ -200,7 +200,6 @@ def test_runs_are_listed_newest_first_and_pruned(tmp_path: Path) -> None:
 def test_file_names_come_from_templates(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "base")
     assert run.flight(3) == run.path / "ranks" / "3.flight"
-    assert run.flight_of_pid(77) == run.path / "ranks" / "pid-77.flight"
     assert run.stdout(0).name == "0.out"
     assert run.stderr(0).name == "0.err"
     with pytest.raises(ValueError):

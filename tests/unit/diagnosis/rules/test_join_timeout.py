@@ -28,7 +28,7 @@ def test_a_rank_that_never_starts() -> None:
     run.passes(14)
     result = run.diagnose()
     assert result.findings == ()
-    assert result.notices == ("rank 3 has not joined the world yet (15 s)",)
+    assert [one.text for one in result.notices] == ["rank 3 has not joined the world yet (15 s)"]
     run.passes(50)
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.missing) == ("join_timeout", (3,), (3,))
