@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from debugger.diagnosis.findings import CallIs
 from debugger.record.bounds import open_regular
 from debugger.record.json_objects import object_of
 from debugger.record.log_form import readable
@@ -201,6 +202,7 @@ def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
                     safe(seen.get("state") or "", 80),
                     safe(seen.get("call") or ""),
                     _site(seen.get("location")),
+                    last=CallIs.in_report(seen) is CallIs.LAST,
                 )
     return found
 

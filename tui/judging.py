@@ -29,7 +29,7 @@ class Judge:
         judged = self._judge.look(snapshots)
         confirmed = [one for one in judged.findings if one.identity in self._seen]
         self._seen = {one.identity for one in judged.findings}
-        return in_order(confirmed), [safe(one, 2000) for one in judged.notices]
+        return in_order(confirmed), [safe(one.text, 2000) for one in judged.notices]
 
 
 def judge_once(
@@ -50,6 +50,7 @@ def in_order(findings: Iterable[Finding]) -> list[Found]:
             severity=one.severity,
             message=safe(one.message, 2000),
             culprits=one.culprits,
+            proven=one.proven,
             details=tuple(map(safe, one.details)),
         )
         for one in verdict_first(findings)
@@ -63,7 +64,7 @@ def together(supervisors: Sequence[Found], own: Sequence[Found], supervised: boo
         return found  # what comes after the verdict is its consequence
     known = {(one.kind, one.culprits) for one in found}
     for one in own:
-        unsure = supervised and (kind_of(one.kind).restarted or one.message.startswith("suspected"))
+        unsure = supervised and (kind_of(one.kind).restarted or not one.proven)
         if not unsure and (one.kind, one.culprits) not in known:
             found.append(one)
     return sorted(found, key=lambda one: not one.is_error)

@@ -42,11 +42,12 @@ class Stage(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Stood:
     """How a rank stood at the verdict, or at the end: `waits in`, `all_reduce(...)`, `train.py:8 in
-    f`. All texts are printable; "" is unknown."""
+    f`. All texts are printable; "" is unknown. `last`: the call is the one before that state."""
 
     state: str = ""
     call: str = ""
     site: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Found:
     culprits: tuple[int, ...] = ()
     details: tuple[str, ...] = ()
     told_by: str = "app"
+    proven: bool = True
 
     @property
     def is_error(self) -> bool:

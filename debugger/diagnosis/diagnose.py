@@ -19,7 +19,7 @@ from .findings import Finding
 from .folding.finally_blocks import explained
 from .folding.fold import fold
 from .limits import Candidate, Limits
-from .notices import late_notices, recorded
+from .notices import Notice, late_notices, recorded
 from .rules.collective_mismatch import mismatches
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
 from .rules.dead_threads import lost_threads, mentioned
@@ -59,7 +59,7 @@ class Diagnosis:
     """Findings with consequences folded, errors first and by time; and one-line notices."""
 
     findings: tuple[Finding, ...] = ()
-    notices: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 def diagnose(

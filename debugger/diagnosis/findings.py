@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
 from ..record.wording import printable
+
+
+class CallIs(StrEnum):
+    """What the call of a rank's evidence is to its state."""
+
+    LAST = "last"
+    """The last one before: `finished, last call all_reduce(...)`."""
+    OBJECT = "object"
+    """What the state is about: `waits in all_reduce(...)`."""
+    ALL = "all"
+    """All that is to be said: `called #3` needs no words where the call is printed."""
+
+    @classmethod
+    def in_report(cls, evidence: Mapping[str, Any]) -> CallIs:
+        """As a report.json has it; one that is older than the field is known by its state."""
+        with contextlib.suppress(ValueError):
+            return cls(str(evidence.get("call_is")))
+        state = str(evidence.get("state"))
+        if state.startswith(("called #", "sends", "receives")):
+            return cls.ALL
+        return cls.OBJECT if state.startswith(("waits in", "stopped in")) else cls.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +42,7 @@ class RankEvidence:
     call: str | None = None
     location: CallSite | None = None
     stack: Sequence[str] = ()
+    call_is: CallIs = CallIs.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +62,27 @@ def group_evidence(group: Group) -> GroupEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One rank of a deadlock's cycle: `in all_reduce(...) #3 of group "a"` it waits for another.
+    `detail` is the line of the finding's details that says the same, with the place."""
+
+    rank: int
+    doing: str
+    waits_for: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause. `culprits` are the ranks to look at first, in the order that matters for the
     kind (a deadlock's cycle); `victims` everybody else in it; `missing` ranks that never came.
 
     `observable_ns` is when the last of the events that prove it happened (Unix nanoseconds).
     `message` is one sentence without newlines. `details` are further lines for the text report
-    (a unified diff, the cycle, the calls that agreed), each one printable line.
+    (a unified diff, the cycle, the calls that agreed), each one printable line. `headline` is the
+    message without the calls of each rank, for where a table of them follows ("": the message as
+    it is), `story` what one rank did differently, where that could be told; `cycle` tells a
+    deadlock's, in order.
 
     From a foreign record: `side` is "host" (the call was never issued) or "device" (issued, and
     never completed); `not_in_record` names what of a call that kind of record does not hold.
@@ -62,6 +100,9 @@ class Finding:
     seq: int | None = None
     ranks: Mapping[int, RankEvidence] = field(default_factory=dict)
     details: Sequence[str] = ()
+    headline: str = ""
+    story: str = ""
+    cycle: tuple[Step, ...] = ()
     observable_ns: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
     side: str | None = None

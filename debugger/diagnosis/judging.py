@@ -15,6 +15,7 @@ from ..record.snapshot import Snapshot
 from .diagnose import Diagnosis, OnFault, diagnose, verdict
 from .findings import Finding
 from .limits import Limits
+from .notices import Notice
 from .rules.straggler import stragglers
 
 
@@ -29,7 +30,7 @@ class Judged:
         return [one for _, diagnosis in self.worlds for one in diagnosis.findings]
 
     @property
-    def notices(self) -> list[str]:
+    def notices(self) -> list[Notice]:
         return [one for _, diagnosis in self.worlds for one in diagnosis.notices]
 
     @property

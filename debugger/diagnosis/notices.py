@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..record.layout import Activity
 from ..record.snapshot import Note
@@ -17,7 +17,7 @@ from ..record.wording import (
     verb,
 )
 from .facts.absence import cause_of
-from .facts.evidence import chosen, stand, standing
+from .facts.evidence import chosen, place_text, stand, standing
 from .facts.joins import last_to_come
 from .facts.needs import Needs
 from .facts.world import World
@@ -26,7 +26,21 @@ from .limits import SECOND_NS
 from .rules.late_rank import latest
 
 
-def late_notices(world: World, needs: Needs) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """`what` is the same as long as the matter is; how long it has lasted, and where, changes."""
+
+    what: str
+    waited: str
+    where: str = ""
+
+    @property
+    def text(self) -> str:
+        """`rank 2 is late for all_reduce(...) #17 of group "a" (14 s); it is at train.py:8`."""
+        return f"{self.what} ({self.waited}){self.where}"
+
+
+def late_notices(world: World, needs: Needs) -> tuple[Notice, ...]:
     """`rank 2 is late for all_reduce(...) #17 of group "default_pg" (14 s); it is at ...`."""
     if world.paused or world.snapshot.finished:
         return ()
@@ -36,20 +50,15 @@ def late_notices(world: World, needs: Needs) -> tuple[str, ...]:
     if late:
         call = late.pending.call
         view = world.view(late.pending.rank, call.group) if call else None
-        what = call_text(call) if call else _where_to(world, late.pending.rank)
+        wait = late.pending.wait
+        what = call_text(call) if call else place_text(wait.activity, wait.detail)
         if call and view and call.signature.peer is None:
             what += f" {numbered(view.any, call.seq)}"
-        waited = seconds(world.now_ns - late.pending.wait.since_ns)
-        found.append(
-            f"{ranks_text(late.culprits)} {verb(late.culprits, 'is', 'are')} late for {what} "
-            f"({waited}){_where(world, late.culprits)}"
-        )
+        waited = seconds(world.now_ns - wait.since_ns)
+        are_late = f"{ranks_text(late.culprits)} {verb(late.culprits, 'is', 'are')} late for {what}"
+        found.append(Notice(are_late, waited, _where(world, late.culprits)))
     absent = _not_joined(world, needs, after_ns)
     return (*found, *absent)
-
-
-def _where_to(world: World, rank: int) -> str:
-    return standing(world, rank).state.removeprefix("in ").removeprefix("waits in ")
 
 
 def _where(world: World, culprits: tuple[int, ...]) -> str:
@@ -58,7 +67,10 @@ def _where(world: World, culprits: tuple[int, ...]) -> str:
     cause = cause_of(world, culprits[0])
     if cause == "stopped":
         return f"; {it} is stopped by a signal{at_site(where.location)}"
-    if where.state.startswith("waits"):
+    if any(
+        row.call is not None or row.wait.activity is Activity.STORE
+        for row in world.pending(culprits[0])
+    ):
         return f"; {it} {where.state}{at_site(where.location)}"
     return f"; {it} is at {site_text(where.location)}" if where.location else ""
 
@@ -89,7 +101,7 @@ def _also(world: World, finding: Finding, rank: int, note: Note) -> Finding:
     )
 
 
-def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[str, ...]:
+def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[Notice, ...]:
     waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
     if not waiting or world.waited_ns(last := last_to_come(waiting)) < after_ns:
         return ()
@@ -98,7 +110,7 @@ def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[str, ...]:
         if absent:
             waited = seconds(world.now_ns - last.since_ns)
             is_are = verb(absent, "has", "have")
-            return (f"{ranks_text(absent)} {is_are} not joined the world yet ({waited})",)
+            return (Notice(f"{ranks_text(absent)} {is_are} not joined the world yet", waited),)
     return ()
 
 

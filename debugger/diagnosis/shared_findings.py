@@ -1,12 +1,15 @@
-"""Findings that two rules come to: a group that some never create, messages with other tags."""
+"""Findings that two rules come to: a group that some never create, messages with other tags; and
+who listens where ranks wait, which only the supervisor can look up."""
 
 from __future__ import annotations
 
-from ..record.wording import at_site, call_text, ranks_text, verb
+from dataclasses import replace
+
+from ..record.wording import at_site, call_text, printable, ranks_text, verb
 from .facts.evidence import chosen, standing
 from .facts.needs import Needs
 from .facts.world import Pending, World
-from .findings import Finding, RankEvidence, group_evidence
+from .findings import CallIs, Finding, RankEvidence, group_evidence
 
 
 def evidence(
@@ -17,7 +20,9 @@ def evidence(
     for link in links:
         if link.rank in found and link.call is not None:
             site = link.call.site or link.wait.site
-            found[link.rank] = RankEvidence("waits in", call_text(link.call), site)
+            found[link.rank] = RankEvidence(
+                "waits in", call_text(link.call), site, (), CallIs.OBJECT
+            )
     return found
 
 
@@ -84,4 +89,19 @@ def tag_mismatch(
         seq=call.seq,
         ranks=evidence(world, [link], list(pair), victims),
         observable_ns=link.wait.since_ns,
+    )
+
+
+def heard_at(finding: Finding, address: str, holder: str) -> Finding:
+    """The finding with who listens at the address that it is about; `holder` is "" for nobody."""
+    if finding.kind == "stalled":
+        held = f"{address} is held by {holder}: if that is no store, ranks wait for ever"
+        free = f"nobody listens at {address}"
+    else:
+        held = f"{address} is held by {holder}"
+        free = f"nobody listens at {address} any more"
+    return replace(
+        finding,
+        details=(printable(held if holder else free), *finding.details),
+        data={**finding.data, "holder": printable(holder)},
     )

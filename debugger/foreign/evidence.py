@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..diagnosis.findings import RankEvidence
+from ..diagnosis.findings import CallIs, RankEvidence
 from .flight_recorder import Entry
 from .trace import Trace
 from .waits import Wait
@@ -21,7 +21,7 @@ def evident(first: Iterable[int], others: Iterable[int]) -> list[int]:
 
 def standing(state: str, entry: Entry) -> RankEvidence:
     """A rank that stands in this call."""
-    return RankEvidence(state, str(entry.signature), entry.site, entry.stack)
+    return RankEvidence(state, str(entry.signature), entry.site, entry.stack, CallIs.OBJECT)
 
 
 def last_seen(trace: Trace, rank: int) -> RankEvidence:

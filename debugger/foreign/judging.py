@@ -213,6 +213,9 @@ def _stalls(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
 # -- 4: everybody waits -------------------------------------------------------------------------
 
 
+CYCLE = "suspected: ranks wait for each other in a cycle"
+
+
 def _cycle(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
     """A cycle of ranks of which each waits, in its oldest pending call, for the next one."""
     waits_in = {
@@ -244,7 +247,8 @@ def _deadlock(
     first = waits_in[cycle[0]]
     return Finding(
         kind="deadlock",
-        message=f"suspected: ranks wait for each other in a cycle: {'; '.join(steps)}",
+        message=f"{CYCLE}: {'; '.join(steps)}",
+        headline=CYCLE,
         culprits=tuple(cycle),
         victims=victims(pending, cycle),
         proven=False,

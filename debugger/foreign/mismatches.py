@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..diagnosis.findings import Finding, RankEvidence
-from ..record.dispute import dispute_text, opponents
+from ..diagnosis.findings import CallIs, Finding, RankEvidence
+from ..record.dispute import dispute_headline, opponents, parties_text
 from ..record.majority import vote
 from ..record.signature import Signature, agreement_key, disagreement
 from ..record.wording import place
@@ -74,11 +74,13 @@ def _mismatch(
         calls.setdefault(key, signatures[rank])
     result = vote(answers, 0)
     usual, odd = opponents(result)
-    where = f"collective {place(group.key[0], group.key[1], seq)} ({len(group.ranks)} ranks)"
+    where = f"{place(group.key[0], group.key[1], seq)} ({len(group.ranks)} ranks)"
+    headline = dispute_headline(where)
     absent = tuple(rank for rank in group.ranks if rank not in signatures)
     return Finding(
         kind=disagreement(calls[usual], calls[odd]) or "shape_mismatch",
-        message=dispute_text(result, calls, where),
+        message=f"{headline}: {parties_text(result, calls)}",
+        headline=headline,
         culprits=result.culprits,
         victims=tuple(sorted({*result.others, *absent})),
         group=group.evidence(),
@@ -89,6 +91,7 @@ def _mismatch(
                 str(signatures[rank]),
                 entries[rank][0].site,
                 entries[rank][0].stack,
+                CallIs.ALL,
             )
             for rank in evident(result.culprits, signatures)
         },

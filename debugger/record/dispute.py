@@ -19,12 +19,14 @@ MOST_PARTIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """`kind` is a finding's kind; `culprits` and `victims` are global ranks."""
+    """`kind` is a finding's kind; `culprits` and `victims` are global ranks. `headline` is the
+    message without the calls of each rank, "" where it has none."""
 
     kind: str
     message: str
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
+    headline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,10 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
     result = vote(answers, 0)
     usual, odd = opponents(result)
     kind = disagreement(calls[usual], calls[odd])
-    message = dispute_text(result, calls, f"collective {place} ({len(ranks)} ranks)")
+    headline = dispute_headline(f"{place} ({len(ranks)} ranks)")
+    message = f"{headline}: {parties_text(result, calls)}"
     message += differences_text(calls[usual], calls[odd])
-    return Dispute(kind or "shape_mismatch", message, result.culprits, result.others)
+    return Dispute(kind or "shape_mismatch", message, result.culprits, result.others, headline)
 
 
 def opponents(result: Vote[K]) -> tuple[K, K]:
@@ -71,8 +74,13 @@ def opponents(result: Vote[K]) -> tuple[K, K]:
     return keys[0], keys[1] if odd == keys[0] else odd
 
 
-def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> str:
-    """The finding's sentence: those outside the majority first."""
+def dispute_headline(where: str) -> str:
+    """`where` is `#17 of group "default_pg" (4 ranks)`."""
+    return f"ranks disagree at collective {where}"
+
+
+def parties_text(result: Vote[K], calls: Mapping[K, Signature]) -> str:
+    """Who calls what: those outside the majority first."""
     first, *rest = result.parties
     parties = result.parties if result.majority is None else (*rest, first)
     devices = len({call.device for call in calls.values()}) > 1
@@ -82,8 +90,7 @@ def dispute_text(result: Vote[K], calls: Mapping[K, Signature], where: str) -> s
         device = f" on {call.device}" if devices and call.device else ""
         text = printable(f"{call}{device}")
         parts.append(f"{ranks_text(ranks)} {verb(ranks, 'calls', 'call')} {text}")
-    text = "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
-    return f"ranks disagree at {where}: {text}"
+    return "; ".join(parts[:MOST_PARTIES]) + ("; ..." if len(parts) > MOST_PARTIES else "")
 
 
 def differences_text(one: Signature, other: Signature) -> str:

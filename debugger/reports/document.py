@@ -6,14 +6,13 @@ Everything in it that came from a rank is harmless to print: it went through `sa
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World, exit_status
-from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence, Step
 from ..diagnosis.limits import Limits
 from ..record.sanitize import clean
 from ..record.secret_words import masked, sentence
@@ -22,11 +21,6 @@ from . import ddp_times, off
 from .stored import SCHEMA, Document
 
 _MOST_NESTING = 6
-_TABLE_FOLLOWS = re.compile(
-    r"((?:suspected: )?(?:ranks disagree at collective .*?\(\d+ ranks\)"
-    r"|ranks wait for each other in a cycle)): "
-)
-_STORY = re.compile(r"; (ranks? [-\d,. ()a-z]+? (?:skipped|made an extra) .+)$")
 
 
 def build(
@@ -92,8 +86,6 @@ def minimal(outcome: str, exit_code: int, run_dir: Path) -> Document:
 def _finding(
     finding: Finding, after_s: float | None, stacks: Mapping[int, Sequence[str]]
 ) -> Document:
-    message = clean(finding.message)
-    headline, story = _headline(message)
     return {
         "kind": finding.kind,
         "title": finding.about.title,
@@ -105,9 +97,10 @@ def _finding(
         "missing": list(finding.missing),
         "group": _group(finding.group),
         "seq": finding.seq,
-        "message": message,
-        "headline": headline,
-        "story": story,
+        "message": clean(finding.message),
+        "headline": clean(finding.headline or finding.message),
+        "story": clean(finding.story) or None,
+        "cycle": [_step(one) for one in finding.cycle],
         "ranks": {
             str(rank): _evidence(one, stacks.get(rank, ()))
             for rank, one in sorted(finding.ranks.items())
@@ -120,14 +113,13 @@ def _finding(
     }
 
 
-def _headline(message: str) -> tuple[str, str | None]:
-    """The message without the calls of each rank, where the report lists them below, and what
-    one rank did differently, where the diagnosis could tell."""
-    match = _TABLE_FOLLOWS.match(message)
-    if match is None:
-        return message, None
-    story = _STORY.search(message)
-    return match[1], story[1] if story else None
+def _step(step: Step) -> Document:
+    return {
+        "rank": step.rank,
+        "doing": clean(step.doing),
+        "waits_for": step.waits_for,
+        "detail": clean(step.detail),
+    }
 
 
 def _group(group: GroupEvidence | None) -> Document | None:
@@ -140,6 +132,7 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
     return {
         "state": clean(evidence.state),
         "call": None if evidence.call is None else clean(evidence.call),
+        "call_is": str(evidence.call_is),
         "location": location(evidence.location),
         "stack": [clean(line) for line in evidence.stack or stack],
     }
@@ -169,6 +162,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "calls": rank.calls,
             "state": clean(where.state),
             "call": None if where.call is None else clean(where.call),
+            "call_is": str(where.call_is),
             "location": location(where.location),
         }
     return found

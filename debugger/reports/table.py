@@ -12,15 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..diagnosis.findings import CallIs
+
 MOST_ROWS = 12
 
 LOOK_HERE = "<- look here"
 NO_EVIDENCE = "not looked at"
 NEVER_SEEN = "never seen"
-
-_CALL_ALONE = ("called #", "sends", "receives")
-_CALL_FOLLOWS = ("waits in", "stopped in")
-_CYCLE = re.compile(r"rank (\d+) (.+) waits for rank (\d+)(?: at .*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +85,22 @@ def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
 def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
     """A deadlock's cycle in order, each rank with whom it waits for; and the other details.
 
-    An empty table where the details do not tell the cycle.
+    An empty table where the finding does not tell it.
     """
     places = Places(finding["ranks"].values())
-    rows: list[Row] = []
-    others: list[str] = []
-    for line in finding["details"]:
-        match = _CYCLE.match(line.rstrip(","))
-        if match is None:
-            others.append(line)
-            continue
-        evidence = finding["ranks"].get(match[1], {})
-        where = places.text(evidence)
-        what = match[2].removesuffix(f" at {Places(()).text(evidence)}")
-        mark = f"-> waits for rank {match[3]}"
-        rows.append(Row((int(match[1]),), what, where, mark, culprit=True))
-    if len(rows) < len(finding["culprits"]):
-        return Table(()), list(finding["details"])
+    steps = finding.get("cycle") or ()
+    rows = [
+        Row(
+            (step["rank"],),
+            step["doing"],
+            places.text(finding["ranks"].get(str(step["rank"]), {})),
+            f"-> waits for rank {step['waits_for']}",
+            culprit=True,
+        )
+        for step in steps
+    ]
+    told = {step["detail"] for step in steps}
+    others = [line for line in finding["details"] if line not in told]
     return Table(tuple(rows[:MOST_ROWS]), len(rows[MOST_ROWS:])), others
 
 
@@ -119,9 +116,10 @@ def doing(evidence: Mapping[str, Any]) -> str:
     state, call = str(evidence["state"]), evidence["call"]
     if not call:
         return state
-    if state.startswith(_CALL_ALONE):
+    call_is = CallIs.in_report(evidence)
+    if call_is is CallIs.ALL:
         return str(call)
-    if state.startswith(_CALL_FOLLOWS):
+    if call_is is CallIs.OBJECT:
         return f"{state} {call}"
     return f"{state}, last call {call}"
 

@@ -39,10 +39,9 @@ class Announcements:
         """Notices at most every ten seconds each; findings once."""
         now_s = time.monotonic()
         for notice in look.notices:
-            key = notice.split(" (", 1)[0]
-            if now_s - self._told.get(key, -1e9) >= NOTICE_EVERY_S:
-                self._told[key] = now_s
-                self.keep("notice", notice)
+            if now_s - self._told.get(notice.what, -1e9) >= NOTICE_EVERY_S:
+                self._told[notice.what] = now_s
+                self.keep("notice", notice.text)
         for why in off.news(newest_ranks(look.snapshots), self._told):
             self.keep("off", why)
         for finding in look.findings:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from ..diagnosis.diagnose import refine_cause
 from ..diagnosis.facts.evidence import RUNS
 from ..diagnosis.findings import Finding, RankEvidence
-from ..diagnosis.rules.stalled import heard_at
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import CallSite, Rank
-from . import stack_tree
-from .listeners import who_listens
+from . import listeners, stack_tree
 from .stacks import ThreadStack, capture
 
 
@@ -25,10 +23,9 @@ class Evidence:
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def refine(self, finding: Finding) -> Finding:
-        """The finding with what the stacks tell: a lock, and where an absent rank stands."""
-        if finding.kind == "stalled" and finding.data.get("address"):
-            heard = who_listens(str(finding.data["address"]))
-            finding = finding if heard is None else heard_at(finding, heard)
+        """The finding with what the stacks tell (a lock, and where an absent rank stands), and with
+        who listens at the address that it is about."""
+        finding = listeners.told(finding)
         if finding.kind == "missing_rank":
             finding = refine_cause(finding, self._lock_frames(finding))
         ranks = dict(finding.ranks)

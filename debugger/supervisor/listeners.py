@@ -1,20 +1,38 @@
-"""Who listens at the address of a rendezvous, as this host's kernel tells."""
+"""Who listens at the address that a finding is about, as this host's kernel tells."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import socket
+from dataclasses import dataclass
 
 import psutil
+
+from ..diagnosis.findings import Finding
+from ..diagnosis.shared_findings import heard_at
 
 _ADDRESS = re.compile(r"(?:tcp://)?\[?(?P<host>[^\]/?]*)\]?:(?P<port>\d+)(?:[/?].*)?")
 MOST_COMMAND = 80
 
 
-def who_listens(address: str) -> str | None:
-    """`nobody listens at 127.0.0.1:29500`, or which process does; None where this host cannot
-    tell."""
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """`process 4711 (python train.py)` at `127.0.0.1:29500`; `holder` is "" for nobody."""
+
+    address: str
+    holder: str
+
+
+def told(finding: Finding) -> Finding:
+    """The finding with who listens at the address that it is about, if it is about one."""
+    address = finding.data.get("address")
+    found = who_listens(address) if isinstance(address, str) else None
+    return finding if found is None else heard_at(finding, found.address, found.holder)
+
+
+def who_listens(address: str) -> Listener | None:
+    """The process that does; None where this host cannot tell."""
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return None
@@ -30,11 +48,8 @@ def who_listens(address: str) -> str | None:
         if row.status != psutil.CONN_LISTEN or not row.laddr or row.laddr.port != port:
             continue
         if row.laddr.ip in here or ipaddress.ip_address(row.laddr.ip).is_unspecified:
-            return (
-                f"{host}:{port} is held by {_process(row.pid)}: if that is no store, ranks wait "
-                "for ever"
-            )
-    return f"nobody listens at {host}:{port}"
+            return Listener(f"{host}:{port}", _process(row.pid))
+    return Listener(f"{host}:{port}", "")
 
 
 def _local_addresses(host: str) -> set[str]:

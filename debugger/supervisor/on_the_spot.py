@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ..diagnosis.diagnose import verdict_first
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
+from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
@@ -73,6 +74,8 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     findings = verdict_first(judged.findings)
     if found is None:
         findings += slow_ranks(look.now)
+    elif live:
+        findings = list(map(_told, findings))
     outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
     if not live and not supervised:
         failed = any(exit_status(rank) for rank in look.ranks.values())
@@ -104,6 +107,13 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         pairs = [(finding, None) for finding in findings]
         injections.add(made, pairs, faults.plan, faults.entries, look.ranks)
     return made, look.faults
+
+
+def _told(finding: Finding) -> Finding:
+    """With who listens at the address that it is about, which is known as long as the run lives."""
+    from . import listeners  # which needs psutil
+
+    return listeners.told(finding)
 
 
 def _newest_world(look: Look) -> Look:

@@ -12,7 +12,6 @@ from pathlib import Path
 from ..record import steady_clock
 from ..record.exits import ExitLog, ExitStatus
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
-from ..record.sanitize import clean
 from ..record.snapshot import Process
 from .launch import Launch
 from .oom import OomWatch
@@ -152,28 +151,3 @@ class ProcessTable:
             return os.geteuid() in (0, os.stat(f"{self._proc}/{pid}").st_uid)
         except OSError:
             return False
-
-
-def who_listens(port: int) -> tuple[int, str] | None:
-    """The process that listens on a TCP port of this host, and its command line; None when there
-    is none. The pid is 0, and the command says so, when it belongs to another user."""
-    # psutil is needed only here, and only when a rendezvous fails: it costs 20 ms to import.
-    import psutil
-
-    try:
-        connections = psutil.net_connections("tcp")
-    except (psutil.Error, OSError):
-        return None
-    for connection in connections:
-        if connection.status != psutil.CONN_LISTEN or not connection.laddr:
-            continue
-        if connection.laddr.port != port:
-            continue
-        if connection.pid is None:
-            return 0, "a process of another user"
-        try:
-            words = psutil.Process(connection.pid).cmdline()
-        except (psutil.Error, OSError):
-            words = []
-        return connection.pid, clean(" ".join(words) or "unknown command", 200)
-    return None

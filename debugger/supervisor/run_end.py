@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..diagnosis.findings import Finding
 from ..record.records import newest_ranks
+from . import listeners
 from .ending import can_raise
 from .evidence import Evidence
 from .guarded_watch import GuardedWatch
@@ -105,6 +106,9 @@ class RunEnd:
             recorded = newest_ranks(look.snapshots).keys()
             with self.faults.guard("rule early_death"):
                 found = early_death(self.reach.ranks, recorded, launch.exits)
+        if found is not None:
+            with self.faults.guard("who listens at an address"):
+                found = listeners.told(found)
         return look, found
 
     def _raise_in_ranks(self, finding: Finding) -> None:

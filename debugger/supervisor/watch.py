@@ -14,6 +14,7 @@ from ..diagnosis.diagnose import OnFault, verdict
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import Judge
 from ..diagnosis.limits import Limits
+from ..diagnosis.notices import Notice
 from ..record import steady_clock
 from ..record.snapshot import Snapshot
 from .run_reader import RunReader
@@ -44,7 +45,7 @@ class Look:
 
     snapshots: Sequence[Snapshot]
     findings: Sequence[Finding]
-    notices: Sequence[str]
+    notices: Sequence[Notice]
     verdict: Finding | None
 
 

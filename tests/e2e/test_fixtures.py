@@ -30,6 +30,8 @@ BY_COMMAND = {
 }
 """Run as a user would in every test run, not by forking alone."""
 SHORT_PER_VERDICT = 1
+BUSY = 4
+"""So many times as long as on a machine of its own a run may take beside other tests."""
 SHORT_CORRECT = 10
 TELLING = {"exit_overlapped", "missing_data_loader"}
 SHORT_ON_TCP = {
@@ -150,6 +152,7 @@ def check_verdict(expected: dict[str, Any], done: runs.Run) -> None:
     script = FIXTURES / "scripts" / expected["script"]
     assert done.report["outcome"] == expected["outcome"], done.explain()
     assert done.exit_code == expected["exit_code"], done.explain()
+    assert done.report["duration_s"] < BUSY * expected["within_s"], done.explain()
     assert sorted(set(done.warnings)) == sorted(expected["warnings"]), done.explain()
     if expected["severity"] == "error" and expected["outcome"] != "ok":
         found = done.errors[0]

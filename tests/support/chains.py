@@ -1,4 +1,4 @@
-"""The running hash of a sequence of calls, as a record has it after one more; by its definition."""
+"""What a hash chain is, one value at a time: the record itself is written in a faster way."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ from debugger.record.signature import CHAIN_STEP, MASK
 
 
 def extend_chain(chain: int, value: int) -> int:
-    """`value` is the 64-bit hash of what comes next."""
+    """The running hash of a sequence after one more value: a polynomial in `CHAIN_STEP`, mod
+    2**64, whose coefficients are the values, 64-bit hashes themselves."""
     return (chain * CHAIN_STEP + value) & MASK

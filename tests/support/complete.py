@@ -21,13 +21,14 @@ MOST_NAMED = 2
 
 
 def of_kinds(root: Path) -> Iterator[str]:
-    """A kind stands in its record, in README, and in a rule that is run; nowhere else."""
+    """A kind stands in its record, in README, and in a rule that is run."""
     kinds = kinds_in(root / KINDS)
     readme = _readme_codes(root / "README.md")
+    said = {word for path in _who_finds(root) for word in _words(path)}
     for name, code in kinds.items():
         if readme.get(name) != code:
             yield f"README.md: the table has no row of `{name}` with the exit code {code}"
-        if not any(name in _words(path) for path in _who_finds(root)):
+        if name not in said:
             yield f"{RULES}/: no rule yields a finding of the kind {name!r}"
     for name in readme.keys() - kinds.keys():
         yield f"{KINDS}: has no kind {name!r}, which README.md lists"
@@ -37,7 +38,6 @@ def of_kinds(root: Path) -> Iterator[str]:
             yield f"{KINDS}: has no kind {name!r}, which {path.relative_to(root)} yields"
         if path.stem != "__init__" and f"rules.{path.stem} import" not in run:
             yield f"{DIAGNOSE}: does not run {path.relative_to(root)}"
-    yield from _tables_of_kinds(root, set(kinds))
 
 
 def kinds_in(path: Path) -> dict[str, int]:
@@ -85,14 +85,16 @@ def _kinds_made(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
-            for keyword in node.keywords:
-                if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant):
-                    found.add(str(keyword.value.value))
+            named = [one.value for one in node.keywords if one.arg == "kind"]
+            for value in [*node.args[:1], *named]:
+                if isinstance(value, ast.Constant):
+                    found.add(str(value.value))
     return found
 
 
-def _tables_of_kinds(root: Path, kinds: set[str]) -> Iterator[str]:
+def tables_of_kinds(root: Path) -> Iterator[str]:
     """A literal that lists kinds is one more place for who adds one."""
+    kinds = set(kinds_in(root / KINDS))
     for package in ("debugger", "tui"):
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root).as_posix()
@@ -103,7 +105,6 @@ def _tables_of_kinds(root: Path, kinds: set[str]) -> Iterator[str]:
                     parts = node.keys if isinstance(node, ast.Dict) else node.elts
                     named = {one.value for one in parts if isinstance(one, ast.Constant)} & kinds
                     if len(named) > MOST_NAMED:
-                        yield (
-                            f"{place}:{node.lineno}: a table of kinds "
-                            f"({', '.join(sorted(named))}); what a kind is stands in {KINDS}"
-                        )
+                        names = ", ".join(sorted(named))
+                        where = f"{place}:{node.lineno}"
+                        yield f"{where}: a table of kinds ({names}), which belongs in {KINDS}"

@@ -13,8 +13,6 @@ from ..widgets import heat
 from .base import Body, View
 
 MOST_PARTIES = 200
-_CALL_FOLLOWS = ("called", "waits in", "wait in", "in ")
-"""Beginnings of a state that the call completes, as in the report."""
 
 
 class WaitsView(View):
@@ -104,8 +102,8 @@ def _stood_lines(picture: Picture) -> list[Line]:
 def _doing(stood: Stood) -> str:
     if not stood.call:
         return stood.state or "not known"
-    joined = stood.state.startswith(_CALL_FOLLOWS) or not stood.state
-    return f"{stood.state}{' ' if joined else ', last call '}{stood.call}".strip()
+    joined = ", last call " if stood.last and stood.state else " "
+    return f"{stood.state}{joined}{stood.call}".strip()
 
 
 def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...record.layout import Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, GroupKey
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
-from ..findings import RankEvidence
+from ..findings import CallIs, RankEvidence
 from .world import EXCEPTION, STOPPED, Pending, World, caught_exceptions, exit_status
 
 RUNS = "runs user code"
@@ -50,7 +50,8 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
         call = call_text(last) if failed else None
-        return RankEvidence("failed in" if failed else "raised", call, last_site(world, rank))
+        site = last_site(world, rank)
+        return RankEvidence("failed in" if failed else "raised", call, site, (), CallIs.OBJECT)
     rows = world.pending(rank)
     if rank in world.at_breakpoint:
         paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
@@ -63,7 +64,8 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
             word = "stopped in" if record.process.state in STOPPED else "waits in"
             if world.at_breakpoint and word == "waits in":
                 word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
-            return RankEvidence(word, call_text(pending.call), site)
+            call_is = CallIs.OBJECT if word in ("waits in", "stopped in") else CallIs.LAST
+            return RankEvidence(word, call_text(pending.call), site, (), call_is)
     for pending in rows:
         if world.at_breakpoint:
             who = ranks_text(world.at_breakpoint)
@@ -87,17 +89,21 @@ def _same(call: Call | None, awaited: Call) -> bool:
 
 
 def wait_text(activity: Activity, detail: object) -> str:
-    """`waits for the store key 'ready'`."""
+    """`waits for the store key 'ready'`, `in new_group`."""
+    place = place_text(activity, detail)
+    return f"waits for {place}" if activity is Activity.STORE else f"in {place}"
+
+
+def place_text(activity: Activity, detail: object) -> str:
+    """What a rank waits in, or for: `new_group`, `the store key 'ready'`."""
     if activity is Activity.STORE:
         key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
-        return (
-            f"waits for the store key {printable(str(key), 80)!r}" if key else "waits for a store"
-        )
+        return f"the store key {printable(str(key), 80)!r}" if key else "a store"
     return {
-        Activity.INIT: "in init_process_group",
-        Activity.NEW_GROUP: "in new_group",
-        Activity.DESTROY: "in destroy_process_group",
-    }.get(activity, "in a call")
+        Activity.INIT: "init_process_group",
+        Activity.NEW_GROUP: "new_group",
+        Activity.DESTROY: "destroy_process_group",
+    }.get(activity, "a call")
 
 
 def ending_text(world: World, rank: int) -> str:
@@ -167,7 +173,7 @@ def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict
         if call is None:
             found[rank] = standing(world, rank)
         else:
-            found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site)
+            found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site, (), CallIs.ALL)
     return found
 
 

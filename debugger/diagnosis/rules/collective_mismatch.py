@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...record.dispute import differences_text, dispute_text, opponents
+from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
 from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb
-from ..facts.call_histories import compare_histories
+from ..facts.call_histories import Story, compare_histories
 from ..facts.evidence import at_call, chosen
 from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.world import GroupView, World
@@ -155,18 +155,16 @@ def _finding(
     calls = {key: call.signature for key, call in speakers.items()}
     group = view.any
     before = "" if divergence.exact else "at or before "
-    where = f"collective {before}{numbered(group, seq)} ({len(view.ranks)} ranks)"
-    message = dispute_text(result, calls, where)
+    headline = dispute_headline(f"{before}{numbered(group, seq)} ({len(view.ranks)} ranks)")
+    message = f"{headline}: {parties_text(result, calls)}"
     message += differences_text(*(calls[key] for key in opponents(result)))
-    details: list[str] = []
+    story = Story((), "")
     if kind == "op_mismatch":
         story = compare_histories(world, view, result, seq)
-        details += story.details
         if story.sentence:
             message += f"; {story.sentence}"
     if warning:
         message += " (same number of elements, other shape)"
-    details.insert(0, _agreed(divergence))
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
     return Finding(
         kind=kind,
@@ -178,7 +176,9 @@ def _finding(
         group=group_evidence(group),
         seq=seq,
         ranks=ranks,
-        details=tuple(details),
+        details=(_agreed(divergence), *story.details),
+        headline=headline,
+        story=story.sentence,
         observable_ns=_observable(world, view, result, seq),
         data={"exact_seq": divergence.exact},
     )

@@ -26,7 +26,7 @@ from ..facts.cycles import find_cycle, reaching, stuck_ranks
 from ..facts.evidence import doing
 from ..facts.needs import Need, Needs
 from ..facts.world import STOPPED, Pending, World
-from ..findings import Finding, group_evidence
+from ..findings import Finding, Step, group_evidence
 from ..limits import Candidate
 from ..shared_findings import evidence, not_created, tag_mismatch
 
@@ -147,16 +147,14 @@ def _deadlock(
     suspected = "" if proven else "suspected: "
     views = [world.view(link.rank, link.call.group) for link in links if link.call]
     same = views[0] if views and len({id(view) for view in views}) == 1 else None
-    message = f"{suspected}ranks wait for each other in a cycle: {'; '.join(shown)}"
-    details = [
-        f"rank {link.rank} {doing(world, link)}{at_site(link.site)} waits for rank {target}"
-        for link, target in zip(links, targets, strict=True)
-    ]
+    headline = f"{suspected}ranks wait for each other in a cycle"
+    chain = [_step(world, link, target) for link, target in zip(links, targets, strict=True)]
+    details = [step.detail for step in chain]
     if victims:
         details.append(f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for them")
     return Finding(
         kind="deadlock",
-        message=message,
+        message=f"{headline}: {'; '.join(shown)}",
         culprits=tuple(cycle),
         victims=victims,
         proven=proven,
@@ -164,8 +162,16 @@ def _deadlock(
         seq=None,
         ranks=evidence(world, links, cycle, victims),
         details=tuple(details),
+        headline=headline,
+        cycle=tuple(chain),
         observable_ns=_since(world, links, proven=proven),
     )
+
+
+def _step(world: World, link: Pending, target: int) -> Step:
+    what = doing(world, link)
+    detail = f"rank {link.rank} {what}{at_site(link.site)} waits for rank {target}"
+    return Step(link.rank, what, target, detail)
 
 
 def _tags(

@@ -5,7 +5,8 @@ Rules:
    there at a time: at once. Where one took part and is gone, and the other waits in vain: once it
    has waited for the hang timeout.
 2. A rank that finished without ever joining, while others wait: at once.
-3. An init that failed because its port was taken: at once, the rank that wanted it.
+3. An init that failed because its port was taken: at once, the rank that wanted it. Who holds the
+   port, the supervisor looks up (`shared_findings.heard_at`).
 4. Ranks that wait at different addresses, or with different world sizes: those outside the
    largest agreeing set, once they have waited for the hang timeout, or failed.
 5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
@@ -15,7 +16,6 @@ Rules:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Set
 
 from ...record.layout import Activity, Phase
@@ -29,8 +29,6 @@ from ..facts.needs import Needs
 from ..facts.world import DEFAULT_GROUP, World
 from ..findings import Finding
 from ..limits import Candidate
-
-PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 
 
 def joins(world: World, needs: Needs) -> list[Candidate]:
@@ -116,23 +114,21 @@ def _has_one_life(world: World) -> bool:
 def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
     found = []
     for rank, note in failed.items():
-        if not PORT_TAKEN.search(note.message):
+        if note.data.get("address_in_use") is not True:
             continue
-        holder = note.data.get("port_holder")
-        text = f"; it is held by {printable(str(holder), 160)}" if holder else ""
         others = tuple(sorted((set(waiting) | set(failed)) - {rank}))
         finding = Finding(
             kind="join_timeout",
             message=(
-                f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}"
-                f"{text}: {printable(note.message, 200)}"
+                f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}: "
+                f"{printable(note.message, 200)}"
             ),
             culprits=(rank,),
             victims=others,
             ranks=stand(world, chosen((rank,), others)),
             observable_ns=note.time_ns,
             cause="port",
-            data=dict(note.data),
+            data={**note.data, "address": str(note.data.get("rendezvous", ""))},
         )
         found.append(Candidate(finding))
     return found

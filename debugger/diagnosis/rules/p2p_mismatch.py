@@ -14,7 +14,7 @@ from ...record.wording import call_text
 from ..facts.channels import ChannelKey, Channels
 from ..facts.hash_chains import first_divergence
 from ..facts.world import World
-from ..findings import Finding, RankEvidence, group_evidence
+from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
 
 
@@ -57,8 +57,10 @@ def _compare(
         group=group_evidence(view.any) if view else None,
         seq=divergence.seq,
         ranks={
-            source: RankEvidence("sends", call_text(sent), sent.site),
-            destination: RankEvidence("receives", call_text(received), received.site),
+            source: RankEvidence("sends", call_text(sent), sent.site, (), CallIs.ALL),
+            destination: RankEvidence(
+                "receives", call_text(received), received.site, (), CallIs.ALL
+            ),
         },
         details=() if divergence.exact else ("older messages are no longer on record",),
         observable_ns=max(sent.issued_ns, received.issued_ns) or world.now_ns,

@@ -94,6 +94,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=seq,
         ranks=evidence,
+        headline=str(data.get("headline", "")),
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

@@ -7,18 +7,16 @@ Rules:
    until then.
 4. The likely cause is told, as far as the records show it: ranks that all are clients of a
    rendezvous which the launcher does not serve there. Who listens at the address, the supervisor
-   looks up (`heard_at`); a pure function cannot.
+   looks up (`shared_findings.heard_at`); a pure function cannot.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ...record.layout import Activity
 from ...record.snapshot import Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import cause_of
-from ..facts.evidence import chosen, doing, stand, wait_text
+from ..facts.evidence import chosen, doing, place_text, stand
 from ..facts.exceptions import last_exception, timed_out
 from ..facts.needs import bytes_of
 from ..facts.world import Pending, World
@@ -117,8 +115,8 @@ def _what(world: World, row: Pending) -> str:
         return doing(world, row)
     if wait.activity is Activity.INIT and wait.detail.get("address"):
         return f"in init_process_group for {printable(str(wait.detail['address']), 120)}{_at(wait)}"
-    text = wait_text(wait.activity, wait.detail)
-    return f"{text.removeprefix('waits ')}{_at(wait)}"
+    word = "for" if wait.activity is Activity.STORE else "in"
+    return f"{word} {place_text(wait.activity, wait.detail)}{_at(wait)}"
 
 
 def _at(wait: Wait) -> str:
@@ -133,8 +131,3 @@ def _nobody_serves(detail: object) -> str:
         f"(TORCHELASTIC_USE_AGENT_STORE), but it does so at {served_at}: give "
         "init_process_group no init_method, or env://"
     )
-
-
-def heard_at(finding: Finding, listener: str) -> Finding:
-    """The finding with who listens at the address that ranks wait at."""
-    return replace(finding, details=(printable(listener), *finding.details))

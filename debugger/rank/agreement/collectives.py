@@ -214,7 +214,14 @@ class Guard:
             dispute = memory_layout.settle(signatures[0], orders, record.ranks, record.place(seq))
         if dispute is None:
             return  # the hashes differ, and nothing that they are made of does
-        finding = OwnFinding(record, seq, dispute.kind, dispute.message, dispute.culprits)
+        finding = OwnFinding(
+            record,
+            seq,
+            dispute.kind,
+            dispute.message,
+            dispute.culprits,
+            headline=dispute.headline,
+        )
         with contextlib.suppress(Exception):
             finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
         raise finding.raised()

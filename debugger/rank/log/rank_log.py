@@ -41,8 +41,10 @@ _FOR_DIAGNOSIS = frozenset(
         "call",
         "communication",
         "destroys",
+        "headline",
         "invalid_argument",
         "own_fault",
+        "rendezvous",
         "thread_slot",
     )
 )

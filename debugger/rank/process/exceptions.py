@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -16,6 +17,7 @@ from ..record.recorder import Recorder
 from . import blame
 
 _WAITED_IN = waiting.__file__
+_RENDEZVOUS = "_distdebug_rendezvous"
 
 Explain = Callable[[BaseException, int], bool]
 """Puts on record what an error that was raised at this line is about; False where it is of another
@@ -64,6 +66,7 @@ class Exceptions:
             thread_slot=recorder.writer.thread().index,
             **self.nature(error),
             **lost_connections.named_by(error),
+            **_rendezvous_of(error),
         )
 
     def nature(self, error: BaseException) -> dict[str, bool]:
@@ -86,6 +89,17 @@ class Exceptions:
             and (innermost == _WAITED_IN or (lost and (inside or call_site.is_torch(innermost))))
         )
         return {"invalid_argument": wrong_argument, "communication": communication}
+
+
+def failed_to_join(error: BaseException, address: str) -> None:
+    """The rendezvous at this address ended with the error, which will say so on record."""
+    with contextlib.suppress(AttributeError):
+        setattr(error, _RENDEZVOUS, address)
+
+
+def _rendezvous_of(error: BaseException) -> dict[str, str]:
+    address = getattr(error, _RENDEZVOUS, "")
+    return {"rendezvous": address} if address else {}
 
 
 def users_site(recorder: Recorder, error: BaseException) -> int:

@@ -24,6 +24,7 @@ from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import on_new_stores, store_address
+from .exceptions import failed_to_join
 from .unwaited_work import UnwaitedWork
 
 
@@ -68,7 +69,11 @@ def _init(
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except Exception as error:
+                failed_to_join(error, str(detail.get("address", "")))
+                raise
         with contextlib.suppress(Exception):
             groups.check_that_creation_is_seen()
             if recorder.writer.rank < 0:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_kind_is_whole_and_no_file_beside_has_a_table_of_them() -> None:
-    assert list(complete.of_kinds(ROOT)) == []
+    assert [*complete.of_kinds(ROOT), *complete.tables_of_kinds(ROOT)] == []
 
 
 def test_faults_lead_to_kinds_that_there_are_and_the_other_way_round() -> None:

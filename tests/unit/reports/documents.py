@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.findings import Finding, RankEvidence
+from debugger.diagnosis.findings import CallIs, Finding, RankEvidence
 from debugger.record.snapshot import CallSite, Rank
 from debugger.reports import document
 from tests.unit.diagnosis.builder import Run
@@ -17,7 +17,9 @@ RUN_DIR = Path(".distdebug/20260310-141502-7f3a")
 def at(
     state: str, call: str | None, line: int, function: str = "step", file: str = "/home/u/train.py"
 ) -> RankEvidence:
-    return RankEvidence(state, call, CallSite(file, line, function))
+    """What the call is to the state follows from the state here, as in the rules."""
+    call_is = CallIs.in_report({"state": state})
+    return RankEvidence(state, call, CallSite(file, line, function), (), call_is)
 
 
 def report(

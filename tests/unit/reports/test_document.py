@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding, GroupEvidence
+from debugger.diagnosis.findings import Finding, GroupEvidence, Step
 from debugger.errors import UsageError
 from debugger.record.snapshot import Process
 from debugger.reports import stored
@@ -83,6 +83,7 @@ def test_every_field_of_the_design() -> None:
     assert finding["ranks"]["2"] == {
         "state": "called #17",
         "call": "broadcast(src=0, float32[1024])",
+        "call_is": "all",
         "location": {"file": "/home/u/train.py", "line": 91, "function": "step"},
         "stack": ["step (train.py:91)"],
     }
@@ -94,6 +95,7 @@ def test_every_field_of_the_design() -> None:
         "calls": 1,
         "state": "runs user code",
         "call": None,
+        "call_is": "last",
         "location": {"file": "/home/user/train.py", "line": 40, "function": "step"},
     }
 
@@ -117,6 +119,9 @@ def test_what_ranks_say_is_made_harmless() -> None:
         message=EVIL,
         cause=EVIL,
         details=(EVIL,),
+        headline=EVIL,
+        story=EVIL,
+        cycle=(Step(0, EVIL, 1, EVIL),),
         ranks={0: at(EVIL, EVIL, 1, EVIL, EVIL)},
         group=GroupEvidence(EVIL, EVIL, (0,)),
         data={EVIL: [EVIL, {"deep": (EVIL, float("nan"))}, Path("x")]},
@@ -136,6 +141,15 @@ def test_the_headline_leaves_out_what_the_table_shows() -> None:
         'ranks disagree at collective #0 of group "default_pg" (3 ranks)'
     )
     assert finding["message"] == found.message
+
+
+def test_a_sentence_that_looks_like_a_headline_is_none() -> None:
+    """What another rank has put on record is not searched for the words of our own findings."""
+    words = (
+        'ranks disagree at collective #0 of group "a" (3 ranks): rank 1 skipped; rank 2 skipped x'
+    )
+    (finding,) = report([Finding("rank_exception", words, (1,))])["findings"]
+    assert (finding["headline"], finding["story"], finding["cycle"]) == (words, None, [])
 
 
 @pytest.mark.parametrize(

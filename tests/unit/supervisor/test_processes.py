@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ import pytest
 from debugger.record.exits import ExitLog
 from debugger.record.process_stat import read_stat
 from debugger.supervisor.oom import OomWatch
-from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable, who_listens
+from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable
 from tests.unit.supervisor.process_tools import python, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -201,16 +199,6 @@ def test_only_a_sigkill_is_the_oom_killers(tmp_path: Path) -> None:
             table = ProcessTable(ExitLog(), oom=Always())
             until(lambda table=table, pid=process.pid: not table.observe(pid).alive)
             assert table.observe(process.pid).oom_killed is expected
-
-
-def test_who_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = who_listens(port)
-        assert found is not None
-        assert found[0] == os.getpid()
-        assert "py" in found[1]
-    assert who_listens(port) is None
 
 
 def test_observing_is_cheap(sleeper: subprocess.Popen[bytes]) -> None:

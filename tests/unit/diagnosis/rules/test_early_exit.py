@@ -231,7 +231,7 @@ class TestLate:
         result = run.diagnose()
         assert not result.findings
         (notice,) = result.notices
-        assert notice == (
+        assert notice.text == (
             'rank 2 is late for all_reduce(sum, float32[8]) #1 of group "default_pg" (14 s); '
             "it is at train.py:40 in step"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from debugger.diagnosis.shared_findings import heard_at
 from debugger.record.layout import Activity, GroupState
 
 from ..builder import Run, all_reduce
@@ -27,7 +28,7 @@ def test_a_rank_that_never_starts() -> None:
     run.passes(14)
     result = run.diagnose()
     assert result.findings == ()
-    assert result.notices == ("rank 3 has not joined the world yet (15 s)",)
+    assert [one.text for one in result.notices] == ["rank 3 has not joined the world yet (15 s)"]
     run.passes(50)
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.missing) == ("join_timeout", (3,), (3,))
@@ -118,12 +119,18 @@ def test_a_port_that_is_taken() -> None:
     run[0].raises(
         "DistNetworkError: The server socket has failed to listen: EADDRINUSE, Address already "
         "in use",
-        port_holder="nginx (pid 5)",
+        address_in_use=True,
+        rendezvous="127.0.0.1:29500",
         communication=True,
     )
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0,), "port")
-    assert "nginx (pid 5)" in found.message
+    assert found.data["address"] == "127.0.0.1:29500"
+    held = heard_at(found, "127.0.0.1:29500", "process 5 (nginx)")
+    assert held.details[0] == "127.0.0.1:29500 is held by process 5 (nginx)"
+    assert heard_at(found, "127.0.0.1:29500", "").details[0] == (
+        "nobody listens at 127.0.0.1:29500 any more"
+    )
 
 
 def test_a_stale_file_store() -> None:

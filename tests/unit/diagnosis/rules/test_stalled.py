@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.rules.stalled import heard_at
+from debugger.diagnosis.shared_findings import heard_at
 from debugger.record.layout import Activity
 
 from ..builder import Run, all_reduce
@@ -30,7 +30,7 @@ def test_nobody_serves_the_rendezvous() -> None:
     assert (found.proven, found.cause) == (False, "rendezvous")
     assert f"ranks 0,1,2 wait in init_process_group for {ADDRESS}" in found.message
     assert "10.0.0.1:41000" in found.details[0]
-    assert heard_at(found, "nobody listens").details[0] == "nobody listens"
+    assert heard_at(found, "a:1", "").details[0] == "nobody listens at a:1"
 
 
 def test_not_before_the_hang_timeout() -> None:
