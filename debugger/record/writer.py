@@ -1,7 +1,7 @@
 """Writes a rank's calls and waits. One process writes a file; its threads share this writer.
 
 This is the hot path: `begin` and one of `finish`, `hand_over` and `break_off` run with every call,
-together about 1 µs, and only pack numbers into mapped memory. Everything with a text goes through
+together about 1.5 µs, and only pack numbers into mapped memory. Everything with a text goes through
 `define`, once. What a reader can find out from the ring is written nowhere else: see `layout`,
 "Written once".
 

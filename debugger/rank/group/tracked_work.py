@@ -84,8 +84,8 @@ class TrackedWork(Work):
             self._check_held()
         work, known, writer = self._work, self._known, self._recorder.writer
         thread: ThreadSlot | None = None
-        if self._open:
-            # On record, with the line that waits.
+        # On record with the line that waits, unless there is nothing to wait for.
+        if self._open and not work.is_completed():
             frame = _getframe(1)
             line = self._line
             site = line.waits.get(frame.f_lasti) if line.code is frame.f_code else None
