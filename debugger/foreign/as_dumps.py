@@ -54,6 +54,9 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
     collectives = [
         call for call in calls if call.group in own and call.signature.op not in POINT_TO_POINT
     ]
+    completed = {
+        call.group: call.seq + 1 for call in collectives if call.state is CallState.COMPLETED
+    }
     # Of a record that is whole, torch's analyser expects that each rank's first entry is number 0.
     first = collectives[0].number if collectives and calls[0].number else 0
     return {
@@ -72,7 +75,7 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
             str(numbers[key]): {
                 "last_enqueued_collective": group.issued or -1,
                 "last_started_collective": -1,
-                "last_completed_collective": group.completed or -1,
+                "last_completed_collective": completed.get(key, -1),
             }
             for key, group in rank.groups.items()
         },

@@ -61,6 +61,10 @@ class FlightFile:
     def _use(self, mapped: mmap.mmap) -> None:
         self._map = mapped
         self._words = memoryview(mapped).cast("Q")
+        # From the first slot of the ring on; all of them, and one field of each by its word there.
+        self._ring = memoryview(mapped)[layout.RING_OFFSET :]
+        self._started = self._words[(layout.RING_OFFSET + layout.STARTED_AT) // 8 :]
+        self._completed = self._words[(layout.RING_OFFSET + layout.COMPLETED_AT) // 8 :]
 
     # -- who this is ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The format of a flight record, version 2: one file a rank, written by mmap, read by anyone.
+"""The format of a flight record, version 3: one file a rank, written by mmap, read by anyone.
 
 All numbers are little-endian. Times are nanoseconds of CLOCK_MONOTONIC of the rank's host; the
 header's `wall_offset_ns` added gives Unix time. The file is allocated in full when it is made and
@@ -20,8 +20,11 @@ never grows, so a full disk is noticed once, at the start, and not by SIGBUS lat
 version. A reader takes a slot only if both agree and say what it expected.
 
 **Written once.** With every call only its slot in the ring is written, and one word of its thread's
-slot: twice the call's number + 1 while the thread is in it, and one more when it has left. The rest
-follows, which is what readers do (in `reader`):
+slot: the call's number + 1, and behind it, in the lowest `PHASE_BITS` bits, a phase. That is 0
+while the thread is in the call. It rises by one when the thread leaves the call, when it begins to
+wait for this or another call, and when that wait is over: even is in, odd is out. What it waits
+for, its line and since when are in its slot before the phase says so. The rest follows, which is
+what readers do (in `reader`):
 
 - The latest call is the newest that any thread's word names, or DYNAMIC's count.
 - The counts of the group that made the latest call, or of its channel, are those in that call's
@@ -31,13 +34,15 @@ follows, which is what readers do (in `reader`):
 - A call whose slot has a time of completion is complete, if its state does not say that it failed;
   one that has a time of start has started. One that is complete and has no time of start was waited
   for where it was made, and counts as started when it was issued.
-- A thread whose word is even is in that call, since the time in the call's slot and at its line, if
-  its own slot has no activity. When the ring is about to come round to the call, and when the
-  thread enters something else within it, the wait is written into the thread's slot.
+- A thread whose phase is 0 is in that call, since the time in the call's slot and at its line, if
+  its own slot has no activity; with any other even phase it is in the wait that its slot names, if
+  the word is the same before and after that was read. When the ring is about to come round to the
+  call, and when the thread enters something else within it, the wait is written with its activity.
 - The serial of the layer is DYNAMIC's plus the words of all threads: each of them only rises.
 
-Version 1 has all of this written out, and no such words (they are 0): it reads the same way, but
-for the counts, which are always in the slots of groups and channels.
+Version 2 has one bit for the phase, 0 in the call and 1 afterwards: all waits are written with
+their activity. Version 1 has all of this written out, and no such words (they are 0): it reads the
+same way, but for the counts, which are always in the slots of groups and channels.
 
 **Definitions.** Each is `<IBxxxI` (length of text in bytes, kind, id), then UTF-8 JSON. The
 dynamic header's `heap_used` is raised after the text is in place. Ids count from 1 per kind; id 0
@@ -54,8 +59,8 @@ import enum
 from struct import Struct
 
 MAGIC = b"DDFLIGHT"
-VERSION = 2
-READABLE = (1, 2)
+VERSION = 3
+READABLE = (1, 2, 3)
 VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
@@ -91,17 +96,22 @@ THREAD_BYTES = 64
 THREAD_CALL_AT = 56
 THREAD_CALLS = Struct("<" + f"{THREAD_CALL_AT}xQ" * THREADS)
 """From `THREADS_OFFSET` on: the word of each thread that says which call it is in."""
+PHASE_BITS = 20
+MOST_PHASE = (1 << PHASE_BITS) - 2
+"""Even: no wait begins with the word alone from here on, so that the next phase still fits."""
 ACTIVITY_AT = 4
+WAIT_AT = 16
+"""The call that is waited for, the line of the wait and since when: three words."""
+WAIT = Struct("<QxxxxIQ")
 
 GROUPS_OFFSET = THREADS_OFFSET + THREADS * THREAD_BYTES
 GROUPS = 512
 GROUP = Struct("<IBxxxQQQQQQ")
-"""definition id, state, collectives issued, completed, chain, exact, balance,
+"""definition id, state, collectives issued, reserved, chain, exact, balance,
 number + 1 of the last call in the group (see "Written once")"""
 GROUP_BYTES = 64
 GROUP_STATE_AT = 4
 GROUP_COUNTS_AT = 8
-GROUP_COMPLETED_AT = 16
 GROUP_COUNTS = Struct("<QQQQQQ")
 
 CHECKPOINTS_OFFSET = GROUPS_OFFSET + GROUPS * GROUP_BYTES

@@ -27,6 +27,10 @@ class FlightPlaces(FlightFile):
         self._next_channel = 0
         self._group_slots: dict[int, GroupSlot] = {}
         self._number = 0
+        self._next_slot = 0
+        """Where in the ring the slot of the call with this number is, in words."""
+        self._keep_at = layout.RING // 8
+        """The number + 1 of the next call that looks for waits whose slots will be overwritten."""
         self._latest: GroupSlot | ChannelSlot | None = None
         """The group of the latest call, or its channel: its counts are in the ring."""
 
@@ -81,7 +85,7 @@ class FlightPlaces(FlightFile):
                 self._map,
                 slot.offset + _GROUP_COUNTS_AT,
                 slot.issued,
-                slot.completed,
+                0,
                 slot.chain,
                 slot.exact,
                 slot.balance,

@@ -189,8 +189,8 @@ class FlightReader(RingReader):
         newest = self._newest(message=False)
         for index in range(layout.GROUPS):
             at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-            definition, state, issued, completed, chain, exact, balance, last = (
-                layout.GROUP.unpack_from(self._map, at)
+            definition, state, issued, _, chain, exact, balance, last = layout.GROUP.unpack_from(
+                self._map, at
             )
             if not definition:
                 break
@@ -207,7 +207,6 @@ class FlightReader(RingReader):
                 backend=text.backend,
                 state=GroupState(state),
                 issued=issued,
-                completed=completed,
                 chain=chain,
                 exact=exact,
                 balance=balance,
@@ -263,7 +262,7 @@ class FlightReader(RingReader):
             if version != again or activity > Activity.PAUSED:
                 continue
             if not activity:
-                inside = self._read_call_wait(native, calls[index])
+                inside = self._read_call_wait(native, calls[index], at)
                 if inside is not None:
                     waits.append(inside)
                 continue
@@ -282,19 +281,30 @@ class FlightReader(RingReader):
             )
         return tuple(waits)
 
-    def _read_call_wait(self, native: int, word: int) -> Wait | None:
-        """That of a thread whose word names a call; None where it has left that."""
-        row = self._row(word // 2 - 1) if not word % 2 else None
-        if row is None or row[15] or row[16]:
+    def _read_call_wait(self, native: int, word: int, at: int) -> Wait | None:
+        """That of a thread whose word names a call, and whose slot is here; None where it has left
+        that, or has gone on while this was read."""
+        bits = self._phase_bits()
+        phase = word & (1 << bits) - 1
+        if phase % 2:
             return None
+        if phase:
+            call, site, since_ns = layout.WAIT.unpack_from(self._map, at + layout.WAIT_AT)
+            if layout.U64.unpack_from(self._map, at + layout.THREAD_CALL_AT)[0] != word:
+                return None
+        else:
+            row = self._row((word >> bits) - 1)
+            if row is None or row[15] or row[16]:
+                return None
+            call, site, since_ns = row[0], row[7], row[14]
         return Wait(
             thread=native,
             activity=Activity.IN_CALL,
             serial=_OF_CALLS | word,
-            since_ns=row[14] + self.wall_offset_ns,
-            call=row[0] - 1,
+            since_ns=since_ns + self.wall_offset_ns,
+            call=call - 1 if call else None,
             detail={},
-            site=self._definitions.site(row[7]),
+            site=self._definitions.site(site),
         )
 
     # -- history -------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class RefusedCalls(FlightWaits):
         place.last = before
         place.issued = seq = place.issued - 1
         place.chain = (place.chain - call.agree) * _INVERSE & MASK
+        if call.channel is None:
+            group.checkpoint_at = seq | layout.CHECKPOINT_EVERY - 1
         if exact:
             group.exact = (group.exact - exact * (2 * seq + 1)) & MASK
         if balance:

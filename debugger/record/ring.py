@@ -56,7 +56,11 @@ class RingReader:
     def _calls(self) -> int:
         """How many calls were issued."""
         counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
-        return max(counted, max(self._thread_calls()) // 2)
+        return max(counted, max(self._thread_calls()) >> self._phase_bits())
+
+    def _phase_bits(self) -> int:
+        """Of a thread's word, how many say whether it is in the call."""
+        return layout.PHASE_BITS if self._version() > 2 else 1
 
     def _row(self, number: int) -> tuple[Any, ...] | None:
         """The slot of this call in the ring; None when it was overwritten or is torn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import layout
 
@@ -27,16 +27,21 @@ class CallDescription:
     contribution: int
     channel: ChannelSlot | None
     volatile: bytes | None
+    has_shapes: bool = field(init=False)
+    """Whether the shapes say more."""
+
+    def __post_init__(self) -> None:
+        self.has_shapes = self.exact != self.agree
 
 
 class GroupSlot:
-    """A group's place in the record, and the running values that the writer keeps for it."""
+    """A group's place in the record, and the running values that the writer keeps for it; it writes
+    a checkpoint after the call with the number `checkpoint_at`."""
 
     __slots__ = (
         "balance",
         "chain",
-        "completed",
-        "completed_word",
+        "checkpoint_at",
         "exact",
         "index",
         "issued",
@@ -47,10 +52,10 @@ class GroupSlot:
     def __init__(self, index: int) -> None:
         self.index = index
         self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-        self.completed_word = (self.offset + layout.GROUP_COMPLETED_AT) // 8
-        self.issued = self.completed = 0
+        self.issued = 0
         self.chain = self.exact = self.balance = 0
         self.last = 0
+        self.checkpoint_at = layout.CHECKPOINT_EVERY - 1
 
 
 class ChannelSlot:
@@ -67,10 +72,15 @@ class ChannelSlot:
 class ThreadSlot:
     """What one thread waits for: its place in the record, and a stack of its nested waits.
 
-    A thread that is in a call and in nothing else is on record by one word, its `call_word`: then
-    `current` is the call's number + 1, and `nested` is empty. `current` is 0, or `WRITTEN`, in all
-    other cases; `at_rest` says which, when the thread is in nothing. Threads that `share` one
-    place have nothing in that word, which one would overwrite with the other's.
+    A thread that is in a call, or waits for one, and is in nothing else, is on record by one word,
+    its `call_word`, whose value is `word`: then `current` is the call's number + 1, and `nested` is
+    empty. `current` is 0, or `WRITTEN`, in all other cases; `at_rest` says which, when the thread
+    is in nothing. Threads that `share` one place have nothing in that word, which one would
+    overwrite with the other's.
+
+    `ring_word` is the place in the ring, in words, of the call that `begin` has put the thread
+    into. It holds while `current` is still that call: before the ring comes round to a call, its
+    threads are put down in full (see `waits`).
     """
 
     __slots__ = (
@@ -81,7 +91,10 @@ class ThreadSlot:
         "native_id",
         "nested",
         "offset",
+        "ring_word",
         "version",
+        "wait_word",
+        "word",
     )
 
     def __init__(self, index: int, native_id: int, shares: bool = False) -> None:
@@ -89,6 +102,8 @@ class ThreadSlot:
         self.native_id = native_id
         self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
         self.call_word = (self.offset + layout.THREAD_CALL_AT) // 8
+        self.wait_word = (self.offset + layout.WAIT_AT) // 8
         self.current = self.at_rest = WRITTEN if shares else 0
+        self.word = self.ring_word = 0
         self.version = 0
         self.nested: list[tuple[int, int, int, int]] = []

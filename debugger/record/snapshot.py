@@ -72,7 +72,6 @@ class Group:
     backend: str
     state: GroupState
     issued: int = 0
-    completed: int = 0
     chain: int = 0
     exact: int = 0
     balance: int = 0

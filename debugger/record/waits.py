@@ -1,6 +1,7 @@
 """Puts on record what each thread of the rank waits for right now.
 
-A call that a thread is in takes one word only (see `writer`); all else is written in full.
+A call that a thread is in takes one word only (see `writer`), the wait for one that it made before
+takes four; all else is written in full.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _ACTIVITY_AT = layout.ACTIVITY_AT
 _NONE = int(Activity.NONE)
 _IN_CALL = int(Activity.IN_CALL)
 _LOW_32 = 0xFFFFFFFF
+_SITE_UNIT = 1 << 32
+_PHASES = (1 << layout.PHASE_BITS) - 1
+_MOST_PHASE = layout.MOST_PHASE
 _CALLS_WORD = layout.CALLS_AT // 8
 _SERIAL_WORD = layout.SERIAL_AT // 8
 _CALL_WORDS = slice(
@@ -71,6 +75,37 @@ class FlightWaits(FlightPlaces):
             taken = {slot.index for slot in self._threads.values()}
         free = next((i for i in range(layout.THREADS) if i not in taken), layout.THREADS - 1)
         return free, free == layout.THREADS - 1
+
+    def enter_wait(self, mark: int, site: int) -> ThreadSlot:
+        """This thread begins to wait for the call with this number + 1, which it is not in. Pair
+        with `finish`, `break_off` or `leave_call`."""
+        try:
+            thread = self._threads[_ident()]
+        except KeyError:
+            thread = self.thread()
+        word = thread.word
+        if thread.current or thread.nested or word & _PHASES >= _MOST_PHASE:
+            return self.enter(_IN_CALL, mark, 0, site)
+        # The word comes last: from then on the rest is read, and was not before. A thread that has
+        # made no call (its word is 0) is out of all of them, too.
+        words = self._words
+        at = thread.wait_word
+        words[at] = mark
+        words[at + 1] = site * _SITE_UNIT
+        words[at + 2] = _now()
+        thread.current = mark
+        thread.word = word = (word or 1) + 1
+        words[thread.call_word] = word
+        return thread
+
+    def leave_call(self, thread: ThreadSlot, mark: int) -> None:
+        """This thread is no longer in the call with this number + 1, or no longer waits for it."""
+        if thread.current == mark:
+            thread.current = 0
+            thread.word = word = thread.word + 1
+            self._words[thread.call_word] = word
+        else:
+            self.leave(thread)
 
     def enter(self, activity: int, call: int, detail: int, site: int) -> ThreadSlot:
         """This thread begins to wait. `call` is a call's number + 1 (0: none), `detail` the id of
@@ -124,16 +159,20 @@ class FlightWaits(FlightPlaces):
     def _keep_wait(self, thread: ThreadSlot, mark: int) -> None:
         """Put on record in full that the thread is in this call, if it still is: its one word says
         nothing to who comes when something lies within the call, or has overwritten its slot."""
-        at = _RING_OFFSET + (mark - 1) % _RING * _SLOT_BYTES
-        row = layout.SLOT.unpack_from(self._map, at)
-        site, since_ns = row[7], row[14]
+        if thread.word & _PHASES:
+            _, site, since_ns = layout.WAIT.unpack_from(self._map, thread.wait_word * 8)
+        else:
+            at = _RING_OFFSET + (mark - 1) % _RING * _SLOT_BYTES
+            row = layout.SLOT.unpack_from(self._map, at)
+            site, since_ns = row[7], row[14]
         nested = [(_IN_CALL, mark, 0, site)]
         serial = self._next_serial()
         if thread.current == mark:  # no other thread comes between from here to `_pack_wait`
             thread.nested = nested
             thread.current = thread.at_rest
             thread.version = version = thread.version + 1 & _LOW_32
-            self._words[thread.call_word] = mark + mark + 1
+            thread.word = word = thread.word + 1
+            self._words[thread.call_word] = word
             _pack_wait(
                 self._map,
                 thread.offset,

@@ -92,7 +92,6 @@ def rank_of(
             "gloo",
             GroupState.READY,
             issued=issued,
-            completed=issued - 1 if issued else 0,
             chain=chain if issued else 0,
             exact=exact if issued else 0,
             last=issued - 1 if issued else None,

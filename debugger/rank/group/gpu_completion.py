@@ -98,7 +98,7 @@ def _is_over(call: Followed) -> bool:
     if not started_ns and hasattr(call.work, "times_ns") and not call.asked_again:
         call.asked_again = True  # it ended just now, and its own watchdog has not seen it yet
         return False
-    writer.finish(call.number, None, call.group, started_ns, ended_ns)
+    writer.finish(call.number, None, started_ns, ended_ns)
     return True
 
 

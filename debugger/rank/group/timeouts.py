@@ -18,6 +18,7 @@ import os
 import sys
 import time
 import weakref
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ class Timeouts:
         self._owner = os.getpid()
         self._off = False
         self._groups: dict[int, GroupRecord] = {}
-        self._completed: dict[int, int] = {}
+        self._over: dict[int, int] = {}
+        """By group, how many of its collectives are no longer under way."""
         self._waited_ns: dict[int, int] = {}
         self._looked_ns = time.monotonic_ns()
         self._pauses: list[tuple[float, float]] = []
@@ -164,14 +166,14 @@ class Timeouts:
             step_ns = 0
         if not self._groups:
             return
-        moved = {
-            index
-            for index, record in self._groups.items()
-            if self._completed.get(index) != record.slot.completed
-        }
-        self._completed = {index: record.slot.completed for index, record in self._groups.items()}
+        made = {index: record.slot.issued for index, record in self._groups.items()}
+        found = self._open()
+        under_way = Counter(index for index, is_message in found.values() if not is_message)
+        over = {index: issued - under_way[index] for index, issued in made.items()}
+        moved = {index for index, ended in over.items() if self._over.get(index) != ended}
+        self._over = over
         before, self._waited_ns = self._waited_ns, {}
-        for number, index in self._open().items():
+        for number, (index, _) in found.items():
             fresh = number not in before or index in moved
             waited_ns = 0 if fresh else before[number] + step_ns
             self._waited_ns[number] = waited_ns
@@ -179,15 +181,16 @@ class Timeouts:
             if record is not None and waited_ns >= record.timeout_s * 1e9:
                 self._expire(record)
 
-    def _open(self) -> dict[int, int]:
-        """The calls that somebody waits for, or (collectives) that are under way; their groups."""
+    def _open(self) -> dict[int, tuple[int, bool]]:
+        """The calls that somebody waits for, or (collectives) that are under way; their groups, and
+        whether they are messages."""
         writer = self._recorder.writer
         numbers = {number for _, number in writer.waited_for()}
         found = {}
         for number in numbers | set(outstanding.works):
             index, is_message = writer.group_of(number)
             if index in self._groups and (number in numbers or not is_message):
-                found[number] = index
+                found[number] = (index, is_message)
         return found
 
     def _expire(self, record: GroupRecord) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+from torch.distributed import Work
+
 from ...errors.in_ranks import FindingRaised
-from ...record.layout import Activity
-from ...record.slots import GroupSlot, ThreadSlot
+from ...record.slots import ThreadSlot
 from ..checks.in_flight import Held
 from ..record.forwarding_work import ForwardingWork
 from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
-from ..record.waiting import NO_TIMEOUT, WaitFunction, whole
+from ..record.waiting import NO_TIMEOUT, whole
 from . import gpu_completion, outstanding
 from .gpu_completion import has_failed
+from .outstanding import Handle, dropped
 
-_IN_CALL = int(Activity.IN_CALL)
 _getframe = sys._getframe
-_watch = outstanding.watch
 _works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
 
 
@@ -29,7 +30,6 @@ class TrackedWork(ForwardingWork):
 
     __slots__ = (
         "_after",
-        "_group",
         "_held",
         "_known",
         "_line",
@@ -42,7 +42,6 @@ class TrackedWork(ForwardingWork):
 
     _work: Any
     _recorder: Recorder
-    _group: GroupSlot | None
     _number: int
     _known: Known
     _line: Line
@@ -65,9 +64,9 @@ class TrackedWork(ForwardingWork):
                 writer.break_off(self._number, thread)
             else:
                 times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
-                writer.finish(self._number, thread, self._group, *times)
+                writer.finish(self._number, thread, *times)
         elif thread is not None:
-            writer.leave(thread)
+            writer.leave_call(thread, self._number + 1)
 
     def _was_waited_for(self, thread: ThreadSlot | None = None) -> None:
         """`thread` has waited for the call, or has a stream that does: then it may not be over."""
@@ -76,9 +75,9 @@ class TrackedWork(ForwardingWork):
             return
         self._open = False
         outstanding.remove(self._number)
-        gpu_completion.follow(self._recorder, self._group, self._number, self._work)
+        gpu_completion.follow(self._recorder, self._known.counted, self._number, self._work)
         if thread is not None:
-            self._recorder.writer.leave(thread)
+            self._recorder.writer.leave_call(thread, self._number + 1)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the call; True when it succeeded. Raises what the backend raises."""
@@ -86,25 +85,21 @@ class TrackedWork(ForwardingWork):
             self._check_held()
         work, known, writer = self._work, self._known, self._recorder.writer
         thread: ThreadSlot | None = None
-        wait: WaitFunction = whole
-        # On record, unless there is nothing to wait for.
+        # On record with the line that waits, unless there is nothing to wait for.
         if self._open and not work.is_completed():
             frame = _getframe(1)
-            code, line = frame.f_code, self._line
-            if code in line.fronts:  # torch's function waits for what it has called itself
-                site = line.site
-            else:
-                seen = self._recorder.sites.get((id(code), frame.f_lasti))
-                site = seen[1] if seen is not None else self._recorder.site(frame)
-            thread = writer.enter(_IN_CALL, self._number + 1, 0, site)
-            wait = known.wait
+            line = self._line
+            site = line.waits.get(frame.f_lasti) if line.code is frame.f_code else None
+            if site is None:
+                site = self._site(frame)
+            thread = writer.enter_wait(self._number + 1, site)
         # A wait that fails makes the work complete: the heartbeat must not see that first.
         self._waiting = True
         try:
-            if wait is whole and timeout is NO_TIMEOUT:
+            if timeout is NO_TIMEOUT and (thread is None or known.wait is whole):
                 result = work.wait()
             else:
-                result = wait(work, timeout)
+                result = (whole if thread is None else known.wait)(work, timeout)
             if self._after is not None:
                 self._look()
         except BaseException as error:
@@ -122,8 +117,19 @@ class TrackedWork(ForwardingWork):
                 _awaited.pop(self._number, None)
             if _kept:
                 _kept.pop(self._number, None)
-            writer.finish(self._number, thread, self._group)
+            writer.finish(self._number, thread)
         return bool(result)
+
+    def _site(self, frame: FrameType) -> int:
+        """The line that waits: that of the call, where torch's function waits for what it has
+        called itself."""
+        line = self._line
+        if frame.f_code in line.fronts:
+            return line.site
+        site = self._recorder.site(frame)
+        if site and line.code is frame.f_code:
+            line.waits[frame.f_lasti] = site
+        return site
 
     def hold(self, held: Held | None) -> None:
         """Look at these buffers when the call is waited for."""
@@ -187,7 +193,6 @@ class TrackedWork(ForwardingWork):
 def track(
     work: Any,
     recorder: Recorder,
-    group: GroupSlot | None,
     number: int,
     known: Known,
     after: Callable[[], None] | None = None,
@@ -198,7 +203,6 @@ def track(
     tracked = TrackedWork()
     tracked._work = work
     tracked._recorder = recorder
-    tracked._group = group
     tracked._number = number
     tracked._known = known
     tracked._line = line
@@ -206,5 +210,34 @@ def track(
     tracked._after = after
     tracked._held = None
     tracked._waiting = False
-    _watch(tracked, number, work)
+    # `outstanding.watch`, without the cost of calling it.
+    handle = _works[number] = Handle(tracked, dropped)
+    handle.number = number
+    handle.work = work
     return tracked
+
+
+class _WaitedFor(Work):
+    """What torch's `send` and `recv` get, who wait for it: the layer has done so already, and
+    gloo's own handles must not be waited for twice."""
+
+    def __repr__(self) -> str:
+        return "<work that was waited for>"
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        del timeout
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+_WAITED_FOR = _WaitedFor()
+
+
+def waited_for(work: Any) -> Any:
+    """What stands for a message that is over; None if it was none."""
+    return None if work is None else _WAITED_FOR

@@ -51,6 +51,17 @@ def _flat(lists: Any) -> tuple[Any, ...]:
     return tuple(facts)
 
 
+def _other_side(lists: Any) -> tuple[Any, ...]:
+    """Without the device: a call's is that of its principal tensors."""
+    if isinstance(lists, torch.Tensor):
+        return ((lists.dtype, lists.shape, None),)
+    facts: list[tuple[Any, ...]] = []
+    for row in lists:
+        tensors = (row,) if isinstance(row, torch.Tensor) else row
+        facts += [(tensor.dtype, tensor.shape, None) for tensor in tensors]
+    return tuple(facts)
+
+
 def _root(args: Arguments, position: int) -> int:
     """From an options object or, in the overloads without one, the argument itself."""
     if len(args) <= position:
@@ -92,29 +103,29 @@ def _broadcast(args: Arguments) -> Facts:
 
 
 def _gathering(args: Arguments) -> Facts:
-    return (_list(args[1]), _flat(args[0]), None, None)
+    return (_list(args[1]), _other_side(args[0]), None, None)
 
 
 def _gather(args: Arguments) -> Facts:
-    return (_list(args[1]), _flat(args[0]), None, _root(args, 2))
+    return (_list(args[1]), _other_side(args[0]), None, _root(args, 2))
 
 
 def _scatter(args: Arguments) -> Facts:
-    return (_list(args[0]), _flat(args[1]), None, _root(args, 2))
+    return (_list(args[0]), _other_side(args[1]), None, _root(args, 2))
 
 
 def _reduce_scattering(args: Arguments) -> Facts:
-    return (_flat(args[1]), _flat(args[0]), _reduce_op(args, 2), None)
+    return (_flat(args[1]), _other_side(args[0]), _reduce_op(args, 2), None)
 
 
 def _all_to_all(args: Arguments) -> Facts:
-    return (_list(args[1]), _list(args[0]), None, None, "lists")
+    return (_list(args[1]), _other_side(args[0]), None, None, "lists")
 
 
 def _all_to_all_single(args: Arguments) -> Facts:
     receives = tuple(map(int, args[2])) if len(args) > 2 else ()  # they may come as a tensor
     sends = tuple(map(int, args[3])) if len(args) > 3 else ()
-    return (_list(args[1]), _list(args[0]), None, None, (sends, receives))
+    return (_list(args[1]), _other_side(args[0]), None, None, (sends, receives))
 
 
 def _nothing(_args: Arguments) -> Facts:
@@ -145,56 +156,58 @@ _reduce_op_of = getter(_AllreduceOptions, "reduceOp")
 _reduce_op_of_scatter = getter(_ReduceScatterOptions, "reduceOp")
 _root_of_broadcast = getter(_BroadcastOptions, "rootRank")
 _number_of: Callable[[Any], int] = getattr(dist.ReduceOp.__hash__, "__func__", hash)
-_OTHER_FORM = (TypeError, ValueError, AttributeError)
+_form_of = operator.attrgetter("dtype", "shape")
+_OTHER_FORM = (TypeError, ValueError, AttributeError, IndexError)
 
 
 def _all_reduce_key(args: Arguments) -> Facts:
-    if args[0].__class__ is list:
-        try:
-            tensors, options = args
+    try:
+        tensors, options = args
+        if tensors.__class__ is list:
             [tensor] = tensors
             number = _number_of(_reduce_op_of(options))
             return (tensor.dtype, tensor.shape, tensor.is_cpu, number)
-        except _OTHER_FORM:
-            pass
+    except _OTHER_FORM:
+        pass
     return _in_place_reducing(args)
 
 
 def _broadcast_key(args: Arguments) -> Facts:
-    if args[0].__class__ is list:
-        try:
-            tensors, options = args
+    try:
+        tensors, options = args
+        if tensors.__class__ is list:
             [tensor] = tensors
             return (tensor.dtype, tensor.shape, tensor.is_cpu, _root_of_broadcast(options))
-        except _OTHER_FORM:
-            pass
+    except _OTHER_FORM:
+        pass
     return _broadcast(args)
 
 
-def _gather_into_one_key(args: Arguments) -> Facts:
-    output, given = args[0], args[1]
-    if isinstance(output, torch.Tensor) and isinstance(given, torch.Tensor):
-        return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape, output.is_cpu)
+def _gather_key(args: Arguments) -> Facts:
+    try:
+        [outputs], [given] = args[0], args[1]
+        if outputs.__class__ is list:
+            return (given.dtype, given.shape, given.is_cpu, *map(_form_of, outputs))
+    except _OTHER_FORM:
+        pass
     return _gathering(args)
 
 
+def _gather_into_one_key(args: Arguments) -> Facts:
+    try:
+        output, given = args[0], args[1]
+        return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape)
+    except _OTHER_FORM:
+        return _gathering(args)
+
+
 def _scatter_from_one_key(args: Arguments) -> Facts:
-    output, given = args[0], args[1]
-    if isinstance(output, torch.Tensor) and isinstance(given, torch.Tensor) and len(args) == 3:
-        try:
-            number = _number_of(_reduce_op_of_scatter(args[2]))
-        except _OTHER_FORM:
-            return _reduce_scattering(args)
-        return (
-            given.dtype,
-            given.shape,
-            given.is_cpu,
-            output.dtype,
-            output.shape,
-            output.is_cpu,
-            number,
-        )
-    return _reduce_scattering(args)
+    try:
+        output, given, options = args
+        number = _number_of(_reduce_op_of_scatter(options))
+        return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape, number)
+    except _OTHER_FORM:
+        return _reduce_scattering(args)
 
 
 def _message_key(args: Arguments) -> Facts:
@@ -202,7 +215,9 @@ def _message_key(args: Arguments) -> Facts:
         try:
             tensors, peer, tag = args
             [tensor] = tensors
-            return (tensor.dtype, tensor.shape, tensor.is_cpu, int(peer), int(tag))
+            if peer.__class__ is not int or tag.__class__ is not int:
+                peer, tag = int(peer), int(tag)
+            return (tensor.dtype, tensor.shape, tensor.is_cpu, peer, tag)
         except _OTHER_FORM:
             pass
     return _send_or_recv(args)
@@ -240,7 +255,7 @@ METHODS: dict[str, Method] = {
     "allreduce_coalesced": Method("all_reduce_coalesced", _in_place_reducing, 1, 0),
     "broadcast": Method("broadcast", _broadcast, 1, 0, _broadcast_key),
     "reduce": Method("reduce", _reduce, 1, 0),
-    "allgather": Method("all_gather", _gathering, 2, 1),
+    "allgather": Method("all_gather", _gathering, 2, 1, _gather_key),
     "allgather_coalesced": Method("all_gather_coalesced", _gathering, 2, 1),
     "_allgather_base": Method("all_gather_into_tensor", _gathering, 2, 1, _gather_into_one_key),
     "all_gather_single": Method("all_gather_into_tensor", _gathering, 2, 1, _gather_into_one_key),

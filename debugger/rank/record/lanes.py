@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch.distributed as dist
 
 from . import call_site
 from .describe import Facts, getter
-from .recorder import Known, Recorder
+from .recorder import GroupRecord, Known, Recorder
 
 _MOST_LINES = 1000
 _DEPRECATED = f"{os.sep}typing_extensions.py"
 
 
-class Line(NamedTuple):
-    """A line of the user's code from which calls come: its site; torch's public function that it
-    calls, with all that this one calls until it comes to the group; and the code that the line is
-    in, which must not be freed, for it is known by its address."""
+_BLOCKING = frozenset(
+    inspect.unwrap(function).__code__
+    for function in (dist.send, dist.recv)
+    if hasattr(inspect.unwrap(function), "__code__")
+)
+"""torch's functions that wait for the handle that the group gives them, and drop it."""
 
-    site: int
-    fronts: tuple[CodeType, ...]
-    code: CodeType | None
+
+class Line:
+    """A line of the user's code from which calls come: its `site`; `fronts`, torch's public
+    function that it calls, with all that this one calls until it comes to the group; the `code`
+    that the line is in, which must not be freed, for it is known by its address; whether torch's
+    function waits for the handle by itself (`blocks`); the sites of the lines of that code that
+    have waited for such a call, by instruction (`waits`); and the newest call from here (`known`),
+    for most lines make the same one each time."""
+
+    __slots__ = ("blocks", "code", "fronts", "known", "site", "waits")
+
+    def __init__(
+        self, site: int, fronts: tuple[CodeType, ...], code: CodeType | None, blocks: bool = False
+    ) -> None:
+        self.site = site
+        self.fronts = fronts
+        self.code = code
+        self.blocks = blocks
+        self.waits: dict[int, int] = {}
+        self.known: Known | None = None
 
 
 NOWHERE = Line(0, (), None)
@@ -48,11 +70,31 @@ class Lane:
     `depth` frames above the method: torch's own frames below are not looked at again, for to look
     at a frame makes it an object, which costs 0.1 µs each. (So an instruction that calls now
     torch's function, now one of the user's with as many frames, counts as the line of both.)
+    `newest` has the last of them for each offset of an instruction, whose code must be compared.
     """
 
-    __slots__ = ("_by_depth", "depth", "forward", "is_async", "known", "lines", "options")
+    __slots__ = (
+        "_by_depth",
+        "depth",
+        "forward",
+        "group",
+        "is_async",
+        "known",
+        "lines",
+        "newest",
+        "options",
+        "recorder",
+    )
 
-    def __init__(self, forward: Callable[..., Any], known: dict[Facts, Known]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        group: GroupRecord,
+        forward: Callable[..., Any],
+        known: dict[Facts, Known],
+    ) -> None:
+        self.recorder = recorder
+        self.group = group
         self.forward = forward
         self.known = known
         self.options: type | None = None
@@ -60,6 +102,7 @@ class Lane:
         self.depth = 0
         self._by_depth: dict[int, dict[tuple[int, int], Line]] = {}
         self.lines: dict[tuple[int, int], Line] = {}
+        self.newest: dict[int, Line] = {}
 
     def take(self, options: type) -> None:
         """From now on the options of the calls are objects of this class; `is_async` tells of one
@@ -67,21 +110,37 @@ class Lane:
         self.is_async = getter(options, "asyncOp") if hasattr(options, "asyncOp") else _always
         self.options = options
 
-    def find(self, recorder: Recorder, frame: FrameType) -> Line:
+    def find(self, frame: FrameType) -> Line:
         """The line that led to the call of the method, whose frame this is."""
+        user: FrameType | None = frame
+        for _ in range(self.depth):
+            user = user.f_back if user is not None else None
+        if user is not None:
+            line = self.lines.get((id(user.f_code), user.f_lasti))
+            if line is not None:
+                self.newest[user.f_lasti] = line
+                return line
+        return self._find(frame)
+
+    def _find(self, frame: FrameType) -> Line:
         fronts, found = [], frame.f_back
         while found is not None and _is_front(found.f_code.co_filename):
             fronts.append(found.f_code)
             found = found.f_back
+        blocks = not _BLOCKING.isdisjoint(fronts)
         if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
-            return Line(recorder.site(frame.f_back), (), None)
-        line = Line(recorder.site(found), tuple(fronts), found.f_code)
+            return Line(self.recorder.site(frame.f_back), (), None, blocks)
+        site = self.recorder.site(found)
+        line = Line(site, tuple(fronts), found.f_code, blocks)
         depth = len(fronts) + 1
         if depth != self.depth:
             self.depth = depth
             self.lines = self._by_depth.setdefault(depth, {})
+            self.newest.clear()
         if len(self.lines) >= _MOST_LINES:
             self.lines.clear()  # a program that makes its code as it goes
+            self.newest.clear()
         if line.site:  # 0: there was no room for it
             self.lines[id(found.f_code), found.f_lasti] = line
+            self.newest[found.f_lasti] = line
         return line

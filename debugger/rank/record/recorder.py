@@ -53,6 +53,8 @@ class Known(CallDescription):
     wait: WaitFunction
     text: str
     """The signature, as JSON."""
+    key: describe.Facts
+    """The `Method.key` of such a call."""
     streams: bool
     """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
 
@@ -350,6 +352,7 @@ class Recorder:
             wait=wait,
             streams=describe.on_cpu(facts) is False,
             text=text,
+            key=key,
         )
         group.known[op][key] = known
         group.distinct_calls += 1

@@ -57,7 +57,7 @@ def record(directory: RunDirectory, rank: int, size: int, calls: list[Signature]
         site = writer.define(Definition.SITE, json.dumps([SITE, 80 + rank, "step"]))
         call, thread = writer.begin(group, description, site, 0)
         if number < len(calls) - 1:
-            writer.finish(call, thread, group)
+            writer.finish(call, thread)
     return writer
 
 

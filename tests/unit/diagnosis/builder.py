@@ -235,7 +235,6 @@ class RankBuilder:
         self.groups[key] = replace(
             group,
             issued=seq + 1,
-            completed=group.completed + (state is CallState.COMPLETED),
             chain=chain,
             exact=exact,
             balance=balance,
@@ -286,9 +285,6 @@ class RankBuilder:
         self.history.calls[wait.call] = replace(
             call, state=CallState.COMPLETED, completed_ns=self.run.now_ns
         )
-        if call.signature.peer is None:
-            group = self.groups[call.group]
-            self.groups[call.group] = replace(group, completed=group.completed + 1)
 
     def has_group(
         self,

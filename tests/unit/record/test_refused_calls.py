@@ -84,7 +84,7 @@ class Program:
             assert self.writer.take_back(number, group, call)
             self.writer.break_off(number, thread)
         else:
-            self.writer.finish(number, thread, None if channel is not None else group)
+            self.writer.finish(number, thread)
 
     def view(self) -> Rank:
         return FlightReader(self.writer.path).view(Process(alive=True))
@@ -93,7 +93,7 @@ class Program:
 def counts(view: Rank) -> list[object]:
     """All that is compared between ranks."""
     groups = [
-        (group.key, group.issued, group.completed, group.chain, group.exact, group.balance)
+        (group.key, group.issued, group.chain, group.exact, group.balance)
         for group in view.groups.values()
     ]
     channels = [(channel.tag, channel.issued, channel.chain) for channel in view.channels]

@@ -71,8 +71,8 @@ class Case:
 
     def track(self, work: Work, streams: bool = True) -> TrackedWork:
         number, thread = self.author.call()
-        known: Any = SimpleNamespace(streams=streams, wait=waiting.whole)
-        tracked = track(work, self.recorder, self.author.group, number, known)
+        known: Any = SimpleNamespace(streams=streams, wait=waiting.whole, counted=self.author.group)
+        tracked = track(work, self.recorder, number, known)
         self.author.writer.hand_over(number, thread)
         return tracked
 
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def completed(self) -> int:
-        return self.author.group.completed
+        return int(self.call().completed_ns > 0 and self.call().state is CallState.COMPLETED)
 
 
 @pytest.fixture

@@ -51,8 +51,9 @@ class Method:
     """Looks up its line as the methods of a checked group do."""
 
     def __init__(self) -> None:
-        self.lane = Lane(lambda: None, {})
         self.recorder = Sites()
+        group: Any = None
+        self.lane = Lane(self.recorder, group, lambda: None, {})
         self.searches = 0
         self.found: queue.SimpleQueue[Line] = queue.SimpleQueue()
 
@@ -61,10 +62,10 @@ class Method:
             frame: FrameType = sys._getframe(self.lane.depth)
         except ValueError:
             frame = sys._getframe(0)
-        line = self.lane.lines.get((id(frame.f_code), frame.f_lasti))
-        if line is None:
+        line = self.lane.newest.get(frame.f_lasti)
+        if line is None or line.code is not frame.f_code:
             self.searches += 1
-            line = self.lane.find(self.recorder, sys._getframe(0))
+            line = self.lane.find(sys._getframe(0))
         self.found.put(line)
         return line
 
