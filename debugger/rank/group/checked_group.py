@@ -39,6 +39,9 @@ else:
         return sys.exc_info()[1]
 
 
+_IN_ORDER = frozenset({"gloo", "tcp", "mpi"})
+"""Backends whose barrier returns when all calls before it are complete."""
+
 FORWARDED = (
     "_add_ephemeral_timeout",
     "_enable_collectives_timing",
@@ -113,7 +116,7 @@ class CheckedGroup(ProcessGroup):
         self._refuse = None
         self._lanes = {}
         outstanding.barriers.pop(record.slot.index, None)
-        if record.backend == "gloo":
+        if record.backend in _IN_ORDER:
             outstanding.barriers[record.slot.index] = {}
 
     def __repr__(self) -> str:

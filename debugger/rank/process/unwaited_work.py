@@ -21,8 +21,9 @@ Key = tuple[int, int, bool]
 """Op, line, and whether the handles were kept to the end."""
 _held: dict[tuple[Key, int], tuple[int, int]] = {}
 """Dropped handles of calls that a barrier may yet complete, by line and group: how many, and the
-number of the last one. gloo's barrier waits for all calls before it, and a function that drops
-handles and comes to a barrier relies on that; what another one has done meanwhile, nobody knows."""
+number of the last one. The barrier of gloo, tcp and mpi waits for all calls before it, and a
+function that drops handles and comes to a barrier relies on that; what another one has done
+meanwhile, nobody knows."""
 _counts: dict[Key, int] = {}
 _noted: dict[Key, int] = {}
 _lock = threading.RLock()
