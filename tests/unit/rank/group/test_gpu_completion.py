@@ -196,7 +196,7 @@ class Still:
         self.frame = SimpleNamespace(f_lasti=10, f_code=None)
         self.beats = Heartbeat(case.recorder, lambda: None)
         frames = {threading.main_thread().ident: self.frame}
-        monkeypatch.setattr(heartbeat, "sys", SimpleNamespace(_current_frames=lambda: frames))
+        monkeypatch.setattr(heartbeat.frames, "of_all_threads", lambda: frames)
 
     def beat(self, times: int) -> None:
         for _ in range(times):
