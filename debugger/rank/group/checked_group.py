@@ -285,11 +285,13 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             else:
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
             if is_async and work is not None:
-                tracked = track(work, recorder, known.counted, number, known, after, line)
+                held = None
                 if group.holds or group.guard is not None:
-                    tracked.hold(in_flight.held(name, given, recorder, group, known))
+                    held = in_flight.held(name, given, recorder, group, known)
                 writer.hand_over(number, thread)
-                return tracked
+                # In no variable: the heartbeat may look at this frame, which lives for as long
+                # then, with all that it knows, and the program's dropping of it would not be seen.
+                return track(work, recorder, known.counted, number, known, after, line, held)
             if work is not None:
                 if known.wait is _whole:
                     work.wait()

@@ -126,10 +126,6 @@ class TrackedWork(Work):
             writer.finish(self._number, thread, self._group)
         return bool(result)
 
-    def hold(self, held: Held | None) -> None:
-        """Look at these buffers when the call is waited for."""
-        self._held = held
-
     def _check_held(self) -> None:
         held, self._held = self._held, None
         try:
@@ -217,9 +213,11 @@ def track(
     known: Known,
     after: Callable[[], None] | None = None,
     line: Line = NOWHERE,
+    held: Held | None = None,
 ) -> TrackedWork:
-    """The handle for the backend's `work`, of a call made at this line. Sets the attributes from
-    outside: a constructor in Python costs as much again as torch's own."""
+    """The handle for the backend's `work`, of a call made at this line. Looks at the buffers that
+    are `held` when it is waited for. Sets the attributes from outside: a constructor in Python
+    costs as much again as torch's own."""
     tracked = TrackedWork()
     tracked._work = work
     tracked._recorder = recorder
@@ -229,7 +227,7 @@ def track(
     tracked._line = line
     tracked._open = True
     tracked._after = after
-    tracked._held = None
+    tracked._held = held
     tracked._waiting = False
     _watch(tracked, number, work)
     return tracked
