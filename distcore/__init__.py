@@ -22,6 +22,7 @@ from .errors import (
     GroupFailed,
     PeerLost,
     RendezvousError,
+    StoreFailed,
 )
 from .registration import register_all as _register_all
 from .torch_api import (
@@ -40,6 +41,7 @@ __all__ = [
     "GroupFailed",
     "PeerLost",
     "RendezvousError",
+    "StoreFailed",
     "init_process_group",
     "is_nccl_available",
     "monitored_barrier",

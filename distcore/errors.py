@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.distributed import DistBackendError, DistError, DistNetworkError
+from torch.distributed import DistBackendError, DistError, DistNetworkError, DistStoreError
 
 __all__ = [
     "Aborted",
@@ -12,6 +12,7 @@ __all__ = [
     "GroupFailed",
     "PeerLost",
     "RendezvousError",
+    "StoreFailed",
 ]
 
 
@@ -67,3 +68,7 @@ class Aborted(GroupFailed):
 
 class RendezvousError(DistError):
     """The ranks of a group did not find or did not accept each other."""
+
+
+class StoreFailed(RendezvousError, DistStoreError):
+    """The store in which they look for each other does not answer any more."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ..base.store import KeyValueStore
-from ..errors import RendezvousError
+from ..errors import RendezvousError, StoreFailed
 from . import handshake, job_key
 from .dial import Endpoint
 from .store_values import (
@@ -100,8 +100,8 @@ class Joining:
         """The round and everybody's endpoint.
 
         Raises RendezvousError: at the timeout, naming the ranks that did not come; when ranks
-        expect different groups; when a rank has a double; when a rank cannot be reached; when the
-        store fails (chained from torch's error).
+        expect different groups; when a rank has a double; when a rank cannot be reached.
+        Raises StoreFailed: when the store does (chained from torch's error).
         """
         try:
             self._put(self._key("rank", self._rank), self._member.pack())
@@ -112,7 +112,7 @@ class Joining:
         except RuntimeError as error:
             # torch's DistStoreError, DistNetworkError, or a plain RuntimeError of some stores.
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise RendezvousError(f"{self._who()}: the store failed: {reason}") from error
+            raise StoreFailed(f"{self._who()}: the store failed: {reason}") from error
         lost = [rank for rank, endpoint in enumerate(endpoints) if endpoint is None]
         if lost:
             raise RendezvousError(

@@ -39,6 +39,9 @@ SHORT_ON_TCP = {
     "ddp_no_sync",
     "deadlock_collective_p2p",
     "died_sigkill",
+    "exit_dropped_isend",
+    "exit_store_host",
+    "handles_torch_need_not_wait_for",
     "missing_stopped",
     "op_after_500_steps",
     "p2p_size",
@@ -52,12 +55,12 @@ SHORT_AT_DETAIL = {
     "op_functional_gather",
 }
 UNLIKE_ON_TCP = {
-    "join_stale_file_store": "distcore tells old data from new: the run succeeds",
+    "exception_partial_sums": "distcore leaves alone what is not the root's",
     "unsafe_reduce_scatter_input": "distcore minds the strides",
     "unsafe_strided_broadcast": "distcore minds the strides",
     "unsafe_transposed_broadcast": "distcore minds the strides",
 }
-"""Programs whose verdict is another one on tcp, and why."""
+"""Programs that fail on gloo and succeed on tcp, and why."""
 UNLIKE_AT_DETAIL = {"reshaped_view": "another shape of as many elements is an error there"}
 """Programs whose verdict is another one at DETAIL."""
 
@@ -112,6 +115,14 @@ def test_verdict_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
     expected = load(name)
     check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", UNLIKE_ON_TCP)
+def test_success_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
+    done = run_forked(load(name), tmp_path, zygote, extra)
+    assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
 
 
 @pytest.mark.parametrize("name", forked(SHORT_AT_DETAIL, UNLIKE_AT_DETAIL))

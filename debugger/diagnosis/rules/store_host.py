@@ -16,7 +16,7 @@ from ..findings import Finding
 from ..limits import Candidate
 
 NOTE = "store_host"
-STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})
+STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
 
 
 def store_hosts_that_left(world: World) -> list[Candidate]:

@@ -40,6 +40,9 @@ else:
         return sys.exc_info()[1]
 
 
+_IN_ORDER = frozenset({"gloo", "tcp", "mpi"})
+"""Backends whose barrier returns when all calls before it are complete."""
+
 FORWARDED = (
     "_add_ephemeral_timeout",
     "_enable_collectives_timing",
@@ -121,7 +124,7 @@ class CheckedGroup(ProcessGroup):
         self._refuse = None
         self._lanes = {}
         outstanding.barriers.pop(record.slot.index, None)
-        if record.backend == "gloo":
+        if record.backend in _IN_ORDER:
             outstanding.barriers[record.slot.index] = {}
 
     def __repr__(self) -> str:
@@ -305,11 +308,13 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
             # An asynchronous call: the program waits for its handle, elsewhere.
             if is_async and work is not None:
-                tracked = track(work, recorder, number, known, after, line)
+                held = None
                 if group.holds or group.guard is not None:
-                    tracked.hold(in_flight.held(name, given, recorder, group, known))
+                    held = in_flight.held(name, given, recorder, group, known)
                 writer.hand_over(number, thread)
-                return tracked
+                # In no variable: the heartbeat may look at this frame, which lives for as long
+                # then, with all that it knows, and the program's dropping of it would not be seen.
+                return track(work, recorder, number, known, after, line, held)
             # A synchronous one is waited for here. What looks at its result comes next.
             if work is not None:
                 if known.wait is _whole:

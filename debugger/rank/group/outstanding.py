@@ -125,10 +125,10 @@ def oldest_awaited() -> int | None:
 def poll() -> None:
     """Record the completion of calls that ended by themselves."""
     for number, handle in list(works.items()):
-        work = handle()
-        if work is None:
+        if handle() is None:
             remove(number)  # the program dropped the handle
-        else:
+        # Asked without a hold on the handle: the program may drop its own meanwhile.
+        elif handle.work.is_completed() and (work := handle()) is not None:
             work.poll()
 
 

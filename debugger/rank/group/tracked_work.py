@@ -131,10 +131,6 @@ class TrackedWork(ForwardingWork):
             line.waits[frame.f_lasti] = site
         return site
 
-    def hold(self, held: Held | None) -> None:
-        """Look at these buffers when the call is waited for."""
-        self._held = held
-
     def _check_held(self) -> None:
         held, self._held = self._held, None
         try:
@@ -197,9 +193,11 @@ def track(
     known: Known,
     after: Callable[[], None] | None = None,
     line: Line = NOWHERE,
+    held: Held | None = None,
 ) -> TrackedWork:
-    """The handle for the backend's `work`, of a call made at this line. Sets the attributes from
-    outside: a constructor in Python costs as much again as torch's own."""
+    """The handle for the backend's `work`, of a call made at this line. Looks at the buffers that
+    are `held` when it is waited for. Sets the attributes from outside: a constructor in Python
+    costs as much again as torch's own."""
     tracked = TrackedWork()
     tracked._work = work
     tracked._recorder = recorder
@@ -208,7 +206,7 @@ def track(
     tracked._line = line
     tracked._open = True
     tracked._after = after
-    tracked._held = None
+    tracked._held = held
     tracked._waiting = False
     # `outstanding.watch`, without the cost of calling it.
     handle = _works[number] = Handle(tracked, dropped)

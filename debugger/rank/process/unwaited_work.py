@@ -26,9 +26,9 @@ class UnwaitedWork:
         self._recorder = recorder
         self._held: dict[tuple[Key, int], tuple[int, int]] = {}
         """Dropped handles of calls that a barrier may yet complete, by line and group: how many,
-        and the number of the last one. gloo's barrier waits for all calls before it, and a function
-        that drops handles and comes to a barrier relies on that; what another one has done
-        meanwhile, nobody knows."""
+        and the number of the last one. The barrier of gloo, tcp and mpi waits for all calls before
+        it, and a function that drops handles and comes to a barrier relies on that; what another
+        one has done meanwhile, nobody knows."""
         self._counts: dict[Key, int] = {}
         self._noted: dict[Key, int] = {}
         self._lock = threading.RLock()

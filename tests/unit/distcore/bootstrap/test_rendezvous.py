@@ -22,7 +22,13 @@ from distcore.bootstrap import addresses, listener
 from distcore.bootstrap.addresses import Host
 from distcore.bootstrap.rendezvous import LANES, Rendezvous
 from distcore.bootstrap.store_values import Member
-from distcore.errors import Aborted, DeadlineExceeded, PeerLost, RendezvousError
+from distcore.errors import (
+    Aborted,
+    DeadlineExceeded,
+    PeerLost,
+    RendezvousError,
+    StoreFailed,
+)
 
 LIMIT_S = 10.0
 NAME = "gang \x1b[2J/../x"
@@ -352,7 +358,7 @@ class TestJoining:
                 raise RuntimeError("Connection reset by peer")
 
         [error] = join([Broken()] * 2, only=[1])
-        assert isinstance(error, RendezvousError)
+        assert isinstance(error, StoreFailed)
         assert isinstance(error.__cause__, RuntimeError)
         assert "the store failed: Connection reset by peer" in str(error)
 

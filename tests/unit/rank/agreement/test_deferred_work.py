@@ -48,6 +48,9 @@ class Work(dist.Work):
     def is_success(self) -> bool:
         return self.is_completed()
 
+    def exception(self) -> None:
+        """torch's own cannot give Python anything but an exception before 2.13."""
+
     def get_future(self) -> Any:
         return self.future
 
