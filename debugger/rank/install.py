@@ -22,6 +22,7 @@ from distcore.registration import stand_by
 
 from ..record import torch_versions
 from ..record.layout import Activity
+from ..record.lost_pages import lost_pages
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
@@ -149,7 +150,13 @@ def _install(directory: Path) -> Recorder:
     stops = breakpoints.observe(recorder, directory, pipeline.look_once)
     limits = timeouts.observe(recorder, directory)
 
+    told_of_lost_pages = False
+
     def look() -> None:
+        nonlocal told_of_lost_pages
+        if lost_pages() and not told_of_lost_pages:
+            told_of_lost_pages = True
+            _tell_of_lost_pages()
         watch.look()
         limits.look()
         stops.look()
@@ -165,6 +172,14 @@ def _install(directory: Path) -> Recorder:
     begin()
     forks.observe(recorder, directory, _identity, begin)
     return recorder
+
+
+def _tell_of_lost_pages() -> None:
+    """A supervisor sees it, and says it in the report."""
+    text = "the flight record was cut short, or its disk fails: what this rank does is not recorded"
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+    if STARTED not in os.environ:
+        say(f"{text}; the program goes on")
 
 
 def _each_by_itself(parts: Mapping[str, Callable[[], None]]) -> None:

@@ -1,5 +1,5 @@
-"""`distdebug run -m pytest`: a test that fails in a rank is told by its own line. pytest catches what
-the test raised, and ends the rank with status 1 for it."""
+"""`distdebug run -m pytest`: a test that fails in a rank is told by its own line. pytest catches
+what the test raised, and ends the rank with status 1 for it."""
 
 from __future__ import annotations
 

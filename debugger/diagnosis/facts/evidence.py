@@ -93,6 +93,8 @@ def wait_text(activity: Activity, detail: object) -> str:
         return (
             f"waits for the store key {printable(str(key), 80)!r}" if key else "waits for a store"
         )
+    if isinstance(detail, dict) and detail.get("op") == "FileStore":
+        return "in FileStore()"
     return {
         Activity.INIT: "in init_process_group",
         Activity.NEW_GROUP: "in new_group",

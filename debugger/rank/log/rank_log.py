@@ -30,7 +30,8 @@ _NOTE_LEVELS = {
     **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
     **dict.fromkeys(("forked",), "error"),
     **dict.fromkeys(
-        ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"), "warning"
+        ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"),
+        "warning",
     ),
     **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
 }
