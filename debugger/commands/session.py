@@ -16,6 +16,7 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.rules.straggler import stragglers
+from ..launch import job_key
 from ..record.exits import ExitLog, ExitStatus
 from ..record.log_file import MAX_MB
 from ..record.records import Records, newest_ranks
@@ -449,6 +450,7 @@ class Session:
         environment.update(hook.drained(streams))
         environment["DISTDEBUG_LEVEL"] = self._options.level
         environment["DISTDEBUG_LEVEL_UNASKED"] = "" if self._options.level_asked else "1"
+        environment.update(job_key.variables(environment, directory))
         environment.update(self._injection.environment)
         if self._options.ci is not None:
             environment.update(self._options.ci.environment(environment))
