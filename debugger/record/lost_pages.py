@@ -130,7 +130,9 @@ class _Handler:
     """The one of this process. Raises OSError where it cannot be put in place."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _PAGE + _DATA_BYTES)
+        # Private: a forked child drops its parent's mappings, and may make others in their place.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, _PAGE + _DATA_BYTES, flags)
         self._memory[: len(_CODE)] = _CODE
         self._kept: dict[int, weakref.ref[mmap.mmap]] = {}
         self._lock = threading.RLock()

@@ -92,9 +92,9 @@ class Records:
             if known is not None and not known.cut:
                 known.path = path  # it has its rank's name by now
             else:
+                self._readers[inode] = FlightReader(path, self._steady, self._budget)
                 if self._budget is not None:
                     self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
-                self._readers[inode] = FlightReader(path, self._steady, self._budget)
                 self.faults.pop(path.name, None)
         except FlightError as error:
             self.faults[path.name] = str(error)

@@ -144,6 +144,21 @@ print(lost_pages.lost_pages(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]
     assert end_of(body, tmp_path) == (0, "20 20\n")
 
 
+def test_a_forked_child_that_drops_the_mapping(tmp_path: Path) -> None:
+    body = """
+record = mapped("one")
+lost_pages.keep(record)
+child = os.fork()
+if not child:
+    del record
+    os._exit(0)
+os.waitpid(child, 0)
+os.truncate("one", 0)
+print(record[0])
+"""
+    assert end_of(body, tmp_path) == (0, "0\n")
+
+
 def test_where_it_cannot_be_done_nothing_is(tmp_path: Path) -> None:
     body = """
 import platform
