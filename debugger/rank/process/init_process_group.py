@@ -75,8 +75,11 @@ def _init(recorder: Recorder, directory: Path, original: Callable[..., Any]) -> 
 
 
 def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextManager[None]]:
+    hosting = False
+
     @contextlib.contextmanager
     def watch(path: str, hosts: bool) -> Iterator[None]:
+        nonlocal hosting
         with contextlib.ExitStack() as waiting:
             site = recorder.safe_site(sys._getframe(2))
             # Within an initialisation it is a part of that, which is on record already. A FileStore
@@ -90,7 +93,8 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextMan
                     detail = {"op": "FileStore", "path": path}
                     waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
             yield
-        if hosts:
+        if hosts and not hosting:  # a program may make thousands
+            hosting = True
             with contextlib.suppress(Exception):
                 recorder.note("store_host", "this rank hosts a store", site)
 
