@@ -25,6 +25,7 @@ from distcore.registration import stand_by
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
 from ..record.layout import Activity
+from ..record.lost_pages import lost_pages
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
@@ -147,6 +148,7 @@ class Layer:
         self.unwaited = UnwaitedWork(recorder)
         self.injector: Injector | None = None
         self._heartbeat: Heartbeat | None = None
+        self._told_of_lost_pages = False
 
     def __repr__(self) -> str:
         return f"<Layer of rank {self.recorder.writer.rank}, in {self.directory}>"
@@ -235,6 +237,9 @@ class Layer:
 
     def _look(self) -> None:
         """With every heartbeat."""
+        if lost_pages() and not self._told_of_lost_pages:
+            self._told_of_lost_pages = True
+            _tell_of_lost_pages()
         self.verdict.look()
         self.timeouts.look()
         self.breakpoints.look()
@@ -246,6 +251,14 @@ class Layer:
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self.unwaited.last_report(not (self.exits.failed or self.verdict.was_raised))
+
+
+def _tell_of_lost_pages() -> None:
+    """A supervisor sees it, and says it in the report."""
+    text = "the flight record was cut short, or its disk fails: what this rank does is not recorded"
+    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+    if STARTED not in os.environ:
+        say(f"{text}; the program goes on")
 
 
 def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:

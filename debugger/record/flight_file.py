@@ -17,6 +17,7 @@ from typing import Any
 
 from . import layout
 from .layout import Definition, Phase, Role
+from .lost_pages import keep
 
 _now = time.monotonic_ns
 
@@ -40,6 +41,7 @@ class FlightFile:
         try:
             os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
             self._use(mmap.mmap(descriptor, layout.FILE_BYTES))
+            keep(self._map)
         except OSError:
             os.unlink(path)
             raise

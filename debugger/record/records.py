@@ -20,6 +20,9 @@ from .snapshot import Note, Process, Rank, Snapshot
 FAR_HEARTBEAT_S = 30.0
 """A rank on another host counts as alive while its heartbeat is younger than this."""
 
+CUT = "layer_off"
+CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
+
 Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
 
@@ -28,8 +31,9 @@ class Records:
     """The flight records below one run directory. `faults` are sentences about unreadable ones.
 
     A record that is cut short while it is open stays as it was seen last, so that its process is
-    still watched. The readers look for that with each `look`; what is cut between a look and the
-    reading that follows, a matter of milliseconds, still ends the reader by SIGBUS.
+    still watched, and says so: nothing is concluded from what it does not show. The readers look
+    for that with each `look`; what is cut between a look and the reading that follows reads as
+    zeros (`lost_pages`; where that cannot be, it ends the reader by SIGBUS).
     """
 
     def __init__(
@@ -91,9 +95,9 @@ class Records:
             if known is not None and not known.cut:
                 known.path = path  # it has its rank's name by now
             else:
+                self._readers[inode] = FlightReader(path, self._steady, self._budget)
                 if self._budget is not None:
                     self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
-                self._readers[inode] = FlightReader(path, self._steady, self._budget)
                 self.faults.pop(path.name, None)
         except FlightError as error:
             self.faults[path.name] = str(error)
@@ -152,7 +156,12 @@ class Records:
         """What the record says; of one that was cut short, what it said last."""
         if reader.cut:
             seen = self._seen.get(reader)
-            return None if seen is None else replace(seen, process=process)
+            if seen is None:
+                return None
+            if not seen.notes or seen.notes[-1].kind != CUT:
+                cut = Note(CUT, time.time_ns(), CUT_SHORT, data={"part": "flight record"})
+                seen = self._seen[reader] = replace(seen, notes=(*seen.notes, cut))
+            return replace(seen, process=process)
         try:
             view = self._seen[reader] = reader.view(process)
         except Exception as error:

@@ -24,6 +24,7 @@ from typing import Any
 
 from .bounds import open_regular, whole
 from .json_objects import parsed
+from .lost_pages import keep
 from .snapshot import CallSite, Digest, GroupKey
 
 NOTE = "replicas"
@@ -65,6 +66,7 @@ class ReplicaWriter:
         try:
             os.posix_fallocate(descriptor, 0, total)
             self._map = mmap.mmap(descriptor, total)
+            keep(self._map)
         except OSError:
             os.unlink(path)
             raise
@@ -103,6 +105,7 @@ class ReplicaReader:
         descriptor = open_regular(path)
         try:
             self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+            keep(self._map)
         finally:
             os.close(descriptor)
         if len(self._map) < HEADER.size:

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import layout
 from .bounds import open_regular
+from .lost_pages import keep
 from .signature import OP_CODES, POINT_TO_POINT
 
 _MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
@@ -40,9 +41,11 @@ def mapped(path: Path) -> mmap.mmap:
             raise FlightError(
                 f"{path}: is truncated: {size} of {layout.FILE_BYTES} bytes are there"
             )
-        return mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
+        found = mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
+    keep(found)
+    return found
 
 
 class RingReader:

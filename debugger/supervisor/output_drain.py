@@ -255,8 +255,8 @@ class Drain:
         self._sweep_at_s = time.monotonic() + _SWEEP_EVERY_S if left else None
 
     def _follow_size(self) -> None:
-        """The ranks' terminals are as large as the real one, also when that has been resized.
-        Nobody is sent SIGWINCH, as no rank of torchrun's is: each has a session of its own."""
+        """The ranks' terminals are as large as the real one, also when that is resized. Nobody is
+        sent SIGWINCH, as no rank of torchrun's is: each has a session of its own."""
         now_s = time.monotonic()
         if now_s - self._size_at_s < _SIZE_EVERY_S:
             return

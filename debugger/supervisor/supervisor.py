@@ -18,6 +18,7 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
+from ..launch import job_key
 from ..record.exits import ExitLog
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
@@ -187,13 +188,14 @@ class Supervisor:
 
     def _environment(self) -> dict[str, str]:
         aside = self._app.aside
-        return surroundings.environment(
+        found = surroundings.environment(
             self._options,
             self._directory.path,
             None if aside is None else aside.fileno(),
             self._output is not None,
             {**self._injection.environment, **self._job.environment},
         )
+        return {**found, **job_key.variables(found, self._directory)}
 
     # -- watching ------------------------------------------------------------------------------
 

@@ -15,19 +15,27 @@ import stat
 from ..errors import RendezvousError
 
 KEY_FILE_VARIABLE = "DISTCORE_KEY_FILE"
+_LAUNCHERS = "DISTDEBUG_KEY_FILE"
+"""Of a key that a launcher has made for the ranks of one host, where the user names none."""
 LEAST_BYTES = 32
 _MOST_BYTES = 4096
+_known: dict[str, bytes] = {}
+"""Keys that were read already: the file may be removed while the job runs."""
 
 
 def job_key() -> bytes:
     """The key, empty where none is named. Raises RendezvousError for a file that cannot be read, is
     open to others than its owner, or holds less than 32 bytes."""
-    path = os.environ.get(KEY_FILE_VARIABLE, "")
+    path = os.environ.get(KEY_FILE_VARIABLE, os.environ.get(_LAUNCHERS, ""))
     if not path:
         return b""
     try:
         # Not blocking: what is named may be a pipe that nobody writes.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        if path in _known:
+            return _known[path]
+        raise _refusal(path, f"cannot be read: {error}") from None
     except (OSError, ValueError) as error:
         raise _refusal(path, f"cannot be read: {error}") from None
     try:
@@ -46,6 +54,7 @@ def job_key() -> bytes:
         os.close(descriptor)
     if len(key) < LEAST_BYTES:
         raise _refusal(path, f"holds {len(key)} bytes, a key has {LEAST_BYTES} or more")
+    _known[path] = key
     return key
 
 

@@ -6,6 +6,7 @@ channel into its rank with its tag, so counts of those channels say less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from ...record.signature import ANY_SOURCE
@@ -64,6 +65,15 @@ class Channels:
     def received(self, key: ChannelKey) -> int:
         channel = self.receives.get(key)
         return channel.issued if channel else 0
+
+    def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
+        """Of those that could have sent what a receive from any source waits for, the few that have
+        sent less than most of the others."""
+        sent = {one: self.sent((call.group, one, rank, call.signature.tag)) for one in partners}
+        counts = sorted(sent.values())
+        usual = counts[len(counts) // 2]
+        less = [one for one, count in sent.items() if count < usual]
+        return less if counts[-1] == usual and 0 < len(less) * 2 < len(partners) else []
 
     def key_of(self, rank: int, call: Call) -> ChannelKey:
         """The channel of a send or of a receive from a named source."""

@@ -99,6 +99,8 @@ def place_text(activity: Activity, detail: object) -> str:
     if activity is Activity.STORE:
         key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
         return f"the store key {printable(str(key), 80)!r}" if key else "a store"
+    if isinstance(detail, dict) and detail.get("op") == "FileStore":
+        return "FileStore()"
     return {
         Activity.INIT: "init_process_group",
         Activity.NEW_GROUP: "new_group",

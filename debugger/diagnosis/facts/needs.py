@@ -66,6 +66,18 @@ class Needs:
             self._memo[memo] = self._shared.setdefault(need, need) if need else None
         return self._memo[memo]
 
+    def likely(self, pending: Pending) -> frozenset[int]:
+        """Of the ranks that could end the wait, those that most likely should: who has sent less
+        than the others to a receive from any source, else all of them."""
+        need, call = self.of(pending), pending.call
+        if need is None:
+            return frozenset()
+        if call is None or call.signature.peer != ANY_SOURCE:
+            return need.ranks
+        return frozenset(
+            self.channels.sent_less(pending.rank, call, sorted(need.ranks)) or need.ranks
+        )
+
     def _find(self, pending: Pending) -> Need | None:
         call = pending.call
         if call is not None:

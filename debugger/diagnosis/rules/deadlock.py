@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...record.layout import Activity
+from ...record.signature import ANY_SOURCE
 from ...record.wording import at_site, ranks_text, verb
 from ..facts.channels import Channels
 from ..facts.cycles import find_cycle, reaching, stuck_ranks
@@ -91,9 +92,10 @@ def _cycles(
         return []
     gone = frozenset(rank for rank in world.ranks if world.ended(rank) and rank not in world.blind)
     stuck = stuck_ranks(waiting, gone)
+    blamed = _blamed(world, needs, waiting)
     found = []
     while stuck:
-        cycle = find_cycle(waiting, stuck)
+        cycle = find_cycle(blamed, stuck) or find_cycle(waiting, stuck)
         if cycle is None:
             break
         behind = reaching(waiting, stuck, set(cycle))
@@ -104,6 +106,22 @@ def _cycles(
         ]
         found.append(_judge(world, channels, needs, links, cycle, victims, proven=proven))
         stuck -= behind
+    return found
+
+
+def _less(needs: Needs, link: Pending) -> str:
+    need = needs.of(link)
+    narrowed = need is not None and needs.likely(link) != need.ranks
+    return ", which has sent less than the others" if narrowed else ""
+
+
+def _blamed(world: World, needs: Needs, waiting: Waiting) -> Waiting:
+    """The same, where a receive from any source waits for those that most likely should send."""
+    found = dict(waiting)
+    for rank in waiting:
+        rows = world.pending(rank)
+        if any(row.call is not None and row.call.signature.peer == ANY_SOURCE for row in rows):
+            found[rank] = [Need(needs.likely(row), any_of=True) for row in rows]
     return found
 
 
@@ -130,17 +148,23 @@ def _judge(
     finding = (
         _tags(world, channels, links, (*cycle, *victims), proven=proven)
         or _creation(world, needs, links, cycle, victims, proven=proven)
-        or _deadlock(world, links, cycle, victims, proven=proven)
+        or _deadlock(world, needs, links, cycle, victims, proven=proven)
     )
     return Candidate(finding)
 
 
 def _deadlock(
-    world: World, links: list[Pending], cycle: list[int], victims: tuple[int, ...], *, proven: bool
+    world: World,
+    needs: Needs,
+    links: list[Pending],
+    cycle: list[int],
+    victims: tuple[int, ...],
+    *,
+    proven: bool,
 ) -> Finding:
     targets = [*cycle[1:], cycle[0]]
     steps = [
-        f"rank {link.rank} {doing(world, link)} waits for rank {target}"
+        f"rank {link.rank} {doing(world, link)} waits for rank {target}{_less(needs, link)}"
         for link, target in zip(links, targets, strict=True)
     ]
     shown = steps if len(steps) <= 6 else [*steps[:5], f"... ({len(steps)} ranks in the cycle)"]

@@ -250,7 +250,7 @@ def _message(
     tags = channels.other_tags(rank, call) if peer != ANY_SOURCE else []
     if tags:
         return Candidate(tag_mismatch(world, pending, peer, tags, (), proven=True))
-    fewer = _sent_less(channels, rank, call, partners) if peer == ANY_SOURCE else partners
+    fewer = channels.sent_less(rank, call, partners) if peer == ANY_SOURCE else partners
     culprits = tuple(fewer) or (rank,)
     victims = tuple(one for one in (rank, *partners) if one not in culprits)
     partner = f"rank {peer}" if peer != ANY_SOURCE else "any other rank"
@@ -281,16 +281,6 @@ def _message(
         observable_ns=_left_ns(world, partners, pending),
     )
     return Candidate(finding)
-
-
-def _sent_less(channels: Channels, rank: int, call: Call, partners: list[int]) -> list[int]:
-    """Of those that could have sent what a receive from any source waits for, the few that have
-    sent less than most of the others."""
-    sent = {one: channels.sent((call.group, one, rank, call.signature.tag)) for one in partners}
-    counts = sorted(sent.values())
-    usual = counts[len(counts) // 2]
-    less = [one for one, count in sent.items() if count < usual]
-    return less if counts[-1] == usual and 0 < len(less) * 2 < len(partners) else []
 
 
 def _rounds(channels: Channels, rank: int, call: Call) -> int:

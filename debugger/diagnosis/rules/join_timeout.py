@@ -153,9 +153,9 @@ def _stale_store(
     finding = Finding(
         kind="join_timeout",
         message=(
-            f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore that "
-            f"an earlier run left behind{f' ({printable(str(path), 200)})' if path else ''}: "
-            "delete the file, or use a fresh one for each run"
+            f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
+            f"file was written before this run{f' ({printable(str(path), 200)})' if path else ''}, "
+            "by an earlier one or by something else: delete it, or use a fresh one for each run"
         ),
         culprits=tuple(sorted(users)),
         victims=others,

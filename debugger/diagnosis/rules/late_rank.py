@@ -107,7 +107,7 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
         if need is None:
             roots |= _stopped_inside(world, pending)
             continue
-        for rank in need.ranks - seen:
+        for rank in needs.likely(pending) - seen:
             seen.add(rank)
             if rank not in world.ranks:
                 if world.size and pending.wait.activity is not Activity.INIT:

@@ -13,9 +13,11 @@ from ..facts.evidence import chosen, last_call, stand
 from ..facts.exceptions import last_exception
 from ..facts.world import World
 from ..findings import Finding
-from ..limits import Candidate
+from ..limits import SECOND_NS, Candidate
 
 NOTE = "store_host"
+SEEN_LATE_NS = SECOND_NS
+"""A connection breaks as the process that held it ends, which is seen a moment later."""
 STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
 
 
@@ -38,7 +40,11 @@ def store_hosts_that_left(world: World) -> list[Candidate]:
 
 def _lost_store(world: World, rank: int, since_ns: int) -> Note | None:
     note = last_exception(world, rank)
-    if note is None or note.time_ns < since_ns or note.data.get("type") not in STORE_ERRORS:
+    if (
+        note is None
+        or note.time_ns < since_ns - SEEN_LATE_NS
+        or note.data.get("type") not in STORE_ERRORS
+    ):
         return None
     call = last_call(world, rank)
     return note if call is None or call.state is CallState.COMPLETED else None
@@ -51,7 +57,7 @@ def _finding(world: World, host: int, lost: dict[int, Note]) -> Finding:
     return Finding(
         kind="early_exit",
         message=(
-            f"rank {host} finished, and the rendezvous store that it hosts ended with it, but "
+            f"rank {host} finished, and the store that it hosts ended with it, but "
             f"rank {first} needed the store{at_site(note.site)}: {printable(note.message, 200)}; "
             f"let rank {host} leave last, after a barrier"
         ),

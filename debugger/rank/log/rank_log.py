@@ -33,7 +33,8 @@ _NOTE_LEVELS = {
         ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"),
         "warning",
     ),
-    **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused", "exit", "unwinding"), "debug"),
+    **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused"), "debug"),
+    **dict.fromkeys(("exit", "store_host", "unwinding"), "debug"),
 }
 """Of notes on the flight record, by their kind; others are of level info."""
 _FOR_DIAGNOSIS = frozenset(

@@ -88,21 +88,26 @@ def _init(
 
 
 def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextManager[None]]:
+    hosting = False
+
     @contextlib.contextmanager
     def watch(path: str, hosts: bool) -> Iterator[None]:
+        nonlocal hosting
         with contextlib.ExitStack() as waiting:
-            site = 0
-            # Within an initialisation it is a part of that, which is on record already.
-            if not recorder.writer.is_waiting(threading.get_ident()):
+            site = recorder.safe_site(sys._getframe(2))
+            # Within an initialisation it is a part of that, which is on record already. A FileStore
+            # is made at once, unless its file holds something else: then torch reads it for ever,
+            # and holds the GIL. A TCPStore may wait for others as long as it likes.
+            if path and not recorder.writer.is_waiting(threading.get_ident()):
                 with contextlib.suppress(Exception):
-                    site = recorder.safe_site(sys._getframe(2))
-                    stale = _stale(Path(path)) if path else ""
+                    stale = _stale(Path(path))
                     if stale:
                         recorder.note("stale_store", stale, site, path=path)
-                    detail = {"op": "FileStore" if path else "TCPStore", "path": path}
+                    detail = {"op": "FileStore", "path": path}
                     waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
             yield
-        if hosts:
+        if hosts and not hosting:  # a program may make thousands
+            hosting = True
             with contextlib.suppress(Exception):
                 recorder.note("store_host", "this rank hosts a store", site)
 

@@ -8,6 +8,8 @@ connections are shut down for threads that wait in its C++ code.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -46,7 +48,7 @@ class VerdictWatch:
 
     def look(self) -> None:
         """Called with every heartbeat."""
-        if self._error is not None or not self._path.exists():
+        if self._error is not None or not self._path.exists() or _only_launches():
             return
         try:
             verdict = json.loads(self._path.read_text())
@@ -106,6 +108,11 @@ class VerdictWatch:
         if self._error is not None and not self._told_main and not self._silent:
             self._told_main = True
             raise self._raised()
+
+
+def _only_launches() -> bool:
+    """torchrun imports torch, and is no rank: its own words at the end are about its ranks."""
+    return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
 
 
 def _leaves(thread: int, frame: FrameType | None) -> bool:

@@ -66,6 +66,43 @@ def test_receive_from_any_source_without_any_sender_left() -> None:
     assert (found.kind, found.culprits) == ("deadlock", (0, 1))
 
 
+def from_any(short: int | None) -> Run:
+    """Rank 0 takes three messages from each of the others, of whom one sends only two."""
+    run = Run(5)
+    for rank in range(1, 5):
+        for _ in range(2 if rank == short else 3):
+            run[rank].calls(send(0))
+    for _ in range(11):
+        run[0].calls(recv(-1))
+    return run
+
+
+def test_receive_from_any_source_of_whom_one_has_sent_less() -> None:
+    run = from_any(3)
+    run[0].calls(recv(-1), waits=True)
+    run[1, 2, 3, 4].calls(barrier(), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 3), (1, 2, 4))
+    assert "waits for rank 3, which has sent less than the others" in found.message
+
+
+def test_who_has_sent_less_and_computes_is_late() -> None:
+    run = from_any(3)
+    run[0].calls(recv(-1), waits=True)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (3,))
+
+
+def test_where_all_have_sent_alike_nobody_stands_out() -> None:
+    run = from_any(None)
+    run[0].calls(recv(-1))
+    run[0].calls(recv(-1), waits=True)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (1, 2, 3, 4))
+
+
 def test_every_thread_of_a_rank_must_be_stuck() -> None:
     run = crossed()
     run[0].calls(all_reduce(8), group="0", waits=True, thread=2)

@@ -129,8 +129,12 @@ def test_ranks_with_different_keys_are_told(
         assert "DISTCORE_KEY_FILE" in str(error)
 
 
-def test_files_that_are_no_key(key_file: Path) -> None:
-    assert len(job_key()) == 32
+def test_files_that_are_no_key(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = job_key()
+    assert len(key) == 32
+    key_file.rename(key_file.with_name("aside"))
+    assert job_key() == key, "it was read already"
+    key_file.with_name("aside").rename(key_file)
     key_file.chmod(0o640)
     with pytest.raises(RendezvousError, match=r"open to other users \(mode 0640\): chmod 600"):
         job_key()
@@ -139,8 +143,10 @@ def test_files_that_are_no_key(key_file: Path) -> None:
     with pytest.raises(RendezvousError, match="holds 5 bytes, a key has 32 or more"):
         job_key()
     key_file.unlink()
+    monkeypatch.setenv("DISTCORE_KEY_FILE", f"{key_file}-another")
     with pytest.raises(RendezvousError, match="cannot be read"):
         job_key()
+    monkeypatch.setenv("DISTCORE_KEY_FILE", str(key_file))
     key_file.mkdir(0o700)
     with pytest.raises(RendezvousError, match="is no plain file"):
         job_key()

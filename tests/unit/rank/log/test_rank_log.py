@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -380,3 +381,36 @@ def test_the_programs_own_structlog_stays_as_it_is(logs: Path) -> None:
 
     debugger.log.info("x")
     assert not structlog.is_configured()
+
+
+class Ended(Exception):
+    """As torchrun's SignalException."""
+
+
+def _on_signal(_number: int, _frame: object) -> None:
+    raise Ended
+
+
+def test_what_a_signals_handler_raises_is_the_programs(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    """torchrun's handler of SIGTERM raises wherever the main thread is, which may be here."""
+    monkeypatch.delenv("DISTDEBUG_RAISE_OWN_FAULTS")
+    kept = signal.signal(signal.SIGUSR1, _on_signal)
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    try:
+        monkeypatch.setattr(rank_log, "_chain", interrupted)
+        with pytest.raises(Ended):
+            rank_log.put("event", "error", {})
+        with rank_log.held():
+            rank_log.put("exception", "error", {})
+    finally:
+        signal.signal(signal.SIGUSR1, kept)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(rank_log, "_dropped", False)
+    monkeypatch.setattr(rank_log, "_chain", lambda: _on_signal(0, None))
+    rank_log.put("event", "error", {})
+    assert "lacks a record of 'event'" in capfd.readouterr().err, "the twin: nobody handles it"

@@ -1,0 +1,57 @@
+"""A flight record that somebody cuts short while it is written: the training goes on, and so does
+the supervisor, nobody is accused, and one sentence says what is lost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.zygote import Zygote
+
+LOOP = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+steps = after = 0
+while after < 2000:
+    done = torch.tensor([float(os.path.exists("cut"))])
+    dist.all_reduce(done)
+    steps += 1
+    after += bool(done.item())
+    if steps == 50:
+        open(f"ready-{rank}", "w").close()
+dist.new_group([0, 1])
+dist.destroy_process_group()
+print("trained", rank, flush=True)
+"""
+SENTENCE = "somebody has cut the flight record short"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="lost pages are kept on x86-64 alone")
+@pytest.mark.parametrize("size", [0, 5000, None])
+def test_the_training_goes_on(size: int | None, tmp_path: Path, zygote: Zygote) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    flags = ["--hang-timeout", "1"]
+    command = zygote.start(2, [str(tmp_path / "train.py")], tmp_path, flags)
+    until_s = time.monotonic() + 90
+    while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    if size is not None:
+        os.truncate(command.directory / "ranks" / "1.flight", size)
+    (tmp_path / "cut").touch()
+    done = command.finish()
+    assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+    printed = done.stdout
+    assert "trained 0" in printed
+    assert "trained 1" in printed
+    assert done.stderr.count(SENTENCE) <= 2, "told once as it is seen, and once in the report"
+    off = [(row["part"], row["ranks"]) for row in done.report["off"]]
+    assert off == ([] if size is None else [("flight record", [1])])

@@ -1,0 +1,89 @@
+"""Stores that a program makes itself: a file that was there before, and a host that leaves."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+from tests.support.zygote import Zygote
+
+FILE = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = dist.FileStore(sys.argv[1], size)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
+"""
+HOST = """
+import os, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# The port is the kernel's choice, and comes through the store of the default group.
+dist.init_process_group("gloo")
+port = [dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)] if rank == 0 else []
+number = [port[0].port if port else None]
+dist.broadcast_object_list(number)
+store = port[0] if port else dist.TCPStore("127.0.0.1", number[0], size, False)
+store.set(f"ready {rank}", "yes")
+store.wait([f"ready {other}" for other in range(size)])
+dist.destroy_process_group()
+if rank == 0:
+    if sys.argv[1] == "leaves":
+        sys.exit(0)
+    store.set("late", "yes")
+    store.get("read")
+else:
+    store.get("late")
+    store.set("read", "yes")
+"""
+
+
+@pytest.mark.parametrize("left", ["stale", "garbled", "empty", "none"])
+def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote) -> None:
+    script, path = tmp_path / "train.py", tmp_path / "rendezvous"
+    script.write_text(FILE)
+    if left == "stale":  # as ranks that were killed leave it: with their addresses in it
+        key, value = b"default_pg//cpu//0/0", b"\x00" * 40
+        for text in (key, value) * 2:
+            with path.open("ab") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+    elif left != "none":
+        path.write_bytes(os.urandom(3000) if left == "garbled" else b"")
+    if path.exists():
+        os.utime(path, (time.time() - 3600,) * 2)
+    flags = ["--hang-timeout", "3"]
+    done = zygote.run(2, [str(script), str(path)], tmp_path, flags)
+    if left in ("none", "empty"):
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    if left == "stale" and done.exit_code == 0:
+        pytest.skip("this torch's group minds no key of an earlier run")
+    assert done.exit_code == 93, done.explain()
+    (found,) = done.errors
+    assert (found["kind"], found["cause"]) == ("join_timeout", "stale_store")
+    assert "whose file was written before this run" in found["message"]
+    assert str(path) in found["message"]
+
+
+@pytest.mark.parametrize("host", ["leaves", "stays"])
+def test_the_host_of_a_store_of_the_programs_own(host: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HOST)
+    done = runs.run("run", ["-n", "2", str(tmp_path / "train.py"), host], tmp_path)
+    if host == "stays":
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.exit_code == 93, done.explain()
+    (found,) = done.errors
+    assert (found["kind"], found["culprits"], found["cause"]) == ("early_exit", [0], "store")
+    assert "the store that it hosts ended with it" in found["message"]
