@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
 from ..agreement import collectives
-from ..checks import argument_checks, in_flight
+from ..checks import argument_checks, in_flight, reads
 from ..checks.argument_checks import InvalidArgumentError
 from ..process import lost_connections
 from ..record.describe import METHODS, Method
@@ -291,6 +291,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 tracked = track(work, recorder, known.counted, number, known, after, line)
                 if group.holds or group.guard is not None:
                     tracked.hold(in_flight.held(name, given, recorder, group, known))
+                    if group.holds and group.guard is not None and line.fronts:
+                        reads.watch(tracked, name, given, recorder, group, known)
                 writer.hand_over(number, thread)
                 return tracked
             if work is not None:

@@ -11,6 +11,7 @@ from torch.distributed import Work
 
 from ...record.layout import Activity
 from ...record.slots import GroupSlot, ThreadSlot
+from ..checks import reads
 from ..checks.in_flight import Held
 from ..record.errors import FindingRaised
 from ..record.lanes import NOWHERE, Line
@@ -130,8 +131,26 @@ class TrackedWork(Work):
         """Look at these buffers when the call is waited for."""
         self._held = held
 
+    @property
+    def number(self) -> int:
+        """The call's, in the record."""
+        return self._number
+
+    @property
+    def holds(self) -> bool:
+        """Whether the program has neither waited for the call nor heard otherwise of its end, so
+        that there is something to look at."""
+        return self._held is not None
+
+    def _let_go(self) -> None:
+        """The program knows of the end, or may."""
+        if self._held is not None:
+            self._held = None
+            reads.over()
+
     def _check_held(self) -> None:
         held, self._held = self._held, None
+        reads.over()
         try:
             if held is not None:
                 held.check()
@@ -148,7 +167,7 @@ class TrackedWork(Work):
     def is_completed(self) -> bool:
         done = self.poll()
         if done:
-            self._held = None  # the program knows, and may write again
+            self._let_go()
         return done
 
     def poll(self) -> bool:
@@ -159,7 +178,7 @@ class TrackedWork(Work):
         return done
 
     def synchronize(self) -> None:
-        self._held = None
+        self._let_go()
         self._work.synchronize()
         self._was_waited_for()
 
@@ -185,7 +204,7 @@ class TrackedWork(Work):
         return float(self._work._get_duration())
 
     def block_current_stream(self) -> None:
-        self._held = None
+        self._let_go()
         self._work.block_current_stream()
         if self._known.streams:
             self._was_waited_for()
@@ -200,7 +219,7 @@ class TrackedWork(Work):
 
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
-        self._held = None  # whoever has it may hear of the end without a wait
+        self._let_go()  # whoever has it may hear of the end without a wait
         future = self._work.get_future()
         if self._after is not None:
             future = future.then(self._looked_at)

@@ -11,7 +11,8 @@ from .recorder import GroupRecord, Recorder
 
 class OwnFinding:
     """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
-    `seq`: it is about a message). `victims` are by default all other ranks of the group."""
+    `seq`: it is about a message). `victims` are by default all other ranks of the group.
+    `elsewhere`: the line that is put on record with it is wrong, not the collective's."""
 
     def __init__(
         self,
@@ -21,6 +22,7 @@ class OwnFinding:
         message: str,
         culprits: Sequence[int],
         victims: Sequence[int] | None = None,
+        elsewhere: bool = False,
     ) -> None:
         others = [rank for rank in group.ranks if rank not in culprits]
         self.kind = kind
@@ -31,6 +33,7 @@ class OwnFinding:
             "victims": list(others if victims is None else victims),
             "group": [group.name, group.incarnation],
             "seq": seq,
+            "elsewhere": elsewhere,
         }
 
     def __repr__(self) -> str:
