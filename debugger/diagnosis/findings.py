@@ -55,7 +55,7 @@ TITLES: dict[str, str] = {
     "not_in_group": "NOT IN GROUP",
     "nan": "NAN",
     "overflow": "OVERFLOW",
-    "inflight_write": "WRITTEN IN FLIGHT",
+    "inflight_write": "RACE IN FLIGHT",
     "straggler": "STRAGGLER",
     "ddp_unused_parameters": "UNUSED PARAMETERS",
     "divergence": "DIVERGENCE",
