@@ -19,6 +19,7 @@ help:
 	@echo "make bench     what the layer costs a call"
 	@echo "make picture   the README's picture of the terminal app, from a run made for it"
 	@echo "make conformance  torch's own tests on distcore's tcp, and with the layer around gloo"
+	@echo "make conformance SUITES=DIR  the tests of others that lie there (tests/conformance/suites.txt)"
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make clean     remove the environment, caches and recorded runs"
@@ -115,7 +116,7 @@ chaos: $(STAMP)
 	$(BIN)/python -m tests.faults.chaos --runs $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 conformance: $(STAMP)
-	$(BIN)/pytest tests/conformance
+	$(if $(SUITES),$(BIN)/python -m tests.conformance.suites $(SUITES),$(BIN)/pytest tests/conformance)
 
 clean:
 	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

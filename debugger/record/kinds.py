@@ -107,7 +107,7 @@ _ALL = (
     Kind("nan", 95, Family.DATA, "NAN", about_numbers=True),
     Kind("overflow", 95, Family.DATA, "OVERFLOW", about_numbers=True),
     Kind("divergence", 95, Family.DATA, "DIVERGENCE", about_numbers=True),
-    Kind("inflight_write", 95, Family.DATA, "WRITTEN IN FLIGHT"),
+    Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT"),
     Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR"),
     Kind(
         "invalid_argument",

@@ -84,8 +84,8 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         evidence = at_call(world, ranks, key, int(seq))
     else:
         evidence = stand(world, ranks)
-        if note.site is not None and teller in evidence:
-            evidence[teller] = replace(evidence[teller], location=note.site)
+    if (seq is None or data.get("elsewhere")) and note.site is not None and teller in evidence:
+        evidence[teller] = replace(evidence[teller], location=note.site)
     return Finding(
         kind=kind,
         message=note.message,

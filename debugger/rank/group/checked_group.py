@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG
 from ...record.signature import POINT_TO_POINT
-from ..checks import argument_checks, in_flight
+from ..checks import argument_checks, in_flight, reads
 from ..checks.argument_checks import InvalidArgumentError
 from ..log.own_faults import report_own_fault
 from ..record import lost_connections
@@ -312,6 +312,15 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 if group.holds or group.guard is not None:
                     held = in_flight.held(name, given, recorder, group, known)
                 writer.hand_over(number, thread)
+                if group.holds and group.guard is not None and line.fronts:
+                    return reads.watch(
+                        track(work, recorder, number, known, after, line, held),
+                        name,
+                        given,
+                        recorder,
+                        group,
+                        known,
+                    )
                 # In no variable: the heartbeat may look at this frame, which lives for as long
                 # then, with all that it knows, and the program's dropping of it would not be seen.
                 return track(work, recorder, number, known, after, line, held)

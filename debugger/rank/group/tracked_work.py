@@ -12,6 +12,7 @@ from torch.distributed import Work
 
 from ...errors.in_ranks import FindingRaised
 from ...record.slots import ThreadSlot
+from ..checks import reads
 from ..checks.in_flight import Held
 from ..record.forwarding_work import ForwardingWork
 from ..record.lanes import NOWHERE, Line
@@ -131,8 +132,30 @@ class TrackedWork(ForwardingWork):
             line.waits[frame.f_lasti] = site
         return site
 
+    @property
+    def number(self) -> int:
+        """The call's, in the record."""
+        return self._number
+
+    @property
+    def holds(self) -> bool:
+        """Whether the program has neither waited for the call nor heard otherwise of its end, so
+        that there is something to look at."""
+        return self._held is not None
+
+    def _let_go(self) -> None:
+        """The program knows of the end, or may."""
+        if self._held is not None:
+            self._held = None
+            reads.over()
+
+    def hold(self, held: Held) -> None:
+        """Look at these buffers when the call is waited for."""
+        self._held = held
+
     def _check_held(self) -> None:
         held, self._held = self._held, None
+        reads.over()
         try:
             if held is not None:
                 held.check()
@@ -149,7 +172,7 @@ class TrackedWork(ForwardingWork):
     def is_completed(self) -> bool:
         done = self.poll()
         if done:
-            self._held = None  # the program knows, and may write again
+            self._let_go()
         return done
 
     def poll(self) -> bool:
@@ -160,12 +183,12 @@ class TrackedWork(ForwardingWork):
         return done
 
     def synchronize(self) -> None:
-        self._held = None
+        self._let_go()
         self._work.synchronize()
         self._was_waited_for()
 
     def block_current_stream(self) -> None:
-        self._held = None
+        self._let_go()
         self._work.block_current_stream()
         if self._known.streams:
             self._was_waited_for()
@@ -177,7 +200,7 @@ class TrackedWork(ForwardingWork):
 
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
-        self._held = None  # whoever has it may hear of the end without a wait
+        self._let_go()  # whoever has it may hear of the end without a wait
         future = self._work.get_future()
         if self._after is not None:
             future = future.then(self._looked_at)

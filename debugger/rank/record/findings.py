@@ -12,7 +12,8 @@ from .recorder import GroupRecord, Recorder
 class OwnFinding:
     """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
     `seq`: it is about a message). `victims` are by default all other ranks of the group, `headline`
-    is the message without the calls of each rank, where it has one."""
+    is the message without the calls of each rank, where it has one. `elsewhere`: the line that is
+    put on record with it is wrong, not the collective's."""
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class OwnFinding:
         culprits: Sequence[int],
         victims: Sequence[int] | None = None,
         headline: str = "",
+        elsewhere: bool = False,
     ) -> None:
         others = [rank for rank in group.ranks if rank not in culprits]
         self.kind = kind
@@ -34,6 +36,7 @@ class OwnFinding:
             "group": [group.name, group.incarnation],
             "seq": seq,
             "headline": headline,
+            "elsewhere": elsewhere,
         }
 
     def __repr__(self) -> str:

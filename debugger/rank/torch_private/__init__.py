@@ -23,7 +23,8 @@ from .groups import (
     take_times,
 )
 from .modules import c10d, dist
-from .operators import OPERATORS, record_operators
+from .operator_calls import accesses, calls_with, depth
+from .operators import record_operators
 from .probe import patch
 from .python_groups import has_threads_for_ranks, on_unregistered_groups
 from .self_test import try_a_front
@@ -39,15 +40,17 @@ from .training import (
 )
 
 __all__ = [
-    "OPERATORS",
+    "accesses",
     "await_completion_hooks",
     "backend_name",
     "c10d",
+    "calls_with",
     "cannot_look",
     "capturing",
     "clone_group",
     "coalesce_messages",
     "creation_was_not_seen",
+    "depth",
     "dist",
     "has_threads_for_ranks",
     "helper_arguments",

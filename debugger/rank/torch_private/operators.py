@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from distcore.groups.operators import open_to
-
 from .probe import Part, Private
 from .probe import c10d as private
 
@@ -20,8 +18,8 @@ OPERATORS = Part(
     Private("torch._C._distributed_c10d", "_register_work", ("tensor", "work"), called=True),
     Private("torch._C", "DispatchKeySet"),
     Private("torch._C", "DispatchKey.CompositeExplicitAutograd"),
-    blind=True,
 )
+"""All that were tried have these; where a later torch does not, its own kernel asks the group."""
 
 
 def record_operators(front_class: type) -> None:
@@ -32,6 +30,8 @@ def record_operators(front_class: type) -> None:
     """
     if OPERATORS.works:
         try:
+            from distcore.groups.operators import open_to  # which needs what groups of its own need
+
             open_to(_front(front_class), PASS_BY)
         except Exception as error:
             OPERATORS.switch_off(f"putting a kernel before torch's failed: {error!r}")

@@ -1,0 +1,206 @@
+"""Other people's tests, file by file: on stock torch, below the layer, and on distcore's tcp.
+
+    python -m tests.conformance.suites FOLDER [--all] [--file NAME] [--mode MODE] [--limit SECONDS]
+
+Runs the files of `suites.txt` that lie in FOLDER, or with --all every test_*.py there, and prints
+a table; below it the tests that stock torch passes and another mode does not. Exit code 1 if there
+is one. Nobody judges the ranks: what is compared is what the tests themselves say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from debugger.hook import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("suites.txt")
+ON_TCP = ROOT / "tests" / "support" / "on_tcp"
+STOCK, INFO, DETAIL, TCP, MPI = MODES = ("stock", "INFO", "DETAIL", "tcp", "mpi")
+TEST_LIMIT_S = 180
+FILE_LIMIT_S = 3600.0
+PASSED = "passed"
+
+
+@dataclass
+class Outcome:
+    """What came of one file in one mode: by test, "passed", "failed" or "skipped"."""
+
+    tests: dict[str, str] = field(default_factory=dict)
+    why: str = ""
+    """Why there is none."""
+
+    def count(self, result: str) -> int:
+        """How many tests ended so."""
+        return sum(1 for one in self.tests.values() if one == result)
+
+    def __str__(self) -> str:
+        if self.why:
+            return self.why
+        failed = self.count("failed")
+        return f"{self.count(PASSED)}" + (f", {failed} failed" if failed else "")
+
+
+def listed(folder: Path) -> list[Path]:
+    """The files of the list that lie in this folder."""
+    rows = (line.split() for line in LIST.read_text().splitlines())
+    found = [folder / row[-1] for row in rows if row and not row[0].startswith("#")]
+    return [path for path in found if path.exists()]
+
+
+def run(path: Path, folder: Path, mode: str, limit_s: float = FILE_LIMIT_S) -> Outcome:
+    """One file, in processes of its own."""
+    if mode == MPI:
+        # Its tests start their ranks themselves, and MPI's ranks are mpiexec's to start.
+        return Outcome(why="-")
+    scratch = Path(tempfile.mkdtemp(prefix="distdebug-suites-"))
+    try:
+        return _run(path, folder, mode, limit_s, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(path: Path, folder: Path, mode: str, limit_s: float, scratch: Path) -> Outcome:
+    results = scratch / "results.xml"
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", str(path)),
+        *("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
+        *("-p", "no:distdebug", "-p", "no:xdist", f"--timeout={TEST_LIMIT_S}"),
+        *("-W", "default", f"--junitxml={results}"),
+    ]
+    log = scratch / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=path.parent,
+            env=surroundings(mode, folder, scratch),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return Outcome(why=f"not over in {limit_s:g} s")
+        finally:
+            _end(process)
+    if not results.exists():
+        return Outcome(why=f"ended with {process.returncode}: {_last_line(log)}")
+    return Outcome(_read(results))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It and all ranks that it has left behind."""
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def surroundings(mode: str, folder: Path, scratch: Path) -> dict[str, str]:
+    """The environment of the tests in this mode."""
+    names = {name: value for name, value in os.environ.items() if name != "CI"}
+    names["PYTHONPATH"] = os.pathsep.join([str(folder), names.get("PYTHONPATH", "")]).strip(":")
+    names |= {"OMP_NUM_THREADS": "1", "TEMP_DIR": str(scratch), "BACKEND": "gloo"}
+    if mode in (INFO, DETAIL):
+        for part in ("ranks", "logs", "stacks"):
+            (scratch / part).mkdir(mode=0o700)
+        names = environment(names, scratch, "")
+        names |= {"DISTDEBUG_LEVEL": mode, "DISTDEBUG_RAISE_OWN_FAULTS": "1"}
+    if mode == TCP:
+        names["PYTHONPATH"] = os.pathsep.join([str(ON_TCP), str(ROOT), names["PYTHONPATH"]])
+        names["ON_TCP_EVERYWHERE"] = "1"
+    return names
+
+
+def _read(results: Path) -> dict[str, str]:
+    found = {}
+    for case in ElementTree.parse(results).getroot().iter("testcase"):
+        kinds = {part.tag for part in case}
+        bad = kinds & {"failure", "error"}
+        result = "failed" if bad else "skipped" if "skipped" in kinds else PASSED
+        found[f"{case.get('classname')}.{case.get('name')}"] = result
+    return found
+
+
+def worse(stock: Outcome, other: Outcome) -> list[str]:
+    """The tests that stock torch passes, and this mode does not."""
+    if other.why == "-":
+        return []
+    passed = (name for name, result in stock.tests.items() if result == PASSED)
+    return sorted(name for name in passed if other.tests.get(name) != PASSED)
+
+
+def table(rows: Mapping[str, Mapping[str, Outcome]], modes: Sequence[str]) -> str:
+    """For people: a row a file, a column a mode; `*` where it is worse than stock."""
+    lines = [("file", *modes)]
+    for name, outcomes in rows.items():
+        marks = {mode: "*" if worse(outcomes[STOCK], outcomes[mode]) else "" for mode in modes}
+        lines.append((name, *(f"{outcomes[mode]}{marks[mode]}" for mode in modes)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(modes) + 1)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def compare(
+    folder: Path, files: Iterable[Path], modes: Sequence[str], limit_s: float = FILE_LIMIT_S
+) -> int:
+    """Run all and print the table; 1 where a mode is worse than stock."""
+    rows: dict[str, dict[str, Outcome]] = {}
+    for path in files:
+        row = rows[str(path.relative_to(folder))] = {}
+        for mode in modes:
+            row[mode] = run(path, folder, mode, limit_s)
+            sys.stderr.write(f"{path.name} {mode}: {row[mode]}\n")
+    sys.stdout.write(table(rows, modes) + "\n")
+    lost = [
+        f"{name} {mode}: {test}"
+        for name, row in rows.items()
+        for mode in modes
+        for test in worse(row[STOCK], row[mode])
+    ]
+    if lost:
+        sys.stdout.write("\nWorse than stock:\n" + "\n".join(lost) + "\n")
+    return 1 if lost else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="suites", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the tests are")
+    parser.add_argument("--all", action="store_true", help="every test_*.py of the folder")
+    parser.add_argument("--file", action="append", default=[], help="this one alone; repeatable")
+    parser.add_argument("--mode", action="append", choices=MODES[1:], help="repeatable")
+    parser.add_argument("--limit", type=float, default=FILE_LIMIT_S, help="seconds for a file")
+    asked = parser.parse_args(arguments)
+    folder = asked.folder.expanduser().resolve()
+    if asked.file:
+        files = [folder / name for name in asked.file]
+    else:
+        files = sorted(folder.rglob("test_*.py")) if asked.all else listed(folder)
+    missing = [str(path) for path in files if not path.exists()]
+    if missing or not files:
+        sys.stderr.write(f"no such tests: {', '.join(missing) or folder}; see {LIST}\n")
+        return 2
+    return compare(folder, files, (STOCK, *(asked.mode or MODES[1:])), asked.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

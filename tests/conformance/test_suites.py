@@ -1,0 +1,73 @@
+"""What is said of other people's tests: they are run in every mode, and compared with stock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import suites
+
+THREADED = Path(__file__).parents[1] / "ranks" / "scripts" / "suite_of_threads.py"
+MADE_UP = """
+import os
+import unittest
+import torch
+import torch.distributed as dist
+
+
+class TestWorld(unittest.TestCase):
+    def setUp(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+
+    def test_sum(self):
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1, 1]
+
+    def test_nothing_stands_in_front(self):
+        assert type(dist.group.WORLD) is dist.ProcessGroup
+
+    def test_that_stock_fails(self):
+        assert dist.get_world_size() == 2
+
+    @unittest.skip("no")
+    def test_skipped(self):
+        pass
+"""
+
+
+@pytest.mark.timeout(300)
+def test_worse_is_what_stock_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_made_up.py").write_text(MADE_UP)
+    code = suites.main([str(tmp_path), "--all", "--mode", "INFO", "--mode", "mpi"])
+    head, row, *rest = capsys.readouterr().out.splitlines()
+    assert head.split() == ["file", "stock", "INFO", "mpi"]
+    assert row.split("  ") == ["test_made_up.py", "2, 1 failed", "1, 2 failed*", "-"]
+    assert rest == [
+        "",
+        "Worse than stock:",
+        "test_made_up.py INFO: test_made_up.TestWorld.test_nothing_stands_in_front",
+    ]
+    assert code == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_suite_whose_ranks_are_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torch's own tests and others' make ranks of threads, no process is a rank."""
+    (tmp_path / "test_threads.py").write_text(THREADED.read_text())
+    code = suites.main([str(tmp_path), "--all", "--mode", "INFO", "--mode", "DETAIL"])
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split() == ["test_threads.py", "15", "15", "15"], out
+    assert code == 0, out
+
+
+def test_the_list_names_files_once(tmp_path: Path) -> None:
+    (tmp_path / "tensor").mkdir()
+    (tmp_path / "tensor" / "test_dtensor.py").touch()
+    assert suites.listed(tmp_path) == [tmp_path / "tensor" / "test_dtensor.py"]
+    assert suites.main([str(tmp_path / "nowhere")]) == 2

@@ -1,0 +1,165 @@
+"""Which memory a call writes, and which operators look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from debugger.rank import torch_private
+from debugger.rank.checks import reads
+from debugger.record.signature import Signature
+
+
+class Handle:
+    """Of a call that the program has not waited for."""
+
+    holds = True
+    number = 0
+
+    def poll(self) -> bool:
+        return False
+
+
+def call(root: int | None = None, rank: int = 0) -> tuple[Any, Any]:
+    """A group's record, and what is known of a call."""
+    known = SimpleNamespace(text=Signature(op="broadcast", tensors=(), root=root).to_json())
+    slot = SimpleNamespace(issued=1)
+    return SimpleNamespace(ranks=(0, 1), group_rank=rank, slot=slot), known
+
+
+def ranges(*tensors: Tensor) -> list[tuple[int, int]]:
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors]
+
+
+T, OUT, OTHER = torch.ones(8), torch.ones(16), torch.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "root", "expected"),
+    [
+        ("allreduce", ([T],), None, ranges(T)),
+        ("allreduce_coalesced", ([T, OTHER],), None, ranges(T, OTHER)),
+        ("recv", ([T], 1, 0), None, ranges(T)),
+        ("send", ([T], 1, 0), None, []),
+        ("broadcast", ([T],), 0, []),
+        ("broadcast", ([T],), 1, ranges(T)),
+        ("reduce", ([T],), 0, ranges(T)),
+        ("reduce", ([T],), 1, []),
+        ("_allgather_base", (OUT, T), None, ranges(OUT)),
+        ("_allgather_base", (OUT, OUT[:8]), None, []),
+        ("allgather", ([[T, OTHER]], [T]), None, ranges(OTHER)),
+        ("reduce_scatter", ([T], [[OUT]]), None, ranges(T)),
+        ("gather", ([], [T]), 1, []),
+        ("barrier", (), None, []),
+        ("allreduce", ([OUT[::2]],), None, []),
+        ("allreduce", ([torch.empty(0)],), None, []),
+        ("allreduce", ([torch.ones(2, device="meta")],), None, []),
+    ],
+)
+def test_what_a_call_writes(
+    method: str, args: tuple[Any, ...], root: int | None, expected: list[tuple[int, int]]
+) -> None:
+    assert reads.written(method, args, *call(root)) == expected
+
+
+def looked_at(function: Any) -> list[tuple[int, str]]:
+    """The tensors that operators look at, each by its address, and what is done to it."""
+    found: list[tuple[int, str]] = []
+
+    def look(operator: Any, args: Any, kwargs: Any) -> None:
+        for tensor, how in torch_private.accesses(operator, args, kwargs):
+            found.append((tensor.data_ptr(), how))
+
+    with torch_private.calls_with(look):
+        function()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda: T.sum(), ["read"]),
+        (lambda: T.view(2, 4).sum(), ["read"]),
+        (lambda: T[0].item(), ["read"]),
+        (lambda: T.add_(0), ["written"]),
+        (lambda: torch.add(OTHER, 0, out=T), ["written"]),
+        (lambda: torch.stack([OTHER, T]), ["read"]),
+        (lambda: T.clone(), ["read"]),
+        (lambda: (T.view(2, 4), T[2:], T.t(), T.detach(), T.split(4), T.expand(2, 8)), []),
+        (lambda: (torch.zeros_like(T), T.new_empty(3), T.shape, T.stride(), len(T)), []),
+        (lambda: OTHER.sum(), []),
+    ],
+)
+def test_which_operators_look_at_elements(function: Any, expected: list[str]) -> None:
+    assert [how for address, how in looked_at(function) if address == T.data_ptr()] == expected
+
+
+def test_elements_between_those_that_are_written() -> None:
+    base = torch.zeros(8, 8)
+    rows = (base[2].data_ptr(), base[4].data_ptr())
+    assert reads._touches(base, rows)
+    assert reads._touches(base.t(), rows)
+    assert reads._touches(base[:, 0], rows)
+    assert not reads._touches(base[::4], rows)
+    assert not reads._touches(base[4:], rows)
+    assert not reads._touches(base[:2].t(), rows)
+
+
+@pytest.fixture
+def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(reads, "_thread", reads.Thread())
+    monkeypatch.setattr(reads, "_broken", False)
+    yield reads._thread
+    assert torch_private.depth() == 0
+
+
+def test_looks_while_a_call_is_under_way(thread: Any) -> None:
+    one, other = Handle(), Handle()
+    recorder: Any = SimpleNamespace()
+    reads.watch(one, "allreduce", ([T],), recorder, *call())
+    reads.watch(other, "allreduce", ([OTHER],), recorder, *call())
+    assert torch_private.depth() == 1
+    one.holds = False
+    reads.over()
+    assert torch_private.depth() == 1
+    other.holds = False
+    reads.over()
+    assert torch_private.depth() == 0
+
+
+class Own(TorchDispatchMode):
+    """The program's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_program_are_left_as_they_were_entered(thread: Any) -> None:
+    handle, recorder = Handle(), SimpleNamespace()
+    with Own():
+        reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+        assert torch_private.depth() == 1  # the program's alone: it leaves the innermost
+    assert torch_private.depth() == 0
+    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+    with Own():
+        handle.holds = False
+        reads.over()
+        assert torch_private.depth() == 2  # ours is not the innermost
+    reads.over()
+    assert torch_private.depth() == 0
+
+
+def test_what_fails_in_it_is_switched_off(thread: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    handle = Handle()
+    reads.watch(handle, "allreduce", ([T],), SimpleNamespace(), *call())  # type: ignore[arg-type]
+    thread.pending = [None]
+    assert T.sum() == 8
+    thread.pending = []
+    reads.over()
+    assert "the check of reads in flight is switched off" in capfd.readouterr().err
