@@ -24,6 +24,8 @@ VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
 FIRST_GOES_S = 3.0
 """So long the others leave it to the node that serves the store to be the head."""
+MEET_S = 3.0
+"""So long a program that is over waits for the meeting, which takes some milliseconds."""
 LOOK_EVERY_S = 0.05
 QUICK_S = 60.0
 SLOWLY_S = 1.0
@@ -53,7 +55,7 @@ class Meeting:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._begun: set[str] = set()
-        self._leaving = threading.Event()
+        self._met, self._leaving = threading.Event(), threading.Event()
 
     def begin(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """Meet the other nodes in this store, in a thread; once for each prefix."""
@@ -69,6 +71,7 @@ class Meeting:
         thread.start()
 
         def leave() -> None:
+            self._met.wait(MEET_S)  # a program may be over before its nodes have met
             self._leaving.set()
             thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
 
@@ -76,8 +79,11 @@ class Meeting:
 
     def _meet_quietly(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """The program never notices: a store that has gone, or a supervisor, ends the meeting."""
-        with contextlib.suppress(Exception):
-            self._meet(open_store, host, prefix)
+        try:
+            with contextlib.suppress(Exception):
+                self._meet(open_store, host, prefix)
+        finally:
+            self._met.set()
 
     def _meet(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         directory = self._directory
@@ -91,8 +97,8 @@ class Meeting:
             self._comes(store, place, FIRST_GOES_S)
         head = _text(store.compare_set(place, "", offer))
         if head == offer:
-            ask(directory, "lead", {})
-            self._pass_keys_on(store, prefix)
+            others = json.loads(ask(directory, "lead", {})).get("others", 0)
+            self._pass_keys_on(store, prefix, others)
             return
         number = store.add(f"{prefix}/nodes", 1)
         store.set(f"{prefix}/node/{number}", key)
@@ -105,8 +111,9 @@ class Meeting:
             if self._leaving.wait(LOOK_EVERY_S):
                 break
 
-    def _pass_keys_on(self, store: Any, prefix: str) -> None:
-        """Until this process ends. A node may join late, so it is looked for all the time."""
+    def _pass_keys_on(self, store: Any, prefix: str, others: int) -> None:
+        """Until this process ends. A node may join late, so it is looked for all the time; all have
+        met when so many others have come."""
         passed, quick_until_s = 0, time.monotonic() + QUICK_S
         while not self._leaving.is_set():
             count = min(int(store.add(f"{prefix}/nodes", 0)), MOST_NODES)
@@ -120,6 +127,8 @@ class Meeting:
                 quick_until_s = time.monotonic() + QUICK_S
                 with contextlib.suppress(ControlError):
                     ask(self._directory, "admit", {"key": key})
+            if passed >= others:
+                self._met.set()
             self._leaving.wait(LOOK_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
 
 

@@ -19,6 +19,7 @@ from ...record.kinds import KINDS
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode
+from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
 from .stacks import to_message
@@ -48,7 +49,7 @@ class Member:
         self.welcomed = False
         self._heads_ranks: tuple[int, ...] = ()
         self.finding: Finding | None = None
-        self.document: Mapping[str, Any] | None = None
+        self.document: Document | None = None
         self.stop_signal = 0
         self.stacks_wanted: Mapping[str, Any] | None = None
         self.lost = ""
@@ -60,7 +61,7 @@ class Member:
             return
         for message in self._connection.received():
             self._take(message)
-        self.lost = self._connection.lost
+        self.lost = self._connection.lost if self.document is None else ""
         if self.lost:
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
@@ -89,8 +90,9 @@ class Member:
         elif message.kind == "stop":
             signal = data.get("signal")
             self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
-        elif message.kind == "report" and isinstance(data.get("report"), Mapping):
-            self.document = data["report"]
+        elif message.kind == "report":
+            self.document = received(data.get("report"))
+            self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
         digest = self._sampler.digest()
@@ -145,7 +147,7 @@ class Member:
             self.stop_signal = signal
             self._connection.send(Message("interrupted", {"signal": signal}))
 
-    def report(self, hasten: Callable[[], bool]) -> Mapping[str, Any] | None:
+    def report(self, hasten: Callable[[], bool]) -> Document | None:
         """The head's report; None where it does not come."""
         until_s = time.monotonic() + REPORT_S
         while self.document is None and not self.lost and not hasten():
