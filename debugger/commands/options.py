@@ -12,11 +12,11 @@ from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
+from ..record.debug_levels import INFO, LEVELS
 from ..record.log_file import DEFAULT_MAX_MB
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, inject_flags
 
-LEVELS = ("OFF", "INFO", "DETAIL")
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
 
@@ -114,7 +114,7 @@ def common(
     if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     asked = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
-    level = asked or "INFO"
+    level = asked or INFO
     if level not in LEVELS:
         raise UsageError(f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(LEVELS)}")
     if args.tui:

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..errors import UsageError
+from ..record.debug_levels import LEVELS
 from ..record.run_directory import RunDirectory
 from ..record.secret_words import masked
 from . import asked_faults
@@ -30,8 +31,8 @@ FOLDERS = ("ranks", "logs", "stacks")
 def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     """See `debugger.install`."""
     name = level if level is None else str(level).upper()
-    if name is not None and name not in debug_level.LEVELS:
-        raise UsageError(f"level {level!r} is none of {', '.join(debug_level.LEVELS)}")
+    if name is not None and name not in LEVELS:
+        raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
     if layer.installed():
         if name is not None:
             debug_level.choose(name)
@@ -45,7 +46,7 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
         raise UsageError(f"run_dir is the path of a directory, not {run_dir!r}")
     directory = _directory(os.fspath(run_dir or os.environ.get(layer.RUN_DIRECTORY) or "") or None)
     asked = name or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
-    if asked in debug_level.LEVELS:
+    if asked in LEVELS:
         os.environ[debug_level.LEVEL] = asked
     asked_faults.write_plan(directory)
     layer.install(str(directory))

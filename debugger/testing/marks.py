@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from ..record.debug_levels import LEVELS
 from ..record.kinds import KINDS
 
 MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
 """The parameters that lists in the mark become."""
 MOST_RANKS = 1024
-LEVELS = ("OFF", "INFO", "DETAIL")
 _NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..record.debug_levels import LEVELS
+
 if TYPE_CHECKING:
     from .run_fixture import RunScript
     from .session import Session
@@ -36,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--distdebug-level",
-        choices=("OFF", "INFO", "DETAIL"),
+        choices=LEVELS,
         type=str.upper,
         help="debug level of tests that name none (default: TORCH_DISTRIBUTED_DEBUG, or INFO)",
     )

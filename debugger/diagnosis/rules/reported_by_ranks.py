@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...record.kinds import KINDS
+from ...record.notes import OwnFindingNote
 from ...record.snapshot import GroupKey, Note
 from ..facts.absence import cause_of
 from ..facts.evidence import at_call, chosen, stand
@@ -19,16 +19,20 @@ from ..limits import Candidate
 
 def told(world: World) -> list[Candidate]:
     """One finding for each that ranks have told, however many did."""
-    notes: dict[tuple[object, ...], tuple[int, Note]] = {}
+    notes: dict[OwnFindingNote, tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
-            if note.kind == "finding" and note.data.get("finding") in KINDS:
-                data = note.data
-                key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
+            told = OwnFindingNote.read(note.data) if note.kind == OwnFindingNote.NOTE else None
+            if told is not None:
+                key = replace(told, victims=(), headline="")  # who tells it may see others
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
-    return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
+    return [
+        Candidate(_finding(world, number, note, known))
+        for number, note in notes.values()
+        if (known := OwnFindingNote.read(note.data)) is not None
+    ]
 
 
 def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
@@ -47,17 +51,15 @@ def _call(candidate: Candidate) -> tuple[str, int | None]:
     return (group.name if group else "", candidate.finding.seq)
 
 
-def _finding(world: World, teller: int, note: Note) -> Finding:
-    data = note.data
-    name, incarnation = data["group"]
-    culprits, victims = tuple(data["culprits"]), tuple(data["victims"])
-    key: GroupKey = (str(name), int(incarnation))
+def _finding(world: World, teller: int, note: Note, known: OwnFindingNote) -> Finding:
+    culprits, victims = known.culprits, known.victims
+    key: GroupKey = known.group
     view = world.view(teller, key)
     members = tuple(sorted({*culprits, *victims}))
-    kind, seq = str(data["finding"]), data["seq"]
+    kind, seq = known.finding, known.seq
     ranks = chosen(culprits, victims)
     if seq is not None:
-        evidence = at_call(world, ranks, key, int(seq))
+        evidence = at_call(world, ranks, key, seq)
     else:
         evidence = stand(world, ranks)
         if note.site is not None and teller in evidence:
@@ -70,7 +72,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=seq,
         ranks=evidence,
-        headline=str(data.get("headline", "")),
+        headline=known.headline,
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...record.debug_levels import OFF
 from ..group import outstanding
 from ..log import debug_level, rank_log
 from ..record.recorder import Recorder, report_own_fault
@@ -90,7 +91,7 @@ class _Watch:
             name = type(model.module).__name__
             self._models[logger] = _Observed(name, self._count)
             unused_parameters.watch(model, name)
-            if debug_level.current() != "OFF":
+            if debug_level.current() != OFF:
                 rank_log.write("ddp_model", model=self._count, **record(private.facts(logger)))
             self._count += 1
         except Exception as error:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from ...record.debug_levels import DETAIL, INFO, LEVELS
 from .. import torch_private
 
 LEVEL = "DISTDEBUG_LEVEL"
 UNASKED = "DISTDEBUG_LEVEL_UNASKED"
 """Set where the level is distdebug's own choice: the program is told what torch would tell it."""
-DETAIL = "DETAIL"
-LEVELS = ("OFF", "INFO", DETAIL)
 
-_current = "INFO"
-_shown = "INFO"
+_current = INFO
+_shown = INFO
 _observers: list[Callable[[bool], None]] = []
 
 
 def observe() -> None:
     """From now on torch's public functions of the debug level ask and tell us."""
-    asked = os.environ.get(LEVEL, "INFO").upper()
+    asked = os.environ.get(LEVEL, INFO).upper()
     unasked = bool(os.environ.get(UNASKED))
     level = torch_private.take_debug_level(shown, choose, _choose_from_start)
     if unasked or level == DETAIL:  # the program may have set torch's variable before the import

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from ...record.notes import Verdict
 from ...record.run_directory import is_live
 from ..record import call_site, waiting
 from ..record.errors import FindingRaised, error_of
@@ -36,7 +37,7 @@ class VerdictWatch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._error: tuple[str, str, str | None] | None = None
+        self._error: Verdict | None = None
         self._told_main = False
 
     def install(self) -> None:
@@ -49,9 +50,10 @@ class VerdictWatch:
         if self._error is not None or not self._path.exists():
             return
         try:
-            verdict = json.loads(self._path.read_text())
-            self._error = (str(verdict["kind"]), str(verdict["text"]), verdict.get("cause"))
-        except (OSError, ValueError, KeyError):
+            self._error = Verdict.of_json(json.loads(self._path.read_text()))
+        except (OSError, ValueError):
+            return
+        if self._error is None:
             return
         global _told
         _told = True
@@ -88,7 +90,8 @@ class VerdictWatch:
         return self._raised()
 
     def _raised(self) -> FindingRaised:
-        return error_of(*(self._error or ("", "", None)))
+        found = self._error or Verdict("", "")
+        return error_of(found.kind, found.text, found.cause)
 
     def _on_main_thread(self, _frame: FrameType | None) -> None:
         if self._error is not None and not self._told_main and not _silent:
