@@ -24,7 +24,7 @@ PLANTED = [
     ("debugger/errors/__init__.py", "from ..record import layout", "downward only"),
     ("debugger/errors/__init__.py", "import torch", "costs 2 s"),
     ("debugger/errors/in_ranks.py", "import torch, distcore", None),
-    ("debugger/errors/in_ranks.py", "from ..record import layout", "downward only"),
+    ("debugger/errors/in_ranks.py", "from ..diagnosis import verdict", "downward only"),
     ("debugger/diagnosis/a.py", "def f():\n    import numpy", "standard library only"),
     ("debugger/diagnosis/a.py", "from ..record.layout import x", None),
     ("debugger/diagnosis/deep/a.py", "from ...record.layout import x", None),

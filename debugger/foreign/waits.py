@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..record.wording import place, printable
+from ..record.wording import group_name, place, printable
 from .flight_recorder import Entry
 from .trace import Trace, TracedGroup
 
@@ -38,7 +38,7 @@ class Wait:
         name, desc, _ = self.group.key
         if self.seq is not None:
             return place(name, desc, self.seq)
-        return f"in {place(name, desc, 0).partition(' of ')[2]}"
+        return f'in group "{group_name(name, desc)}"'
 
     def call(self, rank: int) -> str:
         """The call of a rank that waits, as it is printed."""

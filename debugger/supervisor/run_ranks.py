@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from ..diagnosis.findings import Finding
+from ..record.notes import Verdict
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..record.wording import finding_line
@@ -45,12 +46,9 @@ class LocalRanks:
         return gather(self._directory, ranks, native, timeout_s)
 
     def tell(self, finding: Finding) -> bool:
-        summary = {
-            "kind": finding.kind,
-            "cause": finding.cause,
-            "text": finding_line(finding.kind, finding.message),
-        }
-        return self._directory.write_json(self._directory.verdict.name, summary)
+        line = finding_line(finding.kind, finding.message)
+        verdict = Verdict(finding.kind, line, finding.cause)
+        return self._directory.write_json(self._directory.verdict.name, verdict.to_json())
 
     def left(self) -> bool:
         return bool(self._launch.descendants())

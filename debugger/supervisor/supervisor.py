@@ -18,11 +18,10 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
-from ..launch import job_key
 from ..record.exits import ExitLog
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
-from . import surroundings
+from . import job_key, surroundings
 from .actions import Actions
 from .announcements import Announcements
 from .ci import defused

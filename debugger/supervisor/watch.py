@@ -16,6 +16,7 @@ from ..diagnosis.judging import Judge
 from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
 from ..record import steady_clock
+from ..record.log_levels import INFO, OFF
 from ..record.snapshot import Snapshot
 from .run_reader import RunReader
 
@@ -35,7 +36,7 @@ class Policy:
     """
 
     limits: Limits = field(default_factory=Limits)
-    level: str = "INFO"
+    level: str = INFO
     max_restarts: int = 0
 
 
@@ -140,7 +141,7 @@ class Watch:
             self.detected_after_s[finding.identity] = max(0.0, after_s)
 
     def _is_off(self, finding: Finding) -> bool:
-        return self._policy.level == "OFF" and finding.about.of_signatures
+        return self._policy.level == OFF and finding.about.of_signatures
 
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
         """A failure that the launcher answers with a restart is only a warning."""

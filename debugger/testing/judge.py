@@ -14,6 +14,7 @@ from ..diagnosis.judging import judge
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
 from ..record.layout import Activity
+from ..record.notes import Verdict
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
@@ -133,8 +134,8 @@ class Judge:
     def tell(self, kind: str, message: str, cause: str | None = None) -> None:
         """Have every rank that can raise this; the first time counts."""
         if not self._directory.verdict.exists():
-            summary = {"kind": kind, "cause": cause, "text": finding_line(kind, message)}
-            self._directory.write_json(self._directory.verdict.name, summary)
+            verdict = Verdict(kind, finding_line(kind, message), cause)
+            self._directory.write_json(self._directory.verdict.name, verdict.to_json())
 
     # -- what is left of it --------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 """Whether two states of the code say the same of the same programs: their report.json compared.
 
     python tests/support/compare_reports.py keep OUT [NAME ...]   runs fixtures, keeps their reports
-    python tests/support/compare_reports.py diff ONE OTHER        exit code 1 where they differ
+    python tests/support/compare_reports.py diff ONE OTHER [KEY ...]
+
+`diff` has exit code 1 where they differ, but for what is below the KEYs: fields that are new, or
+`ranks`, where each rank was found at that moment.
 
 `keep` is run in the root of each of the two trees; it forks all ranks from one server that has
 torch loaded. Times, pids, ports, addresses and places of files are masked, and stacks and counts of
@@ -95,13 +98,23 @@ def masked(value: Any, key: str = "") -> Any:
     return value
 
 
-def diff(one: Path, other: Path) -> int:
+def without(value: Any, keys: list[str]) -> Any:
+    """The report less what is below these keys."""
+    if isinstance(value, dict):
+        return {name: without(one, keys) for name, one in value.items() if name not in keys}
+    return [without(one, keys) for one in value] if isinstance(value, list) else value
+
+
+def diff(one: Path, other: Path, keys: list[str]) -> int:
     """Print where two folders of reports differ; how many do."""
     names = sorted({path.name for path in (*one.glob("*.json"), *other.glob("*.json"))})
     differing = 0
     for name in names:
         texts = [
-            (place / name).read_text() if (place / name).exists() else "" for place in (one, other)
+            json.dumps(without(json.loads((place / name).read_text()), keys), indent=1)
+            if (place / name).exists()
+            else ""
+            for place in (one, other)
         ]
         if texts[0] != texts[1]:
             differing += 1
@@ -119,8 +132,8 @@ def main(arguments: list[str]) -> int:
         case ["keep", out, *names]:
             keep(Path(out).absolute(), names)
             return 0
-        case ["diff", one, other]:
-            return int(diff(Path(one), Path(other)) > 0)
+        case ["diff", one, other, *keys]:
+            return int(diff(Path(one), Path(other), keys) > 0)
     print(__doc__, file=sys.stderr)
     return 2
 

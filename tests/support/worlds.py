@@ -13,6 +13,7 @@ from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.faults import injected, plan
 from debugger.faults.plan import Fault
+from debugger.record.notes import Verdict
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory
 from debugger.record.wording import finding_line
@@ -107,9 +108,8 @@ class Worlds:
         if verdict is not None and not _all_end(ranks, 0):
             evidence = gather(made, newest_ranks(look.snapshots), False, 5.0)
             verdict = evidence.refine(verdict)
-            told = {"kind": verdict.kind, "cause": verdict.cause}
-            told["text"] = finding_line(verdict.kind, verdict.message)
-            made.write_json(made.verdict.name, told)
+            told = Verdict(verdict.kind, finding_line(verdict.kind, verdict.message), verdict.cause)
+            made.write_json(made.verdict.name, told.to_json())
             _all_end(ranks, _LEAVE_S)
         for process in ranks:
             process.kill()

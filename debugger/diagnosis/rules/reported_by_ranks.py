@@ -6,12 +6,9 @@ also those of other hosts, whose records are not here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from ...record.bounds import MOST_RANKS
-from ...record.kinds import KINDS
+from ...record.notes import OwnFindingNote
 from ...record.snapshot import GroupKey, Note
 from ..facts.absence import cause_of
 from ..facts.evidence import at_call, chosen, stand
@@ -25,34 +22,20 @@ MOST_TOLD = 100
 
 def told(world: World) -> list[Candidate]:
     """One finding for each that ranks have told, however many did."""
-    notes: dict[tuple[object, ...], tuple[int, Note]] = {}
+    notes: dict[OwnFindingNote, tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
-            if note.kind == "finding" and _makes_sense(note.data) and len(notes) < MOST_TOLD:
-                data = note.data
-                key = (data["finding"], str(data["group"]), data["seq"], tuple(data["culprits"]))
+            told = OwnFindingNote.read(note.data) if note.kind == OwnFindingNote.NOTE else None
+            if told is not None and len(notes) < MOST_TOLD:
+                key = replace(told, victims=(), headline="")  # who tells it may see others
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
-    return [Candidate(_finding(world, number, note)) for number, note in notes.values()]
-
-
-def _makes_sense(data: Mapping[str, Any]) -> bool:
-    """Whether a rank of ours wrote this: a record may be damaged, or malicious."""
-    kind, group, seq = data.get("finding"), data.get("group"), data.get("seq")
-    culprits, victims = data.get("culprits"), data.get("victims")
-    return (
-        isinstance(kind, str)
-        and kind in KINDS
-        and isinstance(group, list)
-        and [type(part) for part in group] == [str, int]
-        and (seq is None or type(seq) is int)
-        and isinstance(culprits, list)
-        and isinstance(victims, list)
-        and len(culprits) > 0
-        and len(culprits) + len(victims) <= MOST_RANKS
-        and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in (*culprits, *victims))
-    )
+    return [
+        Candidate(_finding(world, number, note, known))
+        for number, note in notes.values()
+        if (known := OwnFindingNote.read(note.data)) is not None
+    ]
 
 
 def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
@@ -71,20 +54,18 @@ def _call(candidate: Candidate) -> tuple[str, int | None]:
     return (group.name if group else "", candidate.finding.seq)
 
 
-def _finding(world: World, teller: int, note: Note) -> Finding:
-    data = note.data
-    name, incarnation = data["group"]
-    culprits, victims = tuple(data["culprits"]), tuple(data["victims"])
-    key: GroupKey = (str(name), int(incarnation))
+def _finding(world: World, teller: int, note: Note, known: OwnFindingNote) -> Finding:
+    culprits, victims = known.culprits, known.victims
+    key: GroupKey = known.group
     view = world.view(teller, key)
     members = tuple(sorted({*culprits, *victims}))
-    kind, seq = str(data["finding"]), data["seq"]
+    kind, seq = known.finding, known.seq
     ranks = chosen(culprits, victims)
     if seq is not None:
-        evidence = at_call(world, ranks, key, int(seq))
+        evidence = at_call(world, ranks, key, seq)
     else:
         evidence = stand(world, ranks)
-    if (seq is None or data.get("elsewhere")) and note.site is not None and teller in evidence:
+    if (seq is None or known.elsewhere) and note.site is not None and teller in evidence:
         evidence[teller] = replace(evidence[teller], location=note.site)
     return Finding(
         kind=kind,
@@ -94,7 +75,7 @@ def _finding(world: World, teller: int, note: Note) -> Finding:
         group=group_evidence(view.any) if view else GroupEvidence(key[0], "", members),
         seq=seq,
         ranks=evidence,
-        headline=str(data.get("headline", "")),
+        headline=known.headline,
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
     )

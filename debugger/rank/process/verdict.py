@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
+from ...record.notes import Verdict
 from ...record.run_directory import is_live
 from ..record import call_site, frames
 from ..torch_private.gloo_sockets import GlooSockets
@@ -39,7 +40,7 @@ class VerdictWatch:
         self._silent = False
         self.was_raised = False
         """Whether this process was told of a verdict."""
-        self._error: tuple[str, str, str | None] | None = None
+        self._error: Verdict | None = None
         self._told_main = False
 
     def install(self) -> None:
@@ -51,9 +52,10 @@ class VerdictWatch:
         if self._error is not None or not self._path.exists() or _only_launches():
             return
         try:
-            verdict = json.loads(self._path.read_text())
-            self._error = (str(verdict["kind"]), str(verdict["text"]), verdict.get("cause"))
-        except (OSError, ValueError, KeyError):
+            self._error = Verdict.of_json(json.loads(self._path.read_text()))
+        except (OSError, ValueError):
+            return
+        if self._error is None:
             return
         self.was_raised = True
         main = threading.main_thread()
@@ -102,7 +104,8 @@ class VerdictWatch:
             time.sleep(0.01)
 
     def _raised(self) -> FindingRaised:
-        return error_of(*(self._error or ("", "", None)))
+        found = self._error or Verdict("", "")
+        return error_of(found.kind, found.text, found.cause)
 
     def _on_main_thread(self, _frame: FrameType | None) -> None:
         if self._error is not None and not self._told_main and not self._silent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors.in_ranks import FindingRaised, error_of
+from ...record.notes import OwnFindingNote
 from ...record.wording import finding_line
 from .recorder import GroupRecord, Recorder
 
@@ -29,22 +30,22 @@ class OwnFinding:
         others = [rank for rank in group.ranks if rank not in culprits]
         self.kind = kind
         self.message = message
-        self._data = {
-            "finding": kind,
-            "culprits": list(culprits),
-            "victims": list(others if victims is None else victims),
-            "group": [group.name, group.incarnation],
-            "seq": seq,
-            "headline": headline,
-            "elsewhere": elsewhere,
-        }
+        self._note = OwnFindingNote(
+            finding=kind,
+            culprits=tuple(culprits),
+            victims=tuple(others if victims is None else victims),
+            group=(group.name, group.incarnation),
+            seq=seq,
+            headline=headline,
+            elsewhere=elsewhere,
+        )
 
     def __repr__(self) -> str:
         return f"<OwnFinding {self.kind}: {self.message}>"
 
     def put_on_record(self, recorder: Recorder, site: int) -> None:
         """The same finding may be on the record of several ranks."""
-        recorder.note("finding", self.message, site, **self._data)
+        recorder.note(OwnFindingNote.NOTE, self.message, site, **self._note.data())
 
     def raised(self) -> FindingRaised:
         """The error, once it is on record."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.launch import job_key
+from debugger.supervisor import job_key
 from debugger.record.artefact import FILE
 from debugger.record.run_directory import RunDirectory
 
