@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -159,12 +160,20 @@ def run_by_command(expected: dict[str, Any], tmp_path: Path) -> runs.Run:
     return runs.run(expected["command"], arguments, tmp_path)
 
 
+def starved() -> bool:
+    """Whether the machine has so much else to do that ranks stand in a queue for its cores."""
+    return os.getloadavg()[0] > 4 * (os.cpu_count() or 1)
+
+
 def check_verdict(expected: dict[str, Any], done: runs.Run) -> None:
     script = FIXTURES / "scripts" / expected["script"]
     assert done.report["outcome"] == expected["outcome"], done.explain()
     assert done.exit_code == expected["exit_code"], done.explain()
     assert done.report["duration_s"] < BUSY * expected["within_s"], done.explain()
-    assert sorted(set(done.warnings)) == sorted(expected["warnings"]), done.explain()
+    warnings = set(done.warnings)
+    if starved() and "straggler" not in expected["warnings"]:
+        warnings.discard("straggler")  # one rank did come last, for want of a core
+    assert sorted(warnings) == sorted(expected["warnings"]), done.explain()
     if expected["severity"] == "error" and expected["outcome"] != "ok":
         found = done.errors[0]
         assert found["kind"] == expected["outcome"]

@@ -113,6 +113,8 @@ def _unexplained(question: str, alone: Any, below: Any, wrapped: bool) -> Any:
             new = {name for name in set(below) - set(alone) if not name.startswith(TORCH_MODULES)}
             standard = sys.stdlib_module_names
             known = NEW_MODULES.keys() | standard
+            if sys.version_info < (3, 11):  # there sysconfig needs it to say where the library lies
+                new = {name for name in new if not name.startswith("_sysconfigdata_")}
             return {name for name in new if name.split(".")[0] not in known} | (
                 set(alone) - set(below)
             )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor import job_key
 from debugger.record.artefact import FILE
 from debugger.record.run_directory import RunDirectory
+from debugger.supervisor import job_key
 
 HERE = {"DISTDEBUG_ONE_HOST": "1"}
 
