@@ -29,12 +29,11 @@ from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
 from . import deferred_work, messages
-from .deferred_work import GRACE_S, SHORT_GRACE_S, Deferral, DeferredWork
+from .deferred_work import Deferral
 from .monitored_barrier import Monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-_MOST_KINDS = 10_000
 _JOIN_S = 30.0
 """How long ranks are awaited that did not choose DETAIL, or not yet."""
 ISSUED_IN = (__file__, deferred_work.__file__)
@@ -102,9 +101,6 @@ class Guard:
         self._opening = threading.Lock()
         self._ended = False
         self._alone = False
-        self._in_vain: set[int] = set()
-        """The asynchronous calls that the other ranks once did not make in time, by their hashes:
-        they are not waited for any more."""
         self.coalesces = False
 
     def __repr__(self) -> str:
@@ -158,11 +154,7 @@ class Guard:
         order = memory_layout.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
-            in_vain = known.exact in self._in_vain
-            work = deferral.start(channel.turn, SHORT_GRACE_S if in_vain else GRACE_S)
-            if isinstance(work, DeferredWork) and len(self._in_vain) < _MOST_KINDS:
-                self._in_vain.add(known.exact)
-            return work
+            return deferral.start(channel.turn)
         turn = channel.turn
         turn.enter()
         try:

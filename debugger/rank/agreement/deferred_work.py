@@ -22,11 +22,8 @@ from ..record.describe import tensors_in
 from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
 
-GRACE_S = 1.0
-"""So long the caller waits for the others: where they come, its own thread makes the call, and what
-they or the backend refuse is raised by the call, as in stock, not by `wait()`."""
-SHORT_GRACE_S = 0.005
-"""So long, where they did not come in time once: they may wait for what this rank does next."""
+GRACE_S = 0.005
+"""So long the caller waits for the others: where they are as far, its own thread makes the call."""
 
 
 class Deferral:
@@ -50,12 +47,11 @@ class Deferral:
         self.error: BaseException | None = None
         self.work: Any = None
 
-    def start(self, turn: CallQueue, grace_s: float = SHORT_GRACE_S) -> Any:
-        """The backend's work, or one that stands for it until the ranks agree. Raises what comes of
-        the call within `grace_s`."""
+    def start(self, turn: CallQueue) -> Any:
+        """The backend's work, or one that stands for it until the ranks agree."""
         turn.submit(self._run)
         try:
-            self._agreed.wait(grace_s)
+            self._agreed.wait(GRACE_S)
             if self._leave():
                 return DeferredWork(self)
             if self.error is not None:

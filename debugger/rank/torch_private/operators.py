@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from distcore.groups.operators import open_to
+
 from .probe import Part, Private
 from .probe import c10d as private
 
@@ -30,8 +32,6 @@ def record_operators(front_class: type) -> None:
     """
     if OPERATORS.works:
         try:
-            from distcore.groups.operators import open_to  # which needs what groups of its own need
-
             open_to(_front(front_class), PASS_BY)
         except Exception as error:
             OPERATORS.switch_off(f"putting a kernel before torch's failed: {error!r}")

@@ -80,19 +80,25 @@ def turn() -> Iterator[CallQueue]:
     queue.stop()
 
 
-def test_soon_agreed_on_is_made_by_the_caller(turn: CallQueue) -> None:
+def test_soon_agreed_on_is_made_by_the_caller(
+    turn: CallQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("debugger.rank.agreement.deferred_work.GRACE_S", LIMIT_S)
     backend, agreement = Backend(), Agreement()
     agreement.comes()
-    work = Deferral(agreement, partial(backend)).start(turn, LIMIT_S)
+    work = Deferral(agreement, partial(backend)).start(turn)
     assert isinstance(work, Work)
     assert backend.thread == threading.current_thread().name
 
 
-def test_soon_refused_is_raised_at_the_call(turn: CallQueue) -> None:
+def test_soon_refused_is_raised_at_the_call(
+    turn: CallQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("debugger.rank.agreement.deferred_work.GRACE_S", LIMIT_S)
     backend, agreement = Backend(), Agreement()
     agreement.comes(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
-        Deferral(agreement, partial(backend)).start(turn, LIMIT_S)
+        Deferral(agreement, partial(backend)).start(turn)
     assert backend.thread is None
 
 
