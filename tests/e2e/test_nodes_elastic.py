@@ -26,6 +26,9 @@ TWO_AND_TWO = Layout((2, 2))
 STEPS = ["--steps", "20"]
 LATE_IS_FINE = ("--rdzv-conf", "last_call_timeout=2")
 """With fewer nodes than could be, begin after so many seconds."""
+OWN_STORE = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+"""In torch 2.13 a node that joins later waits in vain for the master's address, without distdebug,
+too, where the agents' store is the ranks' as well: who was there before does not tell it anew."""
 LIMIT_S = 200.0
 
 
@@ -86,9 +89,11 @@ def test_a_node_that_joins_late(make_nodes: Callable[[int], Nodes]) -> None:
     nodes = make_nodes(2)
     here = nodes.directory / "here"
     here.mkdir()
-    launch = Launch(TWO_AND_TWO, LATE_IS_FINE, nnodes="1:2", restarts=3)
+    launch = Launch(TWO_AND_TWO, LATE_IS_FINE, nnodes="1:2", restarts=3, extra=OWN_STORE)
     program = [GOING_ON, "--here", str(here), "--wrong", "3"]
-    job = Launch(Layout((2,)), LATE_IS_FINE, nnodes="1:2", restarts=3).start(nodes, program)
+    job = Launch(Layout((2,)), LATE_IS_FINE, nnodes="1:2", restarts=3, extra=OWN_STORE).start(
+        nodes, program
+    )
     for rank in (0, 1):
         job.wait_for(here / str(rank))
     assert [(here / str(rank)).read_text() for rank in (0, 1)] == ["2", "2"]
@@ -105,9 +110,11 @@ def test_a_node_that_joins_late_and_nothing_is_wrong(make_nodes: Callable[[int],
     nodes = make_nodes(2)
     here = nodes.directory / "here"
     here.mkdir()
-    launch = Launch(TWO_AND_TWO, LATE_IS_FINE, nnodes="1:2", restarts=3)
+    launch = Launch(TWO_AND_TWO, LATE_IS_FINE, nnodes="1:2", restarts=3, extra=OWN_STORE)
     program = [GOING_ON, "--here", str(here)]
-    job = Launch(Layout((2,)), LATE_IS_FINE, nnodes="1:2", restarts=3).start(nodes, program)
+    job = Launch(Layout((2,)), LATE_IS_FINE, nnodes="1:2", restarts=3, extra=OWN_STORE).start(
+        nodes, program
+    )
     job.wait_for(here / "1")
     job.add(launch.start_on(nodes, 1, program), directory_on(nodes[1]))
     for rank in (2, 3):
