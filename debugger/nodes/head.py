@@ -61,6 +61,7 @@ class Listener(Link):
         self._pinged_s = 0.0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
+        self.admitted = 0
         self._zap = self.context.socket(zmq.ROUTER)
         self._zap.bind(_ZAP)
         self._router = self.socket(zmq.ROUTER, address)
@@ -91,6 +92,7 @@ class Listener(Link):
 
     def allow(self, key: str) -> None:
         """The node that holds this key is of the job."""
+        self.admitted += 1
         self.later(lambda: self._allow(key))
 
     def send(self, number: int, message: Message) -> None:

@@ -37,7 +37,7 @@ ONLY_ROOMS = {
         "what runs in a rank and what runs outside share only record/",
     ),
     "supervisor": (
-        {"record", "diagnosis", "faults", "hook", "reports"},
+        {"record", "diagnosis", "faults", "hook", "nodes", "reports"},
         "what watches ranks from outside never loads what runs in them: downward only",
     ),
     "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),

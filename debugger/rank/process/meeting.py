@@ -24,6 +24,8 @@ VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
 FIRST_GOES_S = 3.0
 """So long the others leave it to the node that serves the store to be the head."""
+MEET_S = 3.0
+"""So long a program that is over waits for the meeting, which takes some milliseconds."""
 LOOK_EVERY_S = 0.05
 QUICK_S = 60.0
 SLOWLY_S = 1.0
@@ -31,7 +33,7 @@ MOST_KEY_BYTES = 1024
 MOST_NODES = 1 << 14
 
 _begun: set[str] = set()
-_leaving = threading.Event()
+_met, _leaving = threading.Event(), threading.Event()
 
 
 def observe_launcher() -> None:
@@ -56,6 +58,7 @@ def begin(directory: Path, open_store: Callable[[], Any], host: str, prefix: str
     thread.start()
 
     def leave() -> None:
+        _met.wait(MEET_S)  # a program may be over before its nodes have met
         _leaving.set()
         thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
 
@@ -64,8 +67,11 @@ def begin(directory: Path, open_store: Callable[[], Any], host: str, prefix: str
 
 def _quietly(work: Callable[[], None]) -> None:
     """The program never notices: a store that has gone, or a supervisor, ends the meeting."""
-    with contextlib.suppress(Exception):
-        work()
+    try:
+        with contextlib.suppress(Exception):
+            work()
+    finally:
+        _met.set()
 
 
 def _meet(directory: Path, open_store: Callable[[], Any], host: str, prefix: str) -> None:
@@ -79,8 +85,8 @@ def _meet(directory: Path, open_store: Callable[[], Any], host: str, prefix: str
         _comes(store, place, FIRST_GOES_S)
     head = _text(store.compare_set(place, "", offer))
     if head == offer:
-        ask(directory, "lead", {})
-        _pass_keys_on(directory, store, prefix)
+        others = json.loads(ask(directory, "lead", {})).get("others", 0)
+        _pass_keys_on(directory, store, prefix, others)
         return
     number = store.add(f"{prefix}/nodes", 1)
     store.set(f"{prefix}/node/{number}", key)
@@ -95,8 +101,9 @@ def _comes(store: Any, key: str, within_s: float) -> None:
             break
 
 
-def _pass_keys_on(directory: Path, store: Any, prefix: str) -> None:
-    """Until this process ends. A node may join late, so it is looked for all the time."""
+def _pass_keys_on(directory: Path, store: Any, prefix: str, others: int) -> None:
+    """Until this process ends. A node may join late, so it is looked for all the time; all have met
+    when so many others have come."""
     passed, quick_until_s = 0, time.monotonic() + QUICK_S
     while not _leaving.is_set():
         count = min(int(store.add(f"{prefix}/nodes", 0)), MOST_NODES)
@@ -110,6 +117,8 @@ def _pass_keys_on(directory: Path, store: Any, prefix: str) -> None:
             quick_until_s = time.monotonic() + QUICK_S
             with contextlib.suppress(ControlError):
                 ask(directory, "admit", {"key": key})
+        if passed >= others:
+            _met.set()
         _leaving.wait(LOOK_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
 
 

@@ -21,6 +21,10 @@ from ...record.snapshot import LostNode, Process
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
+BYE_S = 5.0
+"""So long it waits for them to say that they have the report."""
+MEETING_S = 3.0
+"""So long it waits, at its own end, for nodes that were let in and have not come yet."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class Head:
         self.nodes: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = 0
+        self._ended_s = 0.0
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -145,7 +150,11 @@ class Head:
 
     @property
     def all_over(self) -> bool:
-        """Whether nothing of the run is left on any other node that is there."""
+        """Whether nothing of the run is left on any other node that is there, or is about to be."""
+        self._ended_s = self._ended_s or time.monotonic()
+        late = self._listener.admitted - len(self.nodes)
+        if late > 0 and time.monotonic() - self._ended_s < MEETING_S:
+            return False
         return all(far.over or not far.there for far in self.nodes.values())
 
     @property
@@ -217,7 +226,11 @@ class Head:
         self._listener.broadcast(Message("welcome", {"ranks": list(ranks_of.get(0, ()))[:4096]}))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more: as soon as all have the report, and have said so."""
+        until_s = time.monotonic() + BYE_S
+        while any(far.there for far in self.nodes.values()) and time.monotonic() < until_s:
+            self.take()
+            time.sleep(0.01)
         self._listener.close()
         for far in self.nodes.values():
             far.mirror.close()

@@ -88,7 +88,8 @@ class Job:
                 raise ValueError("this supervisor cannot be the head")
             self._listener.welcome = {"version": _version()}
             self.head = Head(self._listener, self._directory, self._say)
-        return "it is the head"
+            others = self.several.fewest - 1 if self.several is not None else 0
+        return json.dumps({"others": others})
 
     def _join(self, request: Mapping[str, Any]) -> str:
         from ...nodes.offers import Offer, OfferError

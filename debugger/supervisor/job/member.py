@@ -59,7 +59,7 @@ class Member:
             return
         for message in self._connection.received():
             self._take(message)
-        self.lost = self._connection.lost
+        self.lost = self._connection.lost if self.document is None else ""
         if self.lost:
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
@@ -90,6 +90,7 @@ class Member:
             self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
         elif message.kind == "report" and isinstance(data.get("report"), Mapping):
             self.document = data["report"]
+            self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
         digest = self._sampler.digest()

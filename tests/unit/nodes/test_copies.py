@@ -1,0 +1,181 @@
+"""What a node tells of its flight records, and the head's copies of them: readers see the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from debugger.nodes.messages import Message
+from debugger.nodes.mirror import Mirror, MirrorError
+from debugger.nodes.patches import Patch, unpacked
+from debugger.nodes.sampler import Sampler
+from debugger.nodes.source import STILL_CALLS
+from debugger.record import layout, steady_clock
+from debugger.record.records import Records
+from debugger.record.snapshot import Process, Rank, Snapshot
+from tests.unit.record.test_flight import ALL_REDUCE, Author
+
+ALIVE = Process(alive=True, state="S")
+KILLED = Process(alive=False, signal=9, ended_ns=1_000_000_000)
+
+
+class Node:
+    """A node with records of `ranks`, and the copies that a head has of them."""
+
+    def __init__(self, tmp_path: Path, ranks: Sequence[int]) -> None:
+        self.folder, self.copies = tmp_path / "node", tmp_path / "head"
+        for folder in (self.folder, self.copies):
+            folder.mkdir()
+        self.process = ALIVE
+        self.authors = {rank: Author(self.folder / f"pid-{100 + rank}.flight") for rank in ranks}
+        for rank, author in self.authors.items():
+            author.writer.claim(rank, len(ranks), rank, 0)
+        self.sampler = Sampler(self.folder, lambda _pid, _ticks: self.process)
+        self.mirror = Mirror(self.copies, 3)
+        self.mirror.offset_ns = steady_clock.offset_ns()
+        self.records = Records(self.copies, far=self.mirror.process_of)
+
+    def tell(self) -> Message:
+        """One digest now, and what comes of it."""
+        self.sampler.hasten()
+        digest = self.sampler.digest()
+        assert digest is not None
+        for number, name, size in digest.data.get("files", ()):
+            self.mirror.announced(number, name, size)
+            self.mirror.named(number, name)
+        for patch in unpacked(digest.blob):
+            self.mirror.apply(patch)
+        for number, *values in digest.data.get("processes", ()):
+            self.mirror.seen(number, values)
+        return digest
+
+    def seen(self) -> Snapshot:
+        """By the head."""
+        self.records.look(again=True)
+        (snapshot,) = self.records.snapshots(lambda _pid, _ticks: ALIVE)
+        return snapshot
+
+    def meant(self) -> Snapshot:
+        """By whoever has the records themselves."""
+        records = Records(self.folder, steady=True)
+        records.look()
+        (snapshot,) = records.snapshots(lambda _pid, _ticks: self.process)
+        return snapshot
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: Path) -> Node:
+    return Node(tmp_path, [0, 1])
+
+
+def plain(rank: Rank) -> Rank:
+    return replace(rank, history=None, replicas=(), node=0)
+
+
+def test_the_copies_say_the_same(node: Node) -> None:
+    for author in node.authors.values():
+        for _ in range(5):
+            number, thread = author.call()
+            author.writer.hand_over(number, thread)
+        author.writer.finish(number, None, author.group)
+    node.tell()
+    node.tell()  # the ranks stand still
+    seen, meant = node.seen(), node.meant()
+    assert {n: plain(one) for n, one in seen.ranks.items()} == {
+        n: plain(one) for n, one in meant.ranks.items()
+    }
+    assert all(one.node == 3 for one in seen.ranks.values())
+    for number, rank in seen.ranks.items():
+        other = meant.ranks[number].history
+        assert rank.history is not None
+        assert other is not None
+        assert rank.history.recent(10) == other.recent(10)
+        assert rank.history.recent(10)[-1].signature == ALL_REDUCE
+
+
+def test_a_busy_rank_costs_little_and_a_still_one_tells_more(node: Node) -> None:
+    node.tell()
+    author = node.authors[0]
+    for _ in range(1000):
+        author.call()
+    busy = node.tell()
+    assert sum(len(one.data) for one in unpacked(busy.blob)) < 2000
+    history = node.seen().ranks[0].history
+    assert history is not None
+    assert history.call(999) is not None
+    assert history.call(500) is None, "what was not told reads as overwritten"
+    node.tell()
+    assert len(history.recent(2000)) == STILL_CALLS
+    node.sampler.fill()
+    node.tell()
+    assert len(history.recent(2000)) == 1000
+    nothing = node.tell()
+    assert not nothing.blob
+
+
+def test_how_a_process_ended_is_told(node: Node) -> None:
+    node.tell()
+    assert node.seen().ranks[1].process.alive
+    node.process = replace(KILLED, ended_ns=steady_clock.now_ns())
+    digest = node.sampler.digest()
+    assert digest is not None, "it is told at once"
+    for number, *values in digest.data["processes"]:
+        node.mirror.seen(number, values)
+    assert node.seen().ranks[1].process == node.process
+
+
+def test_a_clock_of_its_own(node: Node) -> None:
+    """The node's monotonic clock is an hour ahead of ours: its times are ours all the same."""
+    node.mirror.offset_ns = steady_clock.offset_ns() - 3600 * 10**9
+    node.authors[0].call()
+    node.tell()
+    before = node.seen().ranks[0].started_ns
+    assert abs(steady_clock.now_ns() - 3600 * 10**9 - before) < 60 * 10**9
+    node.mirror.correct(steady_clock.offset_ns())
+    assert abs(steady_clock.now_ns() - node.seen().ranks[0].started_ns) < 60 * 10**9
+
+
+def test_a_name_that_is_given_late(node: Node) -> None:
+    node.tell()
+    os.rename(node.folder / "pid-100.flight", node.folder / "0.flight")
+    time.sleep(0.06)  # the clock's grain of the folder
+    node.tell()
+    assert sorted(path.name for path in node.copies.iterdir()) == [
+        "node3-0.flight",
+        "node3-pid-101.flight",
+    ]
+    assert list(node.seen().ranks) == [0, 1]
+
+
+def test_a_head_that_knows_nothing_is_told_all(node: Node) -> None:
+    node.authors[0].call()
+    node.tell()
+    node.sampler.anew()
+    digest = node.tell()
+    assert len(digest.data["files"]) == 2
+    assert node.seen().ranks[0].calls == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["../0.flight", "0.flight\n", "/etc/passwd", ".flight", "node1-0.flight", "x.replicas"]
+)
+def test_names_that_no_record_has(node: Node, name: str) -> None:
+    with pytest.raises(MirrorError):
+        node.mirror.announced(7, name, layout.FILE_BYTES)
+    assert not list(node.copies.iterdir())
+
+
+def test_nothing_is_written_outside_a_copy(node: Node) -> None:
+    node.tell()
+    for patch in (Patch(9, 0, b"x"), Patch(0, layout.FILE_BYTES - 1, b"xx")):
+        with pytest.raises(MirrorError):
+            node.mirror.apply(patch)
+    with pytest.raises(MirrorError):
+        node.mirror.seen(0, [True, "S"])
+    with pytest.raises(MirrorError):
+        node.mirror.announced(8, "pid-1-1.replicas", 1 << 40)
