@@ -59,6 +59,7 @@ class Listener(Link):
         self._numbers: dict[bytes, int] = {}
         self._inbox: deque[tuple[int, Message]] = deque(maxlen=MOST_QUEUED)
         self._pinged_s = 0.0
+        self._proving = 0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
         self.admitted = 0
@@ -79,9 +80,10 @@ class Listener(Link):
             raise OSError(error.errno, f"cannot listen at {address}: {error}") from error
         self.port = int(self._router.last_endpoint.decode().rstrip("\0").rpartition(":")[2])
         self._monitor = self._router.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            zmq.EVENT_ACCEPTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_DISCONNECTED
         )
         self.start()
 
@@ -121,7 +123,7 @@ class Listener(Link):
                 if socket is self._zap:
                     self._judge(socket.recv_multipart(zmq.NOBLOCK))
                 elif socket is self._monitor:
-                    self._refused(recv_monitor_message(socket, zmq.NOBLOCK))
+                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK)["event"])
                 else:
                     self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
@@ -164,8 +166,15 @@ class Listener(Link):
         with contextlib.suppress(zmq.ZMQError, IndexError):
             self._zap.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
 
-    def _refused(self, event: Any) -> None:
-        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+    def _happened(self, event: int) -> None:
+        """To a connection. Which one is not told: of those that close while others still prove
+        their keys, one of these is meant, or was about to be let in."""
+        if event == zmq.EVENT_ACCEPTED:
+            self._proving += 1
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._proving = max(0, self._proving - 1)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:
+            self._proving = max(0, self._proving - (event == zmq.EVENT_DISCONNECTED))
             self.say(
                 "refused a connection to the head: what came is not distdebug's protocol, "
                 "or it was made with another key"

@@ -68,6 +68,7 @@ def build(
         "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends or {}, world_size),
+        "hosts": _hosts(ranks),
         "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
         "off": off.of_ranks({**ranks, **(ends or {})}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
@@ -172,6 +173,18 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "location": location(where.location),
         }
     return found
+
+
+def _hosts(ranks: Mapping[int, Rank]) -> Document:
+    """Which ranks are on which host. Nodes of one name are told apart by their number."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for number, rank in sorted(ranks.items()):
+        found.setdefault((clean(rank.host), rank.node), []).append(number)
+    names = [host for host, _ in found]
+    return {
+        host if names.count(host) == 1 else f"{host} (node {node})": numbers
+        for (host, node), numbers in found.items()
+    }
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

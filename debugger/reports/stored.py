@@ -65,6 +65,17 @@ def load(path: Path) -> Document | None:
     return harmless
 
 
+def received(value: Any) -> Document | None:
+    """A report that another supervisor of the job has made, every string in it safe to print; None
+    for what is none."""
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        return None
+    if not all(isinstance(value.get(field), kind) for field, kind in _FIELDS.items()):
+        return None
+    harmless: Document = _harmless({"off": [], **value})
+    return harmless
+
+
 def _harmless(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)

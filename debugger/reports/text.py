@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..record.wording import spans
+from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
@@ -84,6 +84,7 @@ class _Text:
             yield from self._wrapped("not injected: ", sentence)
         for sentence in off.sentences(self.document):
             yield from self._wrapped("off: ", sentence)
+        yield from self._hosts()
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
@@ -122,6 +123,15 @@ class _Text:
 
     def _after(self) -> str:
         return f"after {self.document['duration_s']:.1f} s"
+
+    def _hosts(self) -> Iterator[str]:
+        """Who is where, if not all are on one host, and something is wrong."""
+        hosts = self.document.get("hosts")
+        if not isinstance(hosts, Mapping) or len(hosts) < 2:
+            return
+        if self.document["outcome"] != "ok":
+            shown = [f"{ranks_text(ranks)} on {host}" for host, ranks in hosts.items()]
+            yield from self._wrapped("", "; ".join(shown))
 
     def _headed(self, title: str, sentence: str, colour: int) -> Iterator[str]:
         first, *rest = self._wrap(f"{title}  {sentence}", "", "    ")

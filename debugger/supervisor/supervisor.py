@@ -123,6 +123,7 @@ class Supervisor:
                     scratch=options.scratch,
                 )
                 look, finding = end.end(*self._follow(launch, host))
+                self._unwatched.tell()
                 if finding is not None:
                     with faults.guard("what the GPUs say of a finding"):
                         finding = host.explained(finding)
@@ -149,7 +150,7 @@ class Supervisor:
                 with faults.guard("the report of the head"):
                     document = self._orders.document(launch.poll())
                 if document is not None:
-                    return report.pass_on(dict(document))
+                    return report.pass_on(document)
                 status = self._orders.status(launch.poll())
                 return report.give(status, look, finding, end.evidence)
 
@@ -160,6 +161,7 @@ class Supervisor:
             limits=options.limits, level=options.level, max_restarts=options.max_restarts
         )
         reader = JobReader(LocalReader(records, table, options.world_size), self._job)
+        self._unwatched = reader.unwatched
         watch = Watch(reader, policy, note)
         job = self._job
         return GuardedWatch(watch, self._faults, self._announcements, lambda: job.judged_elsewhere)

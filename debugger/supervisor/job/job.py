@@ -42,7 +42,7 @@ class Job:
         self.several = several
         self._directory = directory
         self._table = table
-        self._say = say
+        self.say = say
         self._lock = threading.Lock()
         self._listener: Listener | None = None
         self._connection: Connection | None = None
@@ -71,11 +71,11 @@ class Job:
             host = str(request.get("host", ""))[:255]
             try:
                 address = address_towards(host or socket.gethostname(), self.several.interface)
-                self._listener = Listener(address, socket.gethostname(), self._say)
+                self._listener = Listener(address, socket.gethostname(), self.say)
             except (InterfaceError, OSError) as error:
-                self._say(f"there will be no verdict over all nodes: {error}")
+                self.say(f"there will be no verdict over all nodes: {error}")
                 return json.dumps({"offer": ""})
-            self._connection = Connection(self._say)
+            self._connection = Connection(self.say)
             offer = self._listener.offer.text()
             first = bool(host) and is_here(host)
             return json.dumps({"offer": offer, "key": self._connection.key, "first": first})
@@ -87,7 +87,7 @@ class Job:
             if self._listener is None or self.role != ALONE:
                 raise ValueError("this supervisor cannot be the head")
             self._listener.welcome = {"version": _version()}
-            self.head = Head(self._listener, self._directory, self._say)
+            self.head = Head(self._listener, self._directory, self.say)
             others = self.several.fewest - 1 if self.several is not None else 0
         return json.dumps({"others": others})
 
@@ -101,13 +101,13 @@ class Job:
             try:
                 offer = Offer.of(str(request.get("offer")))
             except OfferError as error:
-                self._say(f"there will be no verdict over all nodes: {error}")
+                self.say(f"there will be no verdict over all nodes: {error}")
                 raise
             self._listener.close()
             self._listener = None
             self._connection.connect(offer, Member.hello(_version()))
-            self.member = Member(self._connection, self._directory, self._table, self._say)
-            self._say(
+            self.member = Member(self._connection, self._directory, self._table, self.say)
+            self.say(
                 f"node {offer.host or offer.address} is the head: it keeps the run of all nodes"
             )
         return "it joins"
@@ -141,7 +141,7 @@ class Job:
             known = self.member.lost
             self.member.take()
             if self.member.lost and not known:
-                self._say(
+                self.say(
                     f"{self.member.lost}: from here on this node is judged by what is seen here"
                 )
 

@@ -18,6 +18,7 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode
+from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
 from .stacks import to_message
@@ -47,7 +48,7 @@ class Member:
         self.welcomed = False
         self._heads_ranks: tuple[int, ...] = ()
         self.finding: Finding | None = None
-        self.document: Mapping[str, Any] | None = None
+        self.document: Document | None = None
         self.stop_signal = 0
         self.stacks_wanted: Mapping[str, Any] | None = None
         self.lost = ""
@@ -88,8 +89,8 @@ class Member:
         elif message.kind == "stop":
             signal = data.get("signal")
             self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
-        elif message.kind == "report" and isinstance(data.get("report"), Mapping):
-            self.document = data["report"]
+        elif message.kind == "report":
+            self.document = received(data.get("report"))
             self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
@@ -145,7 +146,7 @@ class Member:
             self.stop_signal = signal
             self._connection.send(Message("interrupted", {"signal": signal}))
 
-    def report(self, hasten: Callable[[], bool]) -> Mapping[str, Any] | None:
+    def report(self, hasten: Callable[[], bool]) -> Document | None:
         """The head's report; None where it does not come."""
         until_s = time.monotonic() + REPORT_S
         while self.document is None and not self.lost and not hasten():

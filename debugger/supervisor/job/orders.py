@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.rules.node_lost import lost_without_ranks
 from ...record.exits import ExitStatus
 from ...record.snapshot import Rank
+from ...reports.stored import Document
 from ..interrupts import Interrupts
 from .job import Job
 from .ranks import JobRanks
@@ -80,7 +80,7 @@ class Orders:
             return own
         return head.worst or own
 
-    def document(self, status: ExitStatus | None) -> Mapping[str, Any] | None:
+    def document(self, status: ExitStatus | None) -> Document | None:
         """The head's report, if this node has a head that gives one."""
         member = self._job.member
         if member is None or member.lost or not member.welcomed:

@@ -10,6 +10,7 @@ from ...record import steady_clock
 from ...record.snapshot import LostNode, Snapshot
 from ..run_reader import LocalReader
 from .job import Job
+from .unwatched import Unwatched
 
 
 class JobReader:
@@ -21,6 +22,7 @@ class JobReader:
         self._job = job
         self._lost: tuple[LostNode, ...] = ()
         self._told: dict[int, tuple[int, ...]] = {}
+        self.unwatched = Unwatched(job.say)
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         self._job.take()
@@ -36,6 +38,8 @@ class JobReader:
             self._lost = head.lost(ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_head,)
+        if self._job.several is not None and member is None and snapshots:
+            self.unwatched.look(snapshots[-1])
         if self._lost and snapshots:
             return [*snapshots[:-1], replace(snapshots[-1], lost=self._lost)]
         return snapshots

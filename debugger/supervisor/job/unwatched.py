@@ -1,0 +1,50 @@
+"""Ranks of the job that no supervisor tells of: their node runs without distdebug, most likely."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ...record.layout import GroupState
+from ...record.snapshot import Snapshot
+from ...record.wording import ranks_text, verb
+
+WAIT_S = 1.5
+"""Nodes meet before their ranks make a group; so long it may take until they have told of them."""
+DEFAULT_GROUP = "default_pg"
+
+
+class Unwatched:
+    """Says once who is not watched: members of the default group, made by those who are."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._ranks: tuple[int, ...] = ()
+        self._since_s = 0.0
+        self._said: tuple[int, ...] = ()
+
+    def look(self, newest: Snapshot) -> None:
+        """At the newest world."""
+        ranks = _unseen(newest)
+        if ranks != self._ranks:
+            self._ranks, self._since_s = ranks, time.monotonic()
+        if time.monotonic() - self._since_s >= WAIT_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Now, if anybody is unseen."""
+        ranks = self._ranks
+        if ranks and ranks != self._said:
+            self._said = ranks
+            self._say(
+                f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
+                "no distdebug of this job speaks for their node, and nothing is concluded from that"
+            )
+
+
+def _unseen(snapshot: Snapshot) -> tuple[int, ...]:
+    for rank in snapshot.ranks.values():
+        for group in rank.groups.values():
+            if group.desc == DEFAULT_GROUP and group.state is GroupState.READY:
+                return tuple(sorted(set(group.ranks) - snapshot.ranks.keys()))
+    return ()
