@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ def surroundings(request: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update({"OMP_NUM_THREADS": "1", **request["env"]})  # as torchrun
     os.chdir(request["cwd"])
+    tempfile.tempdir = None  # whoever was forked from has asked for its own
     sys.meta_path[:] = [one for one in sys.meta_path if not _is_of_pytest(one)]
 
 
