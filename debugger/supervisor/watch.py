@@ -144,14 +144,20 @@ class Watch:
         return self._policy.level == OFF and finding.about.of_signatures
 
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
-        """A failure that the launcher answers with a restart is only a warning."""
+        """A failure that the launcher answers with a restart is only a warning. On several nodes
+        launchers restart one after the other, and so do ranks that meet nobody meanwhile."""
+        restarted = finding.about.restarted or (
+            finding.kind in ("join_timeout", "stalled")
+            and not finding.proven
+            and any(one.node for one in snapshot.ranks.values())
+        )
         attempts = [
             snapshot.ranks[rank].restart_count
             for rank in finding.culprits
             if rank in snapshot.ranks
         ]
         if (
-            finding.about.restarted
+            restarted
             and finding.severity == "error"
             and attempts
             and max(attempts) < self._policy.max_restarts
