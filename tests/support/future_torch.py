@@ -331,6 +331,6 @@ def _rank(place: Path, mode: str, rank: int, directory: Path | None) -> None:
         hook_by_hand.run()
         finder, hook = forked_program.hook_of_this_process()
         sys.meta_path.remove(finder)
-        forked_program.become(rank, finder, hook, torch)
+        forked_program.become(rank, rank, finder, hook, torch)
     sys.argv = [str(SCRIPT), str(place / f"{mode}.store")]
     runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import traceback
@@ -11,13 +12,14 @@ from collections.abc import Callable, Sequence
 from ...errors.in_ranks import FindingRaised
 from ..group import checked_group
 from ..record import call_site, lost_connections, waiting
-from ..record.exception_text import titled
+from ..record.exception_text import text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
 from . import blame
 
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
+_ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 
 Explain = Callable[[BaseException, int], bool]
 """Puts on record what an error that was raised at this line is about; False where it is of another
@@ -76,7 +78,12 @@ class Exceptions:
         inside = call_site.is_distributed(innermost)
         lost = lost_connections.is_lost(error)
         if blame.is_own_fault(error):
-            return {"own_fault": True, "invalid_argument": False, "communication": False}
+            return {
+                "own_fault": True,
+                "invalid_argument": False,
+                "communication": False,
+                "address_in_use": False,
+            }
         refused = isinstance(error, (ValueError, TypeError, IndexError))
         wrong_argument = inside and refused and not blame.is_unmeant(error)
         if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
@@ -88,7 +95,11 @@ class Exceptions:
             and not wrong_argument
             and (innermost == _WAITED_IN or (lost and (inside or call_site.is_torch(innermost))))
         )
-        return {"invalid_argument": wrong_argument, "communication": communication}
+        return {
+            "invalid_argument": wrong_argument,
+            "communication": communication,
+            "address_in_use": bool(_ADDRESS_IN_USE.search(text_of(error))),
+        }
 
 
 def failed_to_join(error: BaseException, address: str) -> None:

@@ -1,5 +1,7 @@
 """Tests whose ranks are threads, as torch's own of functional collectives are."""
 
+import unittest
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from torch.testing._internal.common_distributed import (
     MultiThreadedTestCase,
     spawn_threads_and_init_comms,
 )
-from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.common_utils import TestCase
 
 
 class Threaded(MultiThreadedTestCase):
@@ -140,4 +142,4 @@ class TestWithWrapper(TestCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    unittest.main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -174,4 +173,6 @@ def test_stacks_of_what_is_not_python() -> None:
                 python_below(sleeper.pid)
         finally:
             sleeper.kill()
-    assert os.getpid() in python_below(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        assert python_below(program.pid) == [program.pid]
+        program.kill()

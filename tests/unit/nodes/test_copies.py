@@ -82,7 +82,7 @@ def test_the_copies_say_the_same(node: Node) -> None:
         for _ in range(5):
             number, thread = author.call()
             author.writer.hand_over(number, thread)
-        author.writer.finish(number, None, author.group)
+        author.writer.finish(number, None)
     node.tell()
     node.tell()  # the ranks stand still
     seen, meant = node.seen(), node.meant()

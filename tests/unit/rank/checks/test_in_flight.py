@@ -54,7 +54,7 @@ def test_seen(method: str, change: str) -> None:
         kept.check()
     ((given, data),) = notes
     assert given[0] == "finding"
-    assert (data["finding"], data["culprits"]) == ("inflight_write", [20])
+    assert (data["finding"], data["culprits"]) == ("inflight_write", (20,))
     assert data["seq"] == (None if method == "send" else 7)
 
 

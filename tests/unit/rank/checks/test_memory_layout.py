@@ -154,7 +154,7 @@ def test_the_finding() -> None:
     with pytest.raises(FindingRaised, match=r"rank 20 .*#7 of group .* strides \(8, 1\)"):
         check.before("allreduce", ([columns()],), known, 7)
     ((_, data),) = notes
-    assert (data["finding"], data["culprits"], data["victims"]) == ("unsafe_tensor", [20], [10])
+    assert (data["finding"], data["culprits"], data["victims"]) == ("unsafe_tensor", (20,), (10,))
 
 
 def test_backends() -> None:

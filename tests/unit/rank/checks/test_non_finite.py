@@ -127,8 +127,8 @@ def test_overflow() -> None:
     with pytest.raises(FindingRaised, match="overflowed: it is -inf at element 1"):
         after()
     (note,) = notes.taken
-    assert (note["finding"], note["culprits"], note["victims"]) == ("overflow", [10, 20], [])
-    assert (note["group"], note["seq"]) == (["0", 0], 7)
+    assert (note["finding"], note["culprits"], note["victims"]) == ("overflow", (10, 20), ())
+    assert (note["group"], note["seq"]) == (("0", 0), 7)
     assert note["site"] == test_overflow.__code__.co_firstlineno
 
 

@@ -114,14 +114,13 @@ def test_elements_between_those_that_are_written() -> None:
 @pytest.fixture
 def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(reads, "_thread", reads.Thread())
-    monkeypatch.setattr(reads, "_broken", False)
     yield reads._thread
     assert torch_private.depth() == 0
 
 
 def test_looks_while_a_call_is_under_way(thread: Any) -> None:
     one, other = Handle(), Handle()
-    recorder: Any = SimpleNamespace()
+    recorder: Any = SimpleNamespace(off=set())
     reads.watch(one, "allreduce", ([T],), recorder, *call())
     reads.watch(other, "allreduce", ([OTHER],), recorder, *call())
     assert torch_private.depth() == 1
@@ -141,7 +140,7 @@ class Own(TorchDispatchMode):
 
 
 def test_modes_of_the_program_are_left_as_they_were_entered(thread: Any) -> None:
-    handle, recorder = Handle(), SimpleNamespace()
+    handle, recorder = Handle(), SimpleNamespace(off=set())
     with Own():
         reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
         assert torch_private.depth() == 1  # the program's alone: it leaves the innermost
@@ -157,7 +156,7 @@ def test_modes_of_the_program_are_left_as_they_were_entered(thread: Any) -> None
 
 def test_what_fails_in_it_is_switched_off(thread: Any, capfd: pytest.CaptureFixture[str]) -> None:
     handle = Handle()
-    reads.watch(handle, "allreduce", ([T],), SimpleNamespace(), *call())  # type: ignore[arg-type]
+    reads.watch(handle, "allreduce", ([T],), SimpleNamespace(off=set()), *call())  # type: ignore[arg-type]
     thread.pending = [None]
     assert T.sum() == 8
     thread.pending = []

@@ -410,7 +410,7 @@ def test_what_a_signals_handler_raises_is_the_programs(
     finally:
         signal.signal(signal.SIGUSR1, kept)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(rank_log, "_dropped", False)
+    monkeypatch.setattr(rank_log.of_this_process, "dropped", False)
     monkeypatch.setattr(rank_log, "_chain", lambda: _on_signal(0, None))
     rank_log.put("event", "error", {})
     assert "lacks a record of 'event'" in capfd.readouterr().err, "the twin: nobody handles it"

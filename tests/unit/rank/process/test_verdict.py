@@ -9,9 +9,11 @@ import types
 from pathlib import Path
 
 import pytest
-from debugger.rank.record.errors import FindingRaised
 
-from debugger.rank.process import main_thread, verdict
+from debugger.errors.in_ranks import FindingRaised
+from debugger.rank.process.main_thread import MainThread
+from debugger.rank.process.verdict import VerdictWatch
+from debugger.rank.torch_private.gloo_sockets import GlooSockets
 
 
 @pytest.mark.parametrize(
@@ -32,15 +34,15 @@ def test_a_launcher_is_not_told(
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(verdict, "_told", False)
+    main_thread = MainThread()
     monkeypatch.setattr(main_thread, "interrupt", lambda: None)
     path = tmp_path / "verdict.json"
     path.write_text(json.dumps({"kind": "deadlock", "text": "in a cycle"}))
-    watch = verdict.VerdictWatch(path)
+    watch = VerdictWatch(tmp_path, main_thread, GlooSockets())
     looking = threading.Thread(target=watch.look)
     looking.start()
     looking.join()
-    assert verdict.verdict_was_raised() is told
+    assert watch.was_raised is told
     if told:
         with pytest.raises(FindingRaised, match="in a cycle"):
             watch.check()
