@@ -54,6 +54,7 @@ BY_COMMAND = {
 }
 """Also as a user would start them, by torchrun's flags on each node: some of each exit code."""
 ON_ONE_NODE = {
+    "exit_dropped_isend": "its ranks look for each other's process",
     "stalled_nobody_serves": "its ranks meet at the loopback address",
     "stalled_not": "its ranks meet at the loopback address",
 }
