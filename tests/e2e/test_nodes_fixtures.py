@@ -55,11 +55,12 @@ BY_COMMAND = {
 """Also as a user would start them, by torchrun's flags on each node: some of each exit code."""
 ON_ONE_NODE = {
     "exit_dropped_isend": "its ranks look for each other's process",
+    "exit_store_host": "its ranks look for each other's process",
+    "join_exits_before": "it is for who is second on its node",
     "stalled_nobody_serves": "its ranks meet at the loopback address",
     "stalled_not": "its ranks meet at the loopback address",
 }
 WITHIN_A_NODE = {
-    "join_exits_before": "it is for who is second on its node",
     "worlds_of_their_own": "two ranks meet at the loopback address",
 }
 """Not with each rank on a node of its own."""
