@@ -3,8 +3,9 @@
 Not the whole of it: a rank that calls without pause writes a megabyte a second. What readers need
 to see where it stands is told at once, a few hundred bytes: the header, the counters, what each
 thread waits for, the counts and chains of the groups, what is new in the heap. Of the ring the
-newest calls are told, and those that threads are in; all new ones where they are few. As soon as
-the rank stands still, the last calls follow, and the whole ring when the head asks for it.
+newest calls are told, those that threads are in, and the last of each group and channel that rests
+meanwhile; all new ones where they are few. As soon as the rank stands still, the last calls follow,
+and the whole ring when the head asks for it.
 
 Whatever is not told reads as overwritten at the other end, since every slot carries its number.
 """
@@ -45,6 +46,7 @@ class RecordSource(RingReader):
         self._heap_told = 0
         self._mark: tuple[int, ...] = ()
         self._calls_told = 0
+        self._lasts: dict[int, int] = {}
         self._still_told = False
         self._filled = False
         self.cut = False
@@ -168,7 +170,7 @@ class RecordSource(RingReader):
             new = calls - self._calls_told
             count = FEW_CALLS if new <= FEW_CALLS else NEWEST_CALLS
             inside = (word // 2 - 1 for word in self._thread_calls() if word and not word % 2)
-            wanted = {*range(max(0, calls - count), calls), *inside}
+            wanted = {*range(max(0, calls - count), calls), *inside, *self._resting()}
         self._calls_told = calls
         for number in wanted:
             yield from self._slot(number)
@@ -176,17 +178,32 @@ class RecordSource(RingReader):
     def _last_calls(self, calls: int) -> set[int]:
         """The last of the rank, and the last of each of its groups and channels."""
         wanted = set(range(max(0, calls - STILL_CALLS), calls))
+        for _, last in self._lasts_now():
+            for _, (number, _) in zip(range(STILL_GROUP_CALLS), self._walk(last), strict=False):
+                wanted.add(number)
+        return wanted
+
+    def _resting(self) -> Iterator[int]:
+        """The last calls of groups and channels in which nothing was called since the last sample:
+        what stands still there may be the fault, however busy the rank is elsewhere."""
+        for place, last in self._lasts_now():
+            if self._lasts.get(place) == last:
+                yield last
+            self._lasts[place] = last
+
+    def _lasts_now(self) -> Iterator[tuple[int, int]]:
+        """Of each group and channel that has had a call: where it stands in the record, and that
+        call's number."""
         tables = (
             (layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS, layout.GROUP, 7),
             (layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS, layout.CHANNEL, 3),
         )
         for start, size, most, form, field in tables:
             for index in range(self._used(start, size, most)):
-                last = int(form.unpack_from(self._map, start + index * size)[field])
-                walk = self._walk(last - 1 if last else None)
-                for _, (number, _) in zip(range(STILL_GROUP_CALLS), walk, strict=False):
-                    wanted.add(number)
-        return wanted
+                at = start + index * size
+                last = int(form.unpack_from(self._map, at)[field])
+                if last:
+                    yield at, last - 1
 
     def _slot(self, number: int) -> Iterator[Piece]:
         row = self._row(number)

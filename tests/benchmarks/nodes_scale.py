@@ -87,7 +87,7 @@ class Rank:
         """It makes calls; what is told of that."""
         for _ in range(count):
             number, thread = self._begin(ALL_REDUCE)
-            self._writer.finish(number, thread, self._group)
+            self._writer.finish(number, thread)
         return self._source.sample()
 
     def waits(self, signature: Signature) -> list[tuple[int, bytes]]:

@@ -4,6 +4,9 @@ A thread hands the address and the public key of this node's supervisor to the s
 head's from there. Who stands under `head` first is the head; the node that serves the store goes
 first, the others wait for it a moment. Then each node adds its own key, and the head's process
 passes the keys on to its supervisor, which takes nobody else. The store never carries more.
+
+A rank whose process does it makes its group after that: what ends the job may be the next line, by
+a signal or `os._exit`, and what a node had not told by then would be missing from the verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ VARIABLE = "DISTDEBUG_MEET"
 FIRST_GOES_S = 3.0
 """So long the others leave it to the node that serves the store to be the head."""
 MEET_S = 3.0
-"""So long a program that is over waits for the meeting, which takes some milliseconds."""
+"""So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
+some milliseconds once all nodes are there."""
 LOOK_EVERY_S = 0.05
 QUICK_S = 60.0
 SLOWLY_S = 1.0
@@ -46,7 +50,13 @@ def meet_nodes(directory: Path) -> None:
     if os.environ.get(VARIABLE) and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
         from ..torch_private.rendezvous import on_rank_store
 
-        on_rank_store(Meeting(directory).begin)
+        meeting = Meeting(directory)
+
+        def meet(open_store: Callable[[], Any], host: str, prefix: str) -> None:
+            meeting.begin(open_store, host, prefix)
+            meeting.wait()
+
+        on_rank_store(meet)
 
 
 class Meeting:
@@ -76,6 +86,10 @@ class Meeting:
             thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
 
         atexit.register(leave)
+
+    def wait(self) -> None:
+        """Until the nodes have met, or what is the matter with them has taken too long."""
+        self._met.wait(MEET_S)
 
     def _meet_quietly(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """The program never notices: a store that has gone, or a supervisor, ends the meeting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ StoreHeard = Callable[[Callable[[], Any], str, str], None]
 prefix for keys, which tells jobs that share a store apart."""
 OPERATION_S = 10.0
 CONNECT_S = 2.0
+_STORE_AT = 5
+"""Among the arguments of init_process_group."""
 
 
 def on_launcher_store(heard: StoreHeard) -> None:
@@ -56,7 +59,8 @@ def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
 
 
 def on_rank_store(heard: StoreHeard) -> None:
-    """In a rank: hear of the store of its default group, before the group is made with it."""
+    """In a rank: hear of the store of its default group, before the group is made with it: torch's
+    own, or one that the program has made and gives to init_process_group."""
 
     def make(original: Wrapped) -> Wrapped:
         def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -66,12 +70,18 @@ def on_rank_store(heard: StoreHeard) -> None:
 
         return rendezvous
 
+    def with_given(original: Wrapped) -> Wrapped:
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            store = kwargs.get("store", args[_STORE_AT] if len(args) > _STORE_AT else None)
+            if isinstance(store, dist.Store):
+                with contextlib.suppress(Exception):
+                    _rank_has(store, heard)
+            return original(*args, **kwargs)
+
+        return init_process_group
+
     patch(c10d, "rendezvous", make)
-
-
-def hear_given_store(store: Any, heard: StoreHeard) -> None:
-    """The program has made this store by itself for its default group."""
-    _rank_has(store, heard)
+    patch(c10d, "init_process_group", with_given)
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -72,5 +73,7 @@ def store_address(store: Any) -> str:
         return f"{name}:{store.port}"
     if isinstance(store, dist.FileStore):
         return f"{name}:{store.path}"
-    # A HashStore is this process's own; of the user's own kinds we know nothing.
-    return f"{name}:{os.getpid()}" if isinstance(store, dist.HashStore) else name
+    if isinstance(store, dist.HashStore):
+        # This process's own. In containers on several nodes processes have the same numbers.
+        return f"{name}:{socket.gethostname()}:{os.getpid()}"
+    return name  # of the user's own kinds we know nothing

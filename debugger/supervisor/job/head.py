@@ -24,7 +24,8 @@ ENDING_S = 12.0
 BYE_S = 5.0
 """So long it waits for them to say that they have the report."""
 MEETING_S = 3.0
-"""So long it waits, at its own end, for nodes that were let in and have not come yet."""
+"""So long it waits, at its own end or with a verdict, for nodes that were let in and have not come
+yet."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Head:
         self.nodes: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = 0
-        self._ended_s = 0.0
+        self._late_s = 0.0
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -79,8 +80,7 @@ class Head:
             far = self.nodes.get(number)
             if far is None or not far.there:
                 continue
-            if known.offset.known:
-                far.mirror.correct(known.offset.add_ns + steady_clock.offset_ns())
+            if self._timed(far):
                 early, far.early = far.early, []
                 for message in early:
                     self._digest(far, message)
@@ -97,7 +97,7 @@ class Head:
             return
         far = self.nodes[number]
         if message.kind == "digest":
-            if self._listener.nodes[number].offset.known and not far.early:
+            if self._timed(far) and not far.early:
                 self._digest(far, message)
             else:
                 far.early.append(message)
@@ -125,6 +125,13 @@ class Head:
             self.nodes[number] = Far(number, clean(known.host, 120), mirror)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
 
+    def _timed(self, far: Far) -> bool:
+        """Whether the node's clock is known: what it tells is read by that, never by ours."""
+        offset = self._listener.nodes[far.number].offset
+        if offset.known:
+            far.mirror.correct(offset.add_ns + steady_clock.offset_ns())
+        return offset.known
+
     def _digest(self, far: Far, message: Message) -> None:
         data = message.data
         for number, name, size in data.get("files", ()):
@@ -151,11 +158,18 @@ class Head:
     @property
     def all_over(self) -> bool:
         """Whether nothing of the run is left on any other node that is there, or is about to be."""
-        self._ended_s = self._ended_s or time.monotonic()
-        late = self._listener.admitted - len(self.nodes)
-        if late > 0 and time.monotonic() - self._ended_s < MEETING_S:
+        if self._awaited:
             return False
         return all(far.over or not far.there for far in self.nodes.values())
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether a node that was let in has yet to come, and may."""
+        if self._listener.admitted <= len(self.nodes):
+            self._late_s = 0.0
+            return False
+        self._late_s = self._late_s or time.monotonic()
+        return time.monotonic() - self._late_s < MEETING_S
 
     @property
     def worst(self) -> ExitStatus | None:
@@ -180,7 +194,7 @@ class Head:
         if late and self._asked_ns != since_ns:
             self._asked_ns = since_ns
             self._listener.broadcast(Message("fill"))
-        return not late
+        return not late and not self._awaited
 
     # -- what they are to do -------------------------------------------------------------------
 

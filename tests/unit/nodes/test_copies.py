@@ -18,7 +18,7 @@ from debugger.nodes.source import STILL_CALLS
 from debugger.record import layout, steady_clock
 from debugger.record.records import Records
 from debugger.record.snapshot import Process, Rank, Snapshot
-from tests.unit.record.test_flight import ALL_REDUCE, Author
+from tests.unit.record.test_flight import ALL_REDUCE, WORLD, Author
 
 ALIVE = Process(alive=True, state="S")
 KILLED = Process(alive=False, signal=9, ended_ns=1_000_000_000)
@@ -116,6 +116,26 @@ def test_a_busy_rank_costs_little_and_a_still_one_tells_more(node: Node) -> None
     assert len(history.recent(2000)) == 1000
     nothing = node.tell()
     assert not nothing.blob
+
+
+def test_a_busy_rank_tells_the_last_call_of_a_group_that_rests(node: Node) -> None:
+    """A thread of its own made that call: who looks for it needs the call, hours later, too."""
+    author = node.authors[0]
+    busy, resting = author.group, author.writer.add_group({**WORLD, "name": "1"})
+    assert resting is not None
+    node.tell()
+    author.group = resting
+    for _ in range(20):
+        author.call()
+    author.group = busy
+    for _ in range(2):
+        for _ in range(100):
+            author.call()
+        node.tell()
+    history = node.seen().ranks[0].history
+    assert history is not None
+    assert history.at(("1", 0), 19) is not None
+    assert history.call(10) is None, "no more than that"
 
 
 def test_how_a_process_ended_is_told(node: Node) -> None:
