@@ -106,7 +106,7 @@ class Actions:
                 f"rank {number} is stopped by a signal and runs no line; "
                 f"let it go on first: kill -CONT {rank.pid}"
             )
-        silent_s = (steady_clock.now_ns() - rank.heartbeat_ns) / 1e9
+        silent_s = (steady_clock.now_ns() - (rank.heartbeat_ns or rank.started_ns)) / 1e9
         if silent_s > SILENT_S:
             raise ValueError(
                 f"rank {number} has run no Python for {silent_s:.0f} s (its GIL is held), "

@@ -70,13 +70,14 @@ class Heartbeat:
         outstanding.poll()
         gpu_completion.poll()
         self._unwaited.report()
-        self._infer()
-        self._infer_on_stream()
-        serial = writer.serial
-        free = self._free_threads()
-        main = threading.main_thread().ident or 0
-        frame = frames.of_thread(main)
-        location = self._recorder.site(frame) if frame is not None else 0
+        with frames.without_collection():
+            self._infer()
+            self._infer_on_stream()
+            serial = writer.serial
+            free = self._free_threads()
+            main = threading.main_thread().ident or 0
+            frame = frames.of_thread(main)
+            location = self._recorder.site(frame) if frame is not None else 0
         writer.heartbeat(free, serial, location)
 
     def _free_threads(self) -> int:

@@ -5,12 +5,18 @@ interpreter's list of threads, and that may start a garbage collection. One that
 runs any finaliser that lets go of the GIL) lets another thread run, and if that one asks for the
 frames too, or starts a thread, it waits for the lock with the GIL in its hand: the process stands
 still for ever. So there is no garbage collection meanwhile.
+
+Nor may there be one while another thread's frames are gone through: `f_back` creates an object for
+a frame, and where a collection lets that thread run and return from it, the object is of a frame
+that is no more, and the process crashes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,6 +28,20 @@ _WITHOUT_GARBAGE_COLLECTION: tuple[partial[Any], ...] = (
     partial(sys._current_frames),
     partial(gc.enable),
 )
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """While other threads' frames are gone through. From Python 3.12 on a collection waits for the
+    next instruction anyway, and is in no call's way."""
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def of_all_threads() -> dict[int, FrameType]:

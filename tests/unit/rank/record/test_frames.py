@@ -99,3 +99,18 @@ def test_nobody_looks_past_it() -> None:
     files = [path for name in ("debugger", "distcore") for path in (root / name).rglob("*.py")]
     users = {path.name for path in files if "_current_frames" in path.read_text()}
     assert users == {"frames.py"}
+
+
+def test_no_collection_while_frames_are_gone_through() -> None:
+    waits_anyway = sys.version_info >= (3, 12)
+    with frames.without_collection():
+        assert gc.isenabled() is waits_anyway
+        assert frames.of_all_threads()
+    assert gc.isenabled()
+    gc.disable()  # as a program may
+    try:
+        with frames.without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
