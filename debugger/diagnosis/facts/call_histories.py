@@ -1,4 +1,6 @@
-"""The call histories of two ranks side by side, as a unified diff, and what the diff shows."""
+"""The call histories of two ranks side by side, as a unified diff, and what the diff shows; and
+where their lines part, which may be earlier than their calls do.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from typing import Any
 
 from ...record.majority import Vote
 from ...record.signature import agreement_key
-from ...record.snapshot import Call
-from ...record.wording import call_text, ranks_text
+from ...record.snapshot import Call, CallSite
+from ...record.wording import at_site, call_text, ranks_text
 from .world import GroupView, World
 
 BEFORE, AFTER = 3, 6
+MOST_LINES = 64
+"""How many calls before a mismatch are looked at for lines that part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,43 @@ def compare_histories(world: World, view: GroupView, result: Vote[Any], seq: int
     ]
     sentence = _sentence(left, right, seq, odd) if result.majority is not None else ""
     return Story(tuple(lines), sentence)
+
+
+def lines_part(world: World, view: GroupView, result: Vote[Any], seq: int) -> str:
+    """Where the culprit made an equal call at another line than the others, shortly before the
+    mismatch: a call too many is noticed only once the next one differs. "" where it did not.
+
+    Ranks may make one call at two lines throughout (`if rank == 0: ... else: ...`), so a pair of
+    lines counts only the first time that it is seen.
+    """
+    if result.majority is None or seq == 0:
+        return ""
+    usual, odd = result.parties[0][1], result.parties[1][1]
+    sites = {call.seq: call.site for call in _before(world, view, usual[0], seq)}
+    known: set[tuple[CallSite, CallSite]] = set()
+    parted: Call | None = None
+    other: CallSite | None = None
+    for call in _before(world, view, odd[0], seq):
+        site = sites.get(call.seq)
+        if site is None or call.site is None or site == call.site:
+            continue
+        if (site, call.site) not in known and parted is None and call.seq >= seq - MOST_LINES:
+            parted, other = call, site
+        known.add((site, call.site))
+    if parted is None:
+        return ""
+    return (
+        f"the lines part earlier: {ranks_text(odd)} made #{parted.seq} {call_text(parted)}"
+        f"{at_site(parted.site)}, {ranks_text(usual)}{at_site(other)}"
+    )
+
+
+def _before(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:
+    """The rank's calls in the group before this one, as far as they are on record."""
+    history = world.ranks[rank].history
+    if history is None:
+        return []
+    return [c for c in history.recent(view.states[rank].issued, view.key) if c.seq < seq]
 
 
 def _calls(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:

@@ -20,7 +20,7 @@ from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb
-from ..facts.call_histories import Story, compare_histories
+from ..facts.call_histories import Story, compare_histories, lines_part
 from ..facts.evidence import at_call, chosen
 from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.world import GroupView, World
@@ -166,6 +166,7 @@ def _finding(
     if warning:
         message += " (same number of elements, other shape)"
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
+    parted = "" if warning else lines_part(world, view, result, seq)
     return Finding(
         kind=kind,
         message=message,
@@ -176,7 +177,7 @@ def _finding(
         group=group_evidence(group),
         seq=seq,
         ranks=ranks,
-        details=(_agreed(divergence), *story.details),
+        details=(_agreed(divergence), *((parted,) if parted else ()), *story.details),
         headline=headline,
         story=story.sentence,
         observable_ns=_observable(world, view, result, seq),

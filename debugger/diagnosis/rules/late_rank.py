@@ -19,13 +19,13 @@ from ...record.layout import Activity
 from ...record.snapshot import Call, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
-from ..facts.evidence import chosen, doing, stand, standing
+from ..facts.evidence import RUNS, chosen, doing, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception, timed_out
 from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
-from ..findings import Finding, group_evidence
+from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
 
 CAUSES = {
@@ -177,17 +177,36 @@ def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = 
         cause=cause,
         group=group_evidence(view.any) if view else None,
         seq=call.seq if call else None,
-        ranks=stand(world, chosen(culprits, late.victims), call),
+        ranks=stand(world, chosen(culprits, late.victims), call)
+        | {rank: own for rank in culprits if (own := _outside_calls(world, rank))},
         observable_ns=observable_ns,
     )
 
 
+def _outside_calls(world: World, rank: int) -> RankEvidence | None:
+    """Where the main thread stands, if it is in no wait while another thread of the rank is: it is
+    the one that others wait for."""
+    record = world.ranks.get(rank)
+    waits = world.pending(rank)
+    if record is None or record.free_threads <= 0 or record.location is None or not waits:
+        return None
+    if any(row.wait.thread == record.pid for row in waits):  # the main thread's id is the process's
+        return None
+    return RankEvidence(RUNS, None, record.location)
+
+
 def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
     rank = culprits[0]
+    own = _outside_calls(world, rank)
     where = standing(world, rank)
-    what = CAUSES.get(cause, where.state)
+    state = where.state
+    if where.call is not None and where.call_is is CallIs.OBJECT:
+        state += f" {where.call}"
+    if own is not None:
+        state = f"{own.state}{at_site(own.location)}, while a thread of it {state}"
+    what = CAUSES.get(cause, state)
     if cause == "store":
-        what = where.state if "store" in where.state else what
+        what = state if "store" in state else what
     return f"rank {rank}: {what}{at_site(where.location)}"
 
 

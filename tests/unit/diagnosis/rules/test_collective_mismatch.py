@@ -126,6 +126,34 @@ def test_an_extra_call_is_named() -> None:
     assert "rank 0 made an extra broadcast(src=0, float32[1])" in found.message
 
 
+def test_a_call_too_many_is_told_by_its_line_though_it_agrees() -> None:
+    """An extra forward pass makes the calls that the others make for the next one."""
+    run = Run(3)
+    for _ in range(2):
+        run.each(all_gather(8), line=13)
+        run.each(reduce_to(8), line=14)
+    run[0, 1].calls(all_gather(8), line=13)
+    run[2].calls(all_gather(8), line=12)
+    run[0, 1].calls(reduce_to(8), line=14)
+    run[2].calls(all_gather(8), line=13)
+    (found,) = run.errors()
+    assert found.details[1] == (
+        "the lines part earlier: rank 2 made #4 all_gather(float32[8]) at train.py:12 in step, "
+        "ranks 0,1 at train.py:13 in step"
+    )
+
+
+def test_lines_that_always_differ_between_ranks_are_not_told() -> None:
+    run = Run(3)
+    for _ in range(70):
+        run[0].calls(broadcast(8), line=20)
+        run[1, 2].calls(broadcast(8), line=22)
+    run[1, 2].calls(all_gather(8), line=30)
+    run[0].calls(all_reduce(8), line=31)
+    (found,) = run.errors()
+    assert not any("lines part" in detail for detail in found.details)
+
+
 def test_history_that_is_gone_is_said_to_be_gone() -> None:
     run = Run(3)
     for seq in range(300):

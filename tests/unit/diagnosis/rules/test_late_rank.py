@@ -1,0 +1,26 @@
+"""What is said of a rank that has not come: where its main thread stands, whatever others do."""
+
+from __future__ import annotations
+
+from debugger.record.snapshot import CallSite
+
+from ..builder import Run, all_reduce
+
+
+def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
+    run = Run(3)
+    run.new_group("1", (0, 1, 2))
+    run[0, 2].calls(all_reduce(8), waits=True)
+    run[1].calls(all_reduce(4), group="1", waits=True, thread=7, line=40)
+    run[1].free_threads = 1
+    run[1].location = CallSite("/home/user/train.py", 55, "step")
+    run.passes(100)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (1,))
+    assert (
+        "rank 1: runs user code at train.py:55 in step, while a thread of it waits in "
+        "all_reduce(sum, float32[4]) at train.py:40 in step"
+    ) in found.message
+    location = found.ranks[1].location
+    assert location is not None
+    assert location.line == 55
