@@ -220,7 +220,9 @@ class Supervisor:
                 self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
             with guard("the other nodes"):
                 self._orders.look(self._watch.ranks)
-            if self._interrupts.signal is not None or impossible:
+            if self._interrupts.signal is not None:
+                return look, None
+            if impossible and not self._job.judged_elsewhere:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict

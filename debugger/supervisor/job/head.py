@@ -18,6 +18,7 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode, Process
+from .injected import InjectedCopies
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
@@ -36,6 +37,7 @@ class Far:
     number: int
     host: str
     mirror: Mirror
+    injected: InjectedCopies
     told_ns: int = 0
     serial: int = 0
     status: ExitStatus | None = None
@@ -83,7 +85,7 @@ class Head:
             if self._timed(far):
                 early, far.early = far.early, []
                 for message in early:
-                    self._digest(far, message)
+                    self._read_by_its_clock(far, message)
             if now_ns - known.heard_ns > LOST_AFTER_S * 1e9:
                 known.lost = True
                 far.lost_ns = known.heard_ns + steady_clock.offset_ns()
@@ -96,9 +98,9 @@ class Head:
             self._welcome(number)
             return
         far = self.nodes[number]
-        if message.kind == "digest":
+        if message.kind in ("digest", "injected"):
             if self._timed(far) and not far.early:
-                self._digest(far, message)
+                self._read_by_its_clock(far, message)
             else:
                 far.early.append(message)
         elif message.kind == "files":
@@ -122,7 +124,8 @@ class Head:
         if number not in self.nodes:
             mirror = Mirror(self._directory.ranks, number)
             mirror.offset_ns = steady_clock.offset_ns()
-            self.nodes[number] = Far(number, clean(known.host, 120), mirror)
+            injected = InjectedCopies(self._directory.path)
+            self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
 
     def _timed(self, far: Far) -> bool:
@@ -131,6 +134,12 @@ class Head:
         if offset.known:
             far.mirror.correct(offset.add_ns + steady_clock.offset_ns())
         return offset.known
+
+    def _read_by_its_clock(self, far: Far, message: Message) -> None:
+        if message.kind == "injected":
+            far.injected.apply(message.data, far.mirror.offset_ns)
+        else:
+            self._digest(far, message)
 
     def _digest(self, far: Far, message: Message) -> None:
         data = message.data
@@ -224,7 +233,9 @@ class Head:
         self._listener.broadcast(Message("stop", {"signal": signal}))
 
     def end(self, within_s: float = ENDING_S) -> bool:
-        """Wait until nothing of the run is left anywhere."""
+        """Have all nodes end what they have not ended yet, and wait until nothing of the run is
+        left anywhere."""
+        self._listener.broadcast(Message("end"))
         until_s = time.monotonic() + within_s
         while not self.all_over and time.monotonic() < until_s:
             self.take()

@@ -51,6 +51,8 @@ class Orders:
         elif member.stop_signal and self._interrupts.signal is None:
             self._interrupts.signal = member.stop_signal
             self._say(f"{self._interrupts.name} came to another node: all nodes end")
+        elif member.ends:
+            self.over = True  # there is no finding, and yet it is over: a fault cannot be made
         return self.over
 
     def _without_head(self) -> bool:
