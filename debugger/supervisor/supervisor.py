@@ -30,7 +30,7 @@ from .guarded_watch import GuardedWatch
 from .host import HostSampler
 from .injection import Injection
 from .interrupts import Interrupts
-from .job.job import Job
+from .job.job import Job, one_terminal
 from .job.orders import Orders
 from .job.ranks import JobRanks
 from .job.reader import JobReader
@@ -150,7 +150,7 @@ class Supervisor:
                 with faults.guard("the report of the head"):
                     document = self._orders.document(launch.poll())
                 if document is not None:
-                    return report.pass_on(document)
+                    return report.pass_on(document, one_terminal())
                 status = self._orders.status(launch.poll())
                 return report.give(status, look, finding, end.evidence)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -107,9 +108,9 @@ class Job:
             self._listener = None
             self._connection.connect(offer, Member.hello(_version()))
             self.member = Member(self._connection, self._directory, self._table, self.say)
-            self.say(
-                f"node {offer.host or offer.address} is the head: it keeps the run of all nodes"
-            )
+            if not one_terminal():
+                where = offer.host or offer.address
+                self.say(f"node {where} is the head: it keeps the run of all nodes")
         return "it joins"
 
     def _admit(self, request: Mapping[str, Any]) -> str:
@@ -165,6 +166,12 @@ class Job:
         for one in parts:
             if one is not None:
                 one.close()
+
+
+def one_terminal() -> bool:
+    """Whether the head's words stand on the terminal of this supervisor, too: they are not to be
+    said once more (see `launch.mpi_over_nodes`)."""
+    return bool(os.environ.get("DISTDEBUG_ONE_TERMINAL"))
 
 
 def _version() -> str:
