@@ -1,6 +1,7 @@
 """The messages between supervisors: a kind, one JSON object, and bytes. Nothing is unpickled.
 
-    node -> head     hello, pong, digest, injected, ended, stacks, interrupted, files, bye
+    node -> head     hello, pong, digest, injected, ended, stacks, answer, interrupted, files,
+                     bye
     head -> node     welcome, refused, ping, verdict, stacks, fill, pause, action, report, stop, end
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
@@ -22,7 +23,7 @@ MOST_JSON_COST_BYTES = 160 << 20
 KINDS = frozenset(
     {
         *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
-        *("bye",),
+        *("answer", "bye"),
         *("welcome", "refused", "ping", "verdict", "fill", "pause", "action", "report"),
         *("stop", "end"),
     }

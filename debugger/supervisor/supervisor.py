@@ -22,7 +22,6 @@ from ..record.exits import ExitLog
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
 from . import job_key, surroundings
-from .actions import Actions
 from .announcements import Announcements
 from .ci import defused
 from .control import ControlServer
@@ -30,6 +29,7 @@ from .guarded_watch import GuardedWatch
 from .host import HostSampler
 from .injection import Injection
 from .interrupts import Interrupts
+from .job.actions import JobActions
 from .job.job import Job, one_terminal
 from .job.orders import Orders
 from .job.ranks import JobRanks
@@ -172,7 +172,7 @@ class Supervisor:
     def _beside(self) -> Iterator[HostSampler]:
         """What goes on beside the command, from before its start to behind its end."""
         directory, guard = self._directory, self._faults.guard
-        actions = Actions(directory, lambda: self._watch.ranks)
+        actions = JobActions(self._job, directory, lambda: self._watch.ranks)
         control = ControlServer(
             directory.path, {**actions.table(), **self._job.actions(), "stop": self._stop}
         )

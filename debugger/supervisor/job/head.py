@@ -67,6 +67,8 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = 0
         self._late_s = 0.0
+        self._asked = 0
+        self._answers: dict[int, tuple[bool, str]] = {}
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -112,6 +114,9 @@ class Head:
             far.over = data.get("over") is True
         elif message.kind == "stacks":
             far.stacks = data
+        elif message.kind == "answer":
+            if type(data["number"]) is int and 0 < data["number"] <= self._asked:
+                self._answers[data["number"]] = data["ok"] is True, clean(str(data["text"]), 4000)
         elif message.kind == "interrupted":
             signal = data.get("signal")
             if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
@@ -217,12 +222,42 @@ class Head:
         """What they have taken: all that come before that time of the monotonic clock."""
         while time.monotonic() < until_s:
             self.take()
-            if all(
-                far.stacks is not None or not far.there or far.over for far in self.nodes.values()
-            ):
+            if self.has_all_stacks:
                 break
             time.sleep(0.02)
+        return self.stacks_told
+
+    @property
+    def has_all_stacks(self) -> bool:
+        """Whether all that can have told what `ask_stacks` has asked for."""
+        return all(
+            far.stacks is not None or not far.there or far.over for far in self.nodes.values()
+        )
+
+    @property
+    def stacks_told(self) -> list[Mapping[str, Any]]:
+        """What has come of it so far."""
         return [far.stacks for far in self.nodes.values() if far.stacks is not None]
+
+    @property
+    def reachable(self) -> list[int]:
+        """The nodes that can be asked."""
+        return [far.number for far in self.nodes.values() if far.there and not far.over]
+
+    def ask(self, node: int, request: Mapping[str, Any], timeout_s: float) -> tuple[bool, str]:
+        """Have a node act; whether it did, and what it says. From another thread than the loop's,
+        in which the answer is taken in."""
+        far = self.nodes.get(node)
+        if far is None or not far.there:
+            return False, f"node {node} is not there any more"
+        self._asked += 1
+        number = self._asked
+        self._listener.send(node, Message("action", {"number": number, "request": dict(request)}))
+        until_s = time.monotonic() + timeout_s
+        while number not in self._answers and time.monotonic() < until_s and far.there:
+            time.sleep(0.02)
+        late = f"{self.name(far)} has not answered within {timeout_s:.0f} s"
+        return self._answers.pop(number, (False, late))
 
     def tell(self, summary: Mapping[str, Any]) -> None:
         """The verdict."""

@@ -48,6 +48,8 @@ class Job:
         self._listener: Listener | None = None
         self._connection: Connection | None = None
         self._asked = False
+        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
+        """For the member that this may become."""
         self.head: Head | None = None
         self.member: Member | None = None
 
@@ -107,7 +109,9 @@ class Job:
             self._listener.close()
             self._listener = None
             self._connection.connect(offer, Member.hello(_version()))
-            self.member = Member(self._connection, self._directory, self._table, self.say)
+            member = Member(self._connection, self._directory, self._table, self.say)
+            member.on_action = self.on_action
+            self.member = member
             if not one_terminal():
                 where = offer.host or offer.address
                 self.say(f"node {where} is the head: it keeps the run of all nodes")

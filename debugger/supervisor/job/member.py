@@ -55,6 +55,8 @@ class Member:
         self.stop_signal = 0
         self.ends = False
         self.stacks_wanted: Mapping[str, Any] | None = None
+        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
+        """Does what the head asks of the ranks here; it answers later."""
         self.lost = ""
         self.lost_ns = 0
 
@@ -89,6 +91,10 @@ class Member:
             self._sampler.fill()
         elif message.kind == "stacks":
             self.stacks_wanted = data
+        elif message.kind == "action":
+            number, request = data.get("number"), data.get("request")
+            if type(number) is int and isinstance(request, Mapping):
+                self.on_action(number, request)
         elif message.kind == "verdict":
             self.finding = _finding(data)
         elif message.kind == "stop":
@@ -131,6 +137,10 @@ class Member:
         """As the head has asked for."""
         self.stacks_wanted = None
         self._connection.send(Message("stacks", to_message(evidence)))
+
+    def answer(self, number: int, ok: bool, text: str) -> None:
+        """To the head's request of this number."""
+        self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
 
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:
         """How the command has ended, and whether nothing is left of it."""
