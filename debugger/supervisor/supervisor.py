@@ -30,6 +30,7 @@ from .host import HostSampler
 from .injection import Injection
 from .interrupts import Interrupts
 from .job.actions import JobActions
+from .job.incomplete import Incomplete
 from .job.job import Job, one_terminal
 from .job.orders import Orders
 from .job.ranks import JobRanks
@@ -91,7 +92,13 @@ class Supervisor:
             self._job = Job(options.several, directory, table, self._say)
             self._watch = self._watching(table)
             ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
-            self._orders = Orders(self._job, ranks, self._interrupts, self._say)
+            incomplete = Incomplete(
+                self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
+            )
+            by_torchrun = options.launcher == "torchrun"
+            self._orders = Orders(
+                self._job, ranks, self._interrupts, self._say, incomplete if by_torchrun else None
+            )
             latest = base == BASE and RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             with faults.guard("the output of the ranks"):

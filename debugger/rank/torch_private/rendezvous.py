@@ -19,13 +19,15 @@ OPERATION_S = 10.0
 CONNECT_S = 2.0
 
 
-def on_launcher_store(heard: StoreHeard) -> None:
+def on_launcher_store(heard: StoreHeard, begins: Callable[[str], None]) -> None:
     """In torchrun's own process: hear of the store in which its nodes meet, as soon as there is
-    one. Of other rendezvous than c10d and static, that is when all nodes have come."""
+    one. Of other rendezvous than c10d and static, that is when all nodes have come. `begins` is
+    told the host of the store before anything is tried there."""
     from torch.distributed.elastic.rendezvous import registry
 
     def make(original: Wrapped) -> Wrapped:
         def get_rendezvous_handler(params: Any) -> Any:
+            begins(_host_of(params))
             handler = original(params)
             _watch(handler, params, heard)
             return handler
@@ -37,8 +39,7 @@ def on_launcher_store(heard: StoreHeard) -> None:
 
 def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
     prefix = f"distdebug/{params.run_id}"
-    host, _, port = str(params.endpoint).rpartition(":")
-    host = host.strip("[]") or "localhost"
+    port, host = str(params.endpoint).rpartition(":")[2], _host_of(params)
     if params.backend == "static" and port.isdigit():
         heard(lambda: _connected(host, int(port)), host, prefix)
         return
@@ -55,6 +56,10 @@ def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
         return info
 
     handler.next_rendezvous = next_rendezvous
+
+
+def _host_of(params: Any) -> str:
+    return str(params.endpoint).rpartition(":")[0].strip("[]") or "localhost"
 
 
 def on_rank_store(heard: StoreHeard) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ...nodes.interfaces import InterfaceError, address_towards, is_here
 from ...nodes.several import Several
 from ...record.run_directory import RunDirectory
 from ...record.snapshot import Process
+from ...record.wording import printable
 from ..processes import ProcessTable
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ class Job:
         self._listener: Listener | None = None
         self._connection: Connection | None = None
         self._asked = False
+        self.store_host = ""
+        """Where the job's store is, as far as the launcher has said it."""
+        self.rendezvous_s = 0.0
+        """When the launcher began to look for other nodes; 0: it has not."""
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
         """For the member that this may become."""
         self.head: Head | None = None
@@ -59,7 +65,18 @@ class Job:
         """What processes of the run, which have the job's store, may ask and tell."""
         if self.several is None:
             return {}
-        return {"meet": self._meet, "lead": self._lead, "join": self._join, "admit": self._admit}
+        return {
+            "rendezvous": self._rendezvous,
+            "meet": self._meet,
+            "lead": self._lead,
+            "join": self._join,
+            "admit": self._admit,
+        }
+
+    def _rendezvous(self, request: Mapping[str, Any]) -> str:
+        self.store_host = printable(str(request.get("host", "")), 255)
+        self.rendezvous_s = self.rendezvous_s or time.monotonic()
+        return "it is waited for"
 
     def _meet(self, request: Mapping[str, Any]) -> str:
         """Our address and key, for the store; nothing where somebody has asked before."""
