@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import UsageError
 from . import options
 from .base import Command
 
@@ -20,6 +22,7 @@ class RunCommand(Command):
         "  distdebug run --nproc-per-node 2 --hang-timeout 20 -m package.train\n"
         "  distdebug run -n 2 --netns --inject 'link(0<->1, reset) @ 3s' train.py\n"
         "  distdebug run --launcher mpi -n 4 train.py\n"
+        "  distdebug run --launcher mpi --hostfile hosts -n 32 train.py\n"
         "\n"
         "Takes every flag of torchrun, in both spellings, before the script;\n"
         "what follows the script belongs to the script."
@@ -35,6 +38,9 @@ class RunCommand(Command):
             choices=("torchrun", "mpi"),
             default="torchrun",
             help="who starts the ranks: torchrun (default), or mpiexec",
+        )
+        parser.add_argument(
+            "--hostfile", metavar="FILE", help="with --launcher mpi: the ranks' hosts, by line"
         )
         options.add(parser)
 
@@ -53,11 +59,15 @@ class RunCommand(Command):
         from ..supervisor.supervisor import Supervisor
 
         request = args.request
+        if request.own.hostfile is not None and request.own.launcher != "mpi":
+            raise UsageError("--hostfile is of --launcher mpi; torchrun is started on each node")
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
         several = None
         if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
             several = Several(*node_range(torchrun.nnodes), request.own.interface)
+        if request.own.hostfile is not None:
+            return self._become_mpi_over_nodes(request, size)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         with free_port_arguments(request) as port:
@@ -75,6 +85,14 @@ class RunCommand(Command):
                     **options.common(request.own, request.command_line, size),
                 )
             ).run()
+
+    def _become_mpi_over_nodes(self, request: Any, size: int | None) -> int:
+        """Each rank has a supervisor: there is nothing left to do here. Signals go to mpiexec."""
+        from ..launch.mpi_over_nodes import command_over_nodes
+
+        options.common(request.own, request.command_line, size)  # what is wrong is said once, here
+        made = command_over_nodes(request, size)
+        os.execvpe(made.words[0], made.words, made.environment)  # noqa: S606 - what was asked for
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job

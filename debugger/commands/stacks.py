@@ -16,6 +16,7 @@ from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
 from ..record.bounds import read_regular
 from ..record.breakpoints import stops
+from ..record.control import ControlError, ask
 from ..record.json_objects import MOST_BYTES
 from ..record.run_directory import BASE, RunDirectory, is_live
 from ..record.sanitize import clean
@@ -81,17 +82,29 @@ def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
     records.look()
     snapshots = records.snapshots(ProcessTable(ExitLog(directory.exits)).observe)
     here = socket.gethostname()
-    pids = {
-        rank.pid: number
+    alive = {
+        number: rank
         for snapshot in snapshots
         for number, rank in snapshot.ranks.items()
-        if rank.process.alive and rank.host in ("", here)
+        if rank.process.alive
     }
-    if not pids:
-        raise UsageError(f"no rank of {directory.path} is running on this host yet")
     if not as_json:
         _show_breakpoints(directory.path, snapshots)
+    if any(rank.node for rank in alive.values()):
+        return _of_all_nodes(directory, native, as_json)
+    pids = {rank.pid: number for number, rank in alive.items() if rank.host in ("", here)}
+    if not pids:
+        raise UsageError(f"no rank of {directory.path} is running on this host yet")
     return _show(pids, "rank", native, as_json, directory.stacks)
+
+
+def _of_all_nodes(directory: RunDirectory, native: bool, as_json: bool) -> int:
+    """Its supervisor has them taken on every node."""
+    try:
+        ask(directory.path, "stacks", {"native": native})
+    except ControlError as error:
+        raise DistdebugError(f"no stacks of the ranks on other nodes: {error}") from None
+    return _stored(directory, as_json)
 
 
 def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:

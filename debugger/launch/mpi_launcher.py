@@ -20,6 +20,7 @@ from . import mpi_scratch
 if TYPE_CHECKING:
     from .torchrun_flags import RunRequest
 
+SHIM = "mpi_rank.py"
 INSTALL = "pip install 'distdebug[mpi]'"
 _LOOPBACK = "127.0.0.1"
 _OF_TORCHRUN = {"module", "no_python", "nproc_per_node"}
@@ -43,16 +44,10 @@ def mpi_job(request: RunRequest, ranks: int | None) -> Iterator[MpiJob]:
     """
     if ranks is None:
         raise UsageError("--launcher mpi needs the number of ranks: -n 4")
-    foreign = sorted(request.given - _OF_TORCHRUN)
-    if foreign:
-        flag = "--" + foreign[0].replace("_", "-")
-        raise UsageError(f"{flag} is torchrun's, and --launcher mpi starts mpiexec: leave it out")
-    launcher = _find()
-    program = [request.script, *request.script_arguments]
-    if not request.torchrun.no_python:
-        module = ["-m"] if request.torchrun.module else []
-        program = [sys.executable, "-u", *module, *program]
-    shim = str(Path(__file__).with_name("mpi_rank.py"))
+    why_not_mpi(request)
+    launcher = find_launcher()
+    program = program_of(request)
+    shim = str(Path(__file__).with_name(SHIM))
     with socket.socket() as holder, mpi_scratch.scratch() as directory:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((_LOOPBACK, 0))
@@ -62,7 +57,23 @@ def mpi_job(request: RunRequest, ranks: int | None) -> Iterator[MpiJob]:
         yield MpiJob(command, mpi_scratch.settings(directory), directory)
 
 
-def _find() -> str:
+def why_not_mpi(request: RunRequest) -> None:
+    """Raises UsageError for a flag that only torchrun understands."""
+    foreign = sorted(request.given - _OF_TORCHRUN)
+    if foreign:
+        flag = "--" + foreign[0].replace("_", "-")
+        raise UsageError(f"{flag} is torchrun's, and --launcher mpi starts mpiexec: leave it out")
+
+
+def program_of(request: RunRequest) -> list[str]:
+    """What each rank is to run."""
+    program = [request.script, *request.script_arguments]
+    if request.torchrun.no_python:
+        return program
+    return [sys.executable, "-u", *(["-m"] if request.torchrun.module else []), *program]
+
+
+def find_launcher() -> str:
     """The `mpiexec` beside this Python, as a wheel installs it, or the first of PATH."""
     beside = os.path.dirname(sys.executable)
     found = shutil.which("mpiexec", path=beside + os.pathsep + os.environ.get("PATH", os.defpath))
@@ -73,12 +84,21 @@ def _find() -> str:
     return found
 
 
+def is_open_mpi(launcher: str) -> bool:
+    """Whether this `mpiexec` is Open MPI's."""
+    return "Open MPI" in _version(launcher)
+
+
+def _version(launcher: str) -> str:
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
+    return said.stdout
+
+
 def _flags(launcher: str, ranks: int) -> Sequence[str]:
     """More ranks than cores are allowed, as torchrun allows them; and the loss of one rank leaves
     the others alive, so that they can tell: ending them is the supervisor's part."""
-    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
-    if "Open MPI" not in said.stdout:
-        return ["-disable-auto-cleanup"] if "HYDRA" in said.stdout else []
+    if not is_open_mpi(launcher):
+        return ["-disable-auto-cleanup"] if "HYDRA" in _version(launcher) else []
     flags = ["--runtime-options", "continuous"]
     if ranks > len(os.sched_getaffinity(0)):
         flags += ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]

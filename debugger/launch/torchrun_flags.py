@@ -52,6 +52,7 @@ class RunRequest:
 
     Attributes:
         own: distdebug's options, as its parser made them.
+        own_arguments: the same as text, each flag with its value in one word.
         torchrun: torchrun's options, as torch's parser made them.
         torchrun_arguments: the same as text, for torchrun's command line; `-n` is translated.
         given: destinations (such as "master_port") that the command line named.
@@ -60,6 +61,7 @@ class RunRequest:
     """
 
     own: argparse.Namespace
+    own_arguments: tuple[str, ...]
     torchrun: argparse.Namespace
     torchrun_arguments: tuple[str, ...]
     given: frozenset[str]
@@ -100,6 +102,7 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
     _check_script(torchrun)
     return RunRequest(
         own=namespace,
+        own_arguments=tuple(splitter.own_arguments),
         torchrun=torchrun,
         torchrun_arguments=tuple(splitter.torchrun_arguments),
         given=frozenset(splitter.given),

@@ -52,7 +52,7 @@ class Sampler:
         for source in self._sources.values():
             if isinstance(source, RecordSource):
                 source.fill()
-        self._told_s = -1e9
+        self.hasten()
 
     def anew(self) -> None:
         """Whoever takes the digests knows nothing: tell everything once more."""
@@ -60,7 +60,7 @@ class Sampler:
         self._processes.clear()
         for source in self._sources.values():
             source.anew()
-        self._told_s = -1e9
+        self.hasten()
 
     def hasten(self) -> None:
         """Tell at the next call."""

@@ -12,13 +12,11 @@ Whatever is not told reads as overwritten at the other end, since every slot car
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..record import layout
-from ..record.ring import RingReader, mapped
+from ..record.ring import RingReader
 
 FEW_CALLS = 8
 """So many new calls between two samples are told in full; of more only the newest."""
@@ -39,9 +37,8 @@ class RecordSource(RingReader):
     """One flight record of this node. Raises FlightError where it is none."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.size = layout.FILE_BYTES
-        self._map = mapped(path)
         self._told = bytearray(layout.RING_OFFSET + layout.RING * layout.SLOT.size)
         self._heap_told = 0
         self._mark: tuple[int, ...] = ()
@@ -49,19 +46,12 @@ class RecordSource(RingReader):
         self._lasts: dict[int, int] = {}
         self._still_told = False
         self._filled = False
-        self.cut = False
 
     @property
     def identity(self) -> tuple[int, int]:
         """The process: its pid, and when it began, in clock ticks."""
         row = layout.HEADER.unpack_from(self._map, 0)
         return int(row[2]), int(row[12])
-
-    @property
-    def change_mark(self) -> tuple[int, ...]:
-        """Equal as long as nothing of interest happened in the rank, as `FlightReader` has it."""
-        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
-        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
 
     def fill(self) -> None:
         """The next sample tells the whole ring."""
@@ -72,17 +62,6 @@ class RecordSource(RingReader):
         self._told = bytearray(len(self._told))
         self._heap_told = 0
         self._still_told = False
-
-    def still_whole(self) -> bool:
-        """Whether all that is mapped can be read (see `FlightReader.still_whole`)."""
-        if not self.cut:
-            try:
-                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
-            except OSError:
-                pass  # it has no name any more: what is mapped stays
-            if self.cut:
-                self._map = mmap.mmap(-1, layout.FILE_BYTES)
-        return not self.cut
 
     def sample(self) -> list[Piece]:
         """What has changed. In this order, so that nothing is told that refers to what is not."""
@@ -169,8 +148,7 @@ class RecordSource(RingReader):
         else:
             new = calls - self._calls_told
             count = FEW_CALLS if new <= FEW_CALLS else NEWEST_CALLS
-            inside = (word // 2 - 1 for word in self._thread_calls() if word and not word % 2)
-            wanted = {*range(max(0, calls - count), calls), *inside, *self._resting()}
+            wanted = {*range(max(0, calls - count), calls), *self._waited_for(), *self._resting()}
         self._calls_told = calls
         for number in wanted:
             yield from self._slot(number)
@@ -182,6 +160,16 @@ class RecordSource(RingReader):
             for _, (number, _) in zip(range(STILL_GROUP_CALLS), self._walk(last), strict=False):
                 wanted.add(number)
         return wanted
+
+    def _waited_for(self) -> Iterator[int]:
+        """The calls that threads are in, or wait for."""
+        for index, word in enumerate(self._thread_calls()):
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            _, activity, _, _, _, written, *_ = layout.THREAD.unpack_from(self._map, at)
+            wait = None if activity else self._word_wait(index, word)
+            call = written if activity else wait[0] if wait is not None else 0
+            if call:
+                yield int(call) - 1
 
     def _resting(self) -> Iterator[int]:
         """The last calls of groups and channels in which nothing was called since the last sample:

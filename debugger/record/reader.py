@@ -7,9 +7,6 @@ one sentence.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +20,7 @@ from .json_objects import object_of
 from .layout import Activity, CallState, GroupState, Phase, Role
 from .replicas import NOTE, ReplicaFiles
 from .ring import FlightError as FlightError
-from .ring import RingReader, mapped
+from .ring import RingReader
 from .signature import MASK
 from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Wait
 
@@ -35,19 +32,13 @@ _OF_CALLS = 1 << 63
 
 
 class FlightReader(RingReader):
-    """One flight record, mapped. Implements `snapshot.History` for its rank.
-
-    What is mapped beyond a file's end cannot be read without being killed for it (SIGBUS): whoever
-    keeps a reader calls `still_whole` before each look.
-    """
+    """One flight record, mapped. Implements `snapshot.History` for its rank."""
 
     def __init__(self, path: Path, steady: bool = False, budget: Budget | None = None) -> None:
         """`steady`: as for `Records`. `budget`: what it shares with other records."""
-        self.path = path
+        super().__init__(path)
         self.node = copies.node_of(path.name)
         self._steady = steady and not self.node
-        self.cut = False
-        self._map = mapped(path)
         self._definitions = Definitions(self._map, budget)
         self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
         self._header: tuple[bytes, bytes] | None = None
@@ -57,16 +48,8 @@ class FlightReader(RingReader):
         """Unmap the file."""
         self._map.close()
 
-    def still_whole(self) -> bool:
-        """Whether all that is mapped can be read. From the first time that somebody has cut the
-        file short, all reads as absent."""
-        if not self.cut:
-            with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
-                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
-            if self.cut:
-                self._map = mmap.mmap(-1, layout.FILE_BYTES)
-                self._definitions.forget(self._map)
-        return not self.cut
+    def _forget(self) -> None:
+        self._definitions.forget(self._map)
 
     # -- header --------------------------------------------------------------------------------
 
@@ -106,12 +89,6 @@ class FlightReader(RingReader):
     def _of_this_host(self) -> bool:
         here = socket.gethostname()
         return bool(self.identity.get("host", here) == here)
-
-    @property
-    def change_mark(self) -> tuple[int, ...]:
-        """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
-        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
-        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
 
     @property
     def heartbeat_ns(self) -> int:
@@ -262,7 +239,7 @@ class FlightReader(RingReader):
             if version != again or activity > Activity.PAUSED:
                 continue
             if not activity:
-                inside = self._read_call_wait(native, calls[index], at)
+                inside = self._read_call_wait(native, calls[index], index)
                 if inside is not None:
                     waits.append(inside)
                 continue
@@ -281,22 +258,12 @@ class FlightReader(RingReader):
             )
         return tuple(waits)
 
-    def _read_call_wait(self, native: int, word: int, at: int) -> Wait | None:
-        """That of a thread whose word names a call, and whose slot is here; None where it has left
-        that, or has gone on while this was read."""
-        bits = self._phase_bits()
-        phase = word & (1 << bits) - 1
-        if phase % 2:
+    def _read_call_wait(self, native: int, word: int, index: int) -> Wait | None:
+        """That of a thread whose word says what it waits for; None where it waits for nothing."""
+        wait = self._word_wait(index, word)
+        if wait is None:
             return None
-        if phase:
-            call, site, since_ns = layout.WAIT.unpack_from(self._map, at + layout.WAIT_AT)
-            if layout.U64.unpack_from(self._map, at + layout.THREAD_CALL_AT)[0] != word:
-                return None
-        else:
-            row = self._row((word >> bits) - 1)
-            if row is None or row[15] or row[16]:
-                return None
-            call, site, since_ns = row[0], row[7], row[14]
+        call, site, since_ns = wait
         return Wait(
             thread=native,
             activity=Activity.IN_CALL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -49,9 +50,36 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 class RingReader:
-    """The ring of the flight record that is mapped here. A slot is read as `layout.SLOT` says."""
+    """The ring of a flight record, mapped. A slot is read as `layout.SLOT` says.
 
-    _map: mmap.mmap
+    What is mapped beyond a file's end cannot be read without being killed for it (SIGBUS): whoever
+    keeps a reader calls `still_whole` before each look. Raises FlightError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cut = False
+        self._map = mapped(path)
+
+    @property
+    def change_mark(self) -> tuple[int, ...]:
+        """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
+        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
+
+    def still_whole(self) -> bool:
+        """Whether all that is mapped can be read. From the first time that somebody has cut the
+        file short, all reads as absent."""
+        if not self.cut:
+            with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
+                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
+            if self.cut:
+                self._map = mmap.mmap(-1, layout.FILE_BYTES)
+                self._forget()
+        return not self.cut
+
+    def _forget(self) -> None:
+        """Another map has taken the place of the one that was read."""
 
     def _thread_calls(self) -> tuple[int, ...]:
         return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
@@ -64,6 +92,22 @@ class RingReader:
     def _phase_bits(self) -> int:
         """Of a thread's word, how many say whether it is in the call."""
         return layout.PHASE_BITS if self._version() > 2 else 1
+
+    def _word_wait(self, index: int, word: int) -> tuple[int, int, int] | None:
+        """What the word of the thread at this index says that it waits for: the call's number + 1
+        (0: none), the line and since when. None where it has left that, or has gone on meanwhile:
+        then another word, or its slot's activity, says what it does."""
+        bits = self._phase_bits()
+        phase = word & (1 << bits) - 1
+        if phase % 2:
+            return None
+        if phase:
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            wait: tuple[int, int, int] = layout.WAIT.unpack_from(self._map, at + layout.WAIT_AT)
+            now = layout.U64.unpack_from(self._map, at + layout.THREAD_CALL_AT)[0]
+            return wait if now == word else None
+        row = self._row((word >> bits) - 1)
+        return None if row is None or row[15] or row[16] else (row[0], row[7], row[14])
 
     def _row(self, number: int) -> tuple[Any, ...] | None:
         """The slot of this call in the ring; None when it was overwritten or is torn."""

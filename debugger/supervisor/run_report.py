@@ -96,11 +96,13 @@ class RunReport:
             self.options.ci.finish(self.directory, report, self.say)
         return code
 
-    def pass_on(self, report: Document) -> int:
-        """Keep and print the report that the head of the job has made; returns its exit code."""
+    def pass_on(self, report: Document, printed: bool) -> int:
+        """Keep and print the report that the head of the job has made; returns its exit code.
+        `printed`: the head has done that where this would be printed."""
         rendered = self._write(report)
         self._close_app()
-        self._print(rendered)
+        if not printed:
+            self._print(rendered)
         return int(report["exit_code"])
 
     @staticmethod

@@ -22,7 +22,6 @@ from ..record.exits import ExitLog
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
 from . import job_key, surroundings
-from .actions import Actions
 from .announcements import Announcements
 from .ci import defused
 from .control import ControlServer
@@ -30,7 +29,9 @@ from .guarded_watch import GuardedWatch
 from .host import HostSampler
 from .injection import Injection
 from .interrupts import Interrupts
-from .job.job import Job
+from .job.actions import JobActions
+from .job.incomplete import Incomplete
+from .job.job import Job, one_terminal
 from .job.orders import Orders
 from .job.ranks import JobRanks
 from .job.reader import JobReader
@@ -91,7 +92,13 @@ class Supervisor:
             self._job = Job(options.several, directory, table, self._say)
             self._watch = self._watching(table)
             ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
-            self._orders = Orders(self._job, ranks, self._interrupts, self._say)
+            incomplete = Incomplete(
+                self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
+            )
+            by_torchrun = options.launcher == "torchrun"
+            self._orders = Orders(
+                self._job, ranks, self._interrupts, self._say, incomplete if by_torchrun else None
+            )
             latest = base == BASE and RunDirectory.latest() == directory.path
             self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
             with faults.guard("the output of the ranks"):
@@ -150,7 +157,7 @@ class Supervisor:
                 with faults.guard("the report of the head"):
                     document = self._orders.document(launch.poll())
                 if document is not None:
-                    return report.pass_on(document)
+                    return report.pass_on(document, one_terminal())
                 status = self._orders.status(launch.poll())
                 return report.give(status, look, finding, end.evidence)
 
@@ -172,7 +179,7 @@ class Supervisor:
     def _beside(self) -> Iterator[HostSampler]:
         """What goes on beside the command, from before its start to behind its end."""
         directory, guard = self._directory, self._faults.guard
-        actions = Actions(directory, lambda: self._watch.ranks)
+        actions = JobActions(self._job, directory, lambda: self._watch.ranks)
         control = ControlServer(
             directory.path, {**actions.table(), **self._job.actions(), "stop": self._stop}
         )
@@ -220,7 +227,9 @@ class Supervisor:
                 self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
             with guard("the other nodes"):
                 self._orders.look(self._watch.ranks)
-            if self._interrupts.signal is not None or impossible:
+            if self._interrupts.signal is not None:
+                return look, None
+            if impossible and not self._job.judged_elsewhere:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict

@@ -17,18 +17,16 @@ from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verd
 from .cases import CASES, Case
 from .running import LIMIT_S, about_verdict, flags_of, matrix, program_of, twins
 
-NOT_TOLD_YET = ("never happened", "said to be injected")
-"""A node notes what it has injected in its own run directory, and the head does not read it."""
 SHORT = {"killed-gloo-2", "asleep-tcp-4"}
 
 
-def rows(found: Iterable[tuple[Case, str, int]]) -> list[Any]:
+def rows(found: Iterable[tuple[Case, str, int]], prefix: str = "") -> list[Any]:
     """All but those whose ranks have a network each, which nodes give them anyway."""
     made = []
     for case, backend, size in found:
         if case.own_network:
             continue
-        name = f"{case.name.replace(' ', '_')}-{backend}-{size}"
+        name = f"{prefix}{case.name.replace(' ', '_')}-{backend}-{size}"
         marks = [pytest.mark.root, needs_one_verdict, pytest.mark.timeout(180)]
         if name not in SHORT:
             marks.append(pytest.mark.long)
@@ -40,24 +38,13 @@ def check(case: Case, backend: str, size: int, nodes: Nodes, forked: ForkedNodes
     program, flags = program_of(case, backend), flags_of(case)
     ended = forked.run(nodes, Layout.over(2, size), program, flags, limit_s=LIMIT_S)
     for node, done in zip(nodes, ended, strict=True):
-        found = [one for one in about_verdict(case, size, done) if not one.startswith(NOT_TOLD_YET)]
+        found = about_verdict(case, size, done)
         assert not found, f"{node.name}: {done.explain()}"
     check_nothing_is_left(nodes)
 
 
-@pytest.mark.parametrize(("case", "backend", "size"), rows(matrix()))
-def test_found(
-    case: Case,
-    backend: str,
-    size: int,
-    make_nodes: Callable[[int], Nodes],
-    forked_nodes: ForkedNodes,
-) -> None:
-    check(case, backend, size, make_nodes(2), forked_nodes)
-
-
-@pytest.mark.parametrize(("case", "backend", "size"), rows(twins()))
-def test_silent(
+@pytest.mark.parametrize(("case", "backend", "size"), [*rows(matrix()), *rows(twins(), "without_")])
+def test_verdict(
     case: Case,
     backend: str,
     size: int,

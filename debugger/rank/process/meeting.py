@@ -25,11 +25,13 @@ from ...record.control import ControlError, ask
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
-FIRST_GOES_S = 3.0
+FIRST_GOES_S = 1.0
 """So long the others leave it to the node that serves the store to be the head."""
 MEET_S = 3.0
 """So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
 some milliseconds once all nodes are there."""
+NOBODY_S = 1.0
+"""So long it waits where no other node comes: they may have no distdebug, and never come."""
 LOOK_EVERY_S = 0.05
 QUICK_S = 60.0
 SLOWLY_S = 1.0
@@ -41,7 +43,13 @@ def observe_launcher() -> None:
     """In torchrun's own process: meet in the store in which its nodes do."""
     from ..torch_private.rendezvous import on_launcher_store
 
-    on_launcher_store(Meeting(Path(os.environ["DISTDEBUG_RUN_DIR"])).begin)
+    directory = Path(os.environ["DISTDEBUG_RUN_DIR"])
+
+    def begins(host: str) -> None:
+        with contextlib.suppress(ControlError):
+            ask(directory, "rendezvous", {"host": host})
+
+    on_launcher_store(Meeting(directory).begin, begins)
 
 
 def meet_nodes(directory: Path) -> None:
@@ -128,7 +136,8 @@ class Meeting:
     def _pass_keys_on(self, store: Any, prefix: str, others: int) -> None:
         """Until this process ends. A node may join late, so it is looked for all the time; all have
         met when so many others have come."""
-        passed, quick_until_s = 0, time.monotonic() + QUICK_S
+        passed, began_s = 0, time.monotonic()
+        quick_until_s = began_s + QUICK_S
         while not self._leaving.is_set():
             count = min(int(store.add(f"{prefix}/nodes", 0)), MOST_NODES)
             while passed < count:
@@ -141,7 +150,7 @@ class Meeting:
                 quick_until_s = time.monotonic() + QUICK_S
                 with contextlib.suppress(ControlError):
                     ask(self._directory, "admit", {"key": key})
-            if passed >= others:
+            if passed >= others or (not passed and time.monotonic() - began_s > NOBODY_S):
                 self._met.set()
             self._leaving.wait(LOOK_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .groups import helper_arguments, on_group_creation
 from .modules import Wrapped, c10d, dist
 from .probe import patch
 
@@ -16,17 +17,17 @@ StoreHeard = Callable[[Callable[[], Any], str, str], None]
 prefix for keys, which tells jobs that share a store apart."""
 OPERATION_S = 10.0
 CONNECT_S = 2.0
-_STORE_AT = 5
-"""Among the arguments of init_process_group."""
 
 
-def on_launcher_store(heard: StoreHeard) -> None:
+def on_launcher_store(heard: StoreHeard, begins: Callable[[str], None]) -> None:
     """In torchrun's own process: hear of the store in which its nodes meet, as soon as there is
-    one. Of other rendezvous than c10d and static, that is when all nodes have come."""
+    one. Of other rendezvous than c10d and static, that is when all nodes have come. `begins` is
+    told the host of the store before anything is tried there."""
     from torch.distributed.elastic.rendezvous import registry
 
     def make(original: Wrapped) -> Wrapped:
         def get_rendezvous_handler(params: Any) -> Any:
+            begins(_host_of(params))
             handler = original(params)
             _watch(handler, params, heard)
             return handler
@@ -38,8 +39,7 @@ def on_launcher_store(heard: StoreHeard) -> None:
 
 def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
     prefix = f"distdebug/{params.run_id}"
-    host, _, port = str(params.endpoint).rpartition(":")
-    host = host.strip("[]") or "localhost"
+    port, host = str(params.endpoint).rpartition(":")[2], _host_of(params)
     if params.backend == "static" and port.isdigit():
         heard(lambda: _connected(host, int(port)), host, prefix)
         return
@@ -58,9 +58,14 @@ def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
     handler.next_rendezvous = next_rendezvous
 
 
+def _host_of(params: Any) -> str:
+    return str(params.endpoint).rpartition(":")[0].strip("[]") or "localhost"
+
+
 def on_rank_store(heard: StoreHeard) -> None:
-    """In a rank: hear of the store of its default group, before the group is made with it: torch's
-    own, or one that the program has made and gives to init_process_group."""
+    """In a rank: hear of the store of its groups, before one is made with it. torch's own is heard
+    of where it comes from; one that the program has made, or a backend of its own accord as MPI's
+    does, at the latest where every group is made."""
 
     def make(original: Wrapped) -> Wrapped:
         def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -71,17 +76,17 @@ def on_rank_store(heard: StoreHeard) -> None:
         return rendezvous
 
     def with_given(original: Wrapped) -> Wrapped:
-        def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            store = kwargs.get("store", args[_STORE_AT] if len(args) > _STORE_AT else None)
+        def create_group(*args: Any, **kwargs: Any) -> Any:
+            store = helper_arguments(args, kwargs).get("store")
             if isinstance(store, dist.Store):
                 with contextlib.suppress(Exception):
                     _rank_has(store, heard)
             return original(*args, **kwargs)
 
-        return init_process_group
+        return create_group
 
     patch(c10d, "rendezvous", make)
-    patch(c10d, "init_process_group", with_given)
+    on_group_creation(with_given)
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:

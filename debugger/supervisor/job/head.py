@@ -18,6 +18,7 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode, Process
+from .injected import InjectedCopies
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
@@ -36,6 +37,7 @@ class Far:
     number: int
     host: str
     mirror: Mirror
+    injected: InjectedCopies
     told_ns: int = 0
     serial: int = 0
     status: ExitStatus | None = None
@@ -65,6 +67,8 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = 0
         self._late_s = 0.0
+        self._asked = 0
+        self._answers: dict[int, tuple[bool, str]] = {}
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -83,7 +87,7 @@ class Head:
             if self._timed(far):
                 early, far.early = far.early, []
                 for message in early:
-                    self._digest(far, message)
+                    self._read_by_its_clock(far, message)
             if now_ns - known.heard_ns > LOST_AFTER_S * 1e9:
                 known.lost = True
                 far.lost_ns = known.heard_ns + steady_clock.offset_ns()
@@ -96,9 +100,9 @@ class Head:
             self._welcome(number)
             return
         far = self.nodes[number]
-        if message.kind == "digest":
+        if message.kind in ("digest", "injected"):
             if self._timed(far) and not far.early:
-                self._digest(far, message)
+                self._read_by_its_clock(far, message)
             else:
                 far.early.append(message)
         elif message.kind == "files":
@@ -110,6 +114,9 @@ class Head:
             far.over = data.get("over") is True
         elif message.kind == "stacks":
             far.stacks = data
+        elif message.kind == "answer":
+            if type(data["number"]) is int and 0 < data["number"] <= self._asked:
+                self._answers[data["number"]] = data["ok"] is True, clean(str(data["text"]), 4000)
         elif message.kind == "interrupted":
             signal = data.get("signal")
             if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
@@ -122,7 +129,8 @@ class Head:
         if number not in self.nodes:
             mirror = Mirror(self._directory.ranks, number)
             mirror.offset_ns = steady_clock.offset_ns()
-            self.nodes[number] = Far(number, clean(known.host, 120), mirror)
+            injected = InjectedCopies(self._directory.path)
+            self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
 
     def _timed(self, far: Far) -> bool:
@@ -131,6 +139,12 @@ class Head:
         if offset.known:
             far.mirror.correct(offset.add_ns + steady_clock.offset_ns())
         return offset.known
+
+    def _read_by_its_clock(self, far: Far, message: Message) -> None:
+        if message.kind == "injected":
+            far.injected.apply(message.data, far.mirror.offset_ns)
+        else:
+            self._digest(far, message)
 
     def _digest(self, far: Far, message: Message) -> None:
         data = message.data
@@ -208,12 +222,42 @@ class Head:
         """What they have taken: all that come before that time of the monotonic clock."""
         while time.monotonic() < until_s:
             self.take()
-            if all(
-                far.stacks is not None or not far.there or far.over for far in self.nodes.values()
-            ):
+            if self.has_all_stacks:
                 break
             time.sleep(0.02)
+        return self.stacks_told
+
+    @property
+    def has_all_stacks(self) -> bool:
+        """Whether all that can have told what `ask_stacks` has asked for."""
+        return all(
+            far.stacks is not None or not far.there or far.over for far in self.nodes.values()
+        )
+
+    @property
+    def stacks_told(self) -> list[Mapping[str, Any]]:
+        """What has come of it so far."""
         return [far.stacks for far in self.nodes.values() if far.stacks is not None]
+
+    @property
+    def reachable(self) -> list[int]:
+        """The nodes that can be asked."""
+        return [far.number for far in self.nodes.values() if far.there and not far.over]
+
+    def ask(self, node: int, request: Mapping[str, Any], timeout_s: float) -> tuple[bool, str]:
+        """Have a node act; whether it did, and what it says. From another thread than the loop's,
+        in which the answer is taken in."""
+        far = self.nodes.get(node)
+        if far is None or not far.there:
+            return False, f"node {node} is not there any more"
+        self._asked += 1
+        number = self._asked
+        self._listener.send(node, Message("action", {"number": number, "request": dict(request)}))
+        until_s = time.monotonic() + timeout_s
+        while number not in self._answers and time.monotonic() < until_s and far.there:
+            time.sleep(0.02)
+        late = f"{self.name(far)} has not answered within {timeout_s:.0f} s"
+        return self._answers.pop(number, (False, late))
 
     def tell(self, summary: Mapping[str, Any]) -> None:
         """The verdict."""
@@ -224,7 +268,9 @@ class Head:
         self._listener.broadcast(Message("stop", {"signal": signal}))
 
     def end(self, within_s: float = ENDING_S) -> bool:
-        """Wait until nothing of the run is left anywhere."""
+        """Have all nodes end what they have not ended yet, and wait until nothing of the run is
+        left anywhere."""
+        self._listener.broadcast(Message("end"))
         until_s = time.monotonic() + within_s
         while not self.all_over and time.monotonic() < until_s:
             self.take()

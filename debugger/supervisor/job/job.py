@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from ...nodes.interfaces import InterfaceError, address_towards, is_here
 from ...nodes.several import Several
 from ...record.run_directory import RunDirectory
 from ...record.snapshot import Process
+from ...record.wording import printable
 from ..processes import ProcessTable
 
 if TYPE_CHECKING:
@@ -47,6 +50,12 @@ class Job:
         self._listener: Listener | None = None
         self._connection: Connection | None = None
         self._asked = False
+        self.store_host = ""
+        """Where the job's store is, as far as the launcher has said it."""
+        self.rendezvous_s = 0.0
+        """When the launcher began to look for other nodes; 0: it has not."""
+        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
+        """For the member that this may become."""
         self.head: Head | None = None
         self.member: Member | None = None
 
@@ -56,7 +65,18 @@ class Job:
         """What processes of the run, which have the job's store, may ask and tell."""
         if self.several is None:
             return {}
-        return {"meet": self._meet, "lead": self._lead, "join": self._join, "admit": self._admit}
+        return {
+            "rendezvous": self._rendezvous,
+            "meet": self._meet,
+            "lead": self._lead,
+            "join": self._join,
+            "admit": self._admit,
+        }
+
+    def _rendezvous(self, request: Mapping[str, Any]) -> str:
+        self.store_host = printable(str(request.get("host", "")), 255)
+        self.rendezvous_s = self.rendezvous_s or time.monotonic()
+        return "it is waited for"
 
     def _meet(self, request: Mapping[str, Any]) -> str:
         """Our address and key, for the store; nothing where somebody has asked before."""
@@ -106,10 +126,12 @@ class Job:
             self._listener.close()
             self._listener = None
             self._connection.connect(offer, Member.hello(_version()))
-            self.member = Member(self._connection, self._directory, self._table, self.say)
-            self.say(
-                f"node {offer.host or offer.address} is the head: it keeps the run of all nodes"
-            )
+            member = Member(self._connection, self._directory, self._table, self.say)
+            member.on_action = self.on_action
+            self.member = member
+            if not one_terminal():
+                where = offer.host or offer.address
+                self.say(f"node {where} is the head: it keeps the run of all nodes")
         return "it joins"
 
     def _admit(self, request: Mapping[str, Any]) -> str:
@@ -165,6 +187,12 @@ class Job:
         for one in parts:
             if one is not None:
                 one.close()
+
+
+def one_terminal() -> bool:
+    """Whether the head's words stand on the terminal of this supervisor, too: they are not to be
+    said once more (see `launch.mpi_over_nodes`)."""
+    return bool(os.environ.get("DISTDEBUG_ONE_TERMINAL"))
 
 
 def _version() -> str:

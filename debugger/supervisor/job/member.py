@@ -22,6 +22,7 @@ from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
+from .injected import InjectedSource
 from .stacks import to_message
 
 REPORT_S = 30.0
@@ -44,6 +45,7 @@ class Member:
         self._say = say
         self._sampler = Sampler(directory.ranks, table.observe)
         self._logs = LogSource(directory.logs)
+        self._injected = InjectedSource(directory.path)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
         self.welcomed = False
@@ -51,7 +53,10 @@ class Member:
         self.finding: Finding | None = None
         self.document: Document | None = None
         self.stop_signal = 0
+        self.ends = False
         self.stacks_wanted: Mapping[str, Any] | None = None
+        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
+        """Does what the head asks of the ranks here; it answers later."""
         self.lost = ""
         self.lost_ns = 0
 
@@ -80,24 +85,35 @@ class Member:
             if "node" in data:
                 if self.welcomed:
                     self._sampler.anew()  # the connection broke for a moment
+                    self._injected.anew()
                 self.welcomed = True
         elif message.kind == "fill":
             self._sampler.fill()
         elif message.kind == "stacks":
             self.stacks_wanted = data
+        elif message.kind == "action":
+            number, request = data.get("number"), data.get("request")
+            if type(number) is int and isinstance(request, Mapping):
+                self.on_action(number, request)
         elif message.kind == "verdict":
             self.finding = _finding(data)
         elif message.kind == "stop":
             signal = data.get("signal")
             self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+        elif message.kind == "end":
+            self.ends = True
         elif message.kind == "report":
             self.document = received(data.get("report"))
             self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
         digest = self._sampler.digest()
-        if digest is not None:
-            self._connection.send(digest)
+        # Looked at after the digest was made, and told before it: whoever has that knows of all
+        # faults that had been made to happen by then.
+        injected = self._injected.next()
+        for message in (injected, digest):
+            if message is not None:
+                self._connection.send(message)
         now_s = time.monotonic()
         if now_s - self._logs_s >= LOGS_EVERY_S:
             self._logs_s = now_s
@@ -121,6 +137,10 @@ class Member:
         """As the head has asked for."""
         self.stacks_wanted = None
         self._connection.send(Message("stacks", to_message(evidence)))
+
+    def answer(self, number: int, ok: bool, text: str) -> None:
+        """To the head's request of this number."""
+        self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
 
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:
         """How the command has ended, and whether nothing is left of it."""

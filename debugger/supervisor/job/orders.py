@@ -11,6 +11,7 @@ from ...record.exits import ExitStatus
 from ...record.snapshot import Rank
 from ...reports.stored import Document
 from ..interrupts import Interrupts
+from .incomplete import Incomplete
 from .job import Job
 from .ranks import JobRanks
 
@@ -23,9 +24,16 @@ class Orders:
     """Of one run. `over`: it is to end, with `finding` if there is one."""
 
     def __init__(
-        self, job: Job, ranks: JobRanks, interrupts: Interrupts, say: Callable[[str], None]
+        self,
+        job: Job,
+        ranks: JobRanks,
+        interrupts: Interrupts,
+        say: Callable[[str], None],
+        incomplete: Incomplete | None = None,
     ) -> None:
+        """`incomplete`: of a job that may wait for nodes before it has ranks."""
         self._job = job
+        self._incomplete = incomplete
         self._ranks = ranks
         self._interrupts = interrupts
         self._say = say
@@ -41,7 +49,10 @@ class Orders:
             self._interrupts.signal = number
             self._say(f"{self._interrupts.name} came to {who}: all nodes end")
         if member is None:
-            return False
+            found = self._incomplete.look(ranks) if self._incomplete is not None else None
+            if found is not None:
+                self.finding, self.over = found, True
+            return self.over
         if member.lost:
             return self._without_head()
         if member.stacks_wanted is not None:
@@ -51,6 +62,8 @@ class Orders:
         elif member.stop_signal and self._interrupts.signal is None:
             self._interrupts.signal = member.stop_signal
             self._say(f"{self._interrupts.name} came to another node: all nodes end")
+        elif member.ends:
+            self.over = True  # there is no finding, and yet it is over: a fault cannot be made
         return self.over
 
     def _without_head(self) -> bool:

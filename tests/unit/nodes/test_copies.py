@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -136,6 +137,42 @@ def test_a_busy_rank_tells_the_last_call_of_a_group_that_rests(node: Node) -> No
     assert history is not None
     assert history.at(("1", 0), 19) is not None
     assert history.call(10) is None, "no more than that"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_busy_rank_tells_the_calls_that_its_threads_are_in_or_wait_for(
+    node: Node, inside: bool
+) -> None:
+    """A thread waits for one of many calls of its group, while others go on to call."""
+    author = node.authors[0]
+    numbers = []
+    for _ in range(10):
+        number, thread = author.call()
+        author.writer.hand_over(number, thread)
+        numbers.append(number)
+    node.tell()
+
+    def waits() -> None:
+        if inside:
+            numbers.append(author.call()[0])
+        else:
+            author.writer.enter_wait(numbers[3] + 1, author.site)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    waiting.join()
+    awaited = numbers[-1] if inside else numbers[3]
+    for _ in range(2):
+        for _ in range(100):
+            number, thread = author.call()
+            author.writer.hand_over(number, thread)
+        node.tell()
+    rank = node.seen().ranks[0]
+    (wait,) = rank.waits
+    assert wait.call == awaited
+    assert rank.history is not None
+    assert rank.history.call(awaited) is not None
+    assert rank.history.call(numbers[5]) is None, "no more than that"
 
 
 def test_how_a_process_ended_is_told(node: Node) -> None:

@@ -1,0 +1,80 @@
+"""What can be done to the ranks of all nodes from where the head is, over its control socket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from debugger.record.control import ControlError, ask
+from tests.support import runs
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240), needs_one_verdict]
+GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
+LIMIT_S = 90.0
+
+
+def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    nodes = make_nodes(2)
+    here = nodes.directory / "here"
+    here.mkdir()
+    fault = ("--inject", "kill(rank=1) @ 9999s")
+    program = [str(GOING_ON), "--here", str(here)]
+    commands = forked_nodes.start(nodes, Layout((1, 1)), program, ("--hang-timeout", "2", *fault))
+    until_s = time.monotonic() + LIMIT_S
+    while len(list(here.iterdir())) < 2:
+        assert time.monotonic() < until_s, commands[0].stderr.read_text()
+        time.sleep(0.05)
+    head, other = (command.directory for command in commands)
+
+    said = ask(head, "break", {"rank": 1})
+    assert "rank 1" in said, said
+    assert "breakpoint" in said or "will stop" in said, said
+    with pytest.raises(ControlError, match="node0"):
+        ask(other, "break", {"rank": 0})
+    while "is at a breakpoint" not in said:
+        assert time.monotonic() < until_s, said
+        with pytest.raises(ControlError) as refusal:
+            ask(head, "break", {"rank": 1})
+        said = str(refusal.value)
+    time.sleep(4)  # twice the hang timeout: who waits for a rank at a breakpoint is not late
+    assert ask(head, "stacks", {}) == "took the stacks of 2 of 2 ranks"
+    stacks = json.loads((head / "stacks" / "stacks.json").read_text())
+    assert "going_on.py" in json.dumps(stacks)
+    shown = nodes[0].run(str(runs.DISTDEBUG), "stacks", str(head))
+    assert "going_on.py" in shown
+    assert ask(head, "continue", {"rank": 1}) == "rank 1 goes on"
+    with pytest.raises(ControlError, match="no rank is at a breakpoint"):
+        ask(head, "continue", {})
+    assert "asked for now" in ask(head, "inject", {"fault": 0})
+    for done in (command.finish(LIMIT_S) for command in commands):
+        assert (done.report["outcome"], done.exit_code) == ("rank_died", 94), done.explain()
+        assert done.errors[0]["culprits"] == [1], done.explain()
+        assert done.errors[0]["injected"] == fault[1], done.explain()
+    check_nothing_is_left(nodes)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_stop_asked_of_one_node_ends_all(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes, number: int
+) -> None:
+    nodes = make_nodes(2)
+    here = nodes.directory / "here"
+    here.mkdir()
+    commands = forked_nodes.start(nodes, Layout((1, 1)), [str(GOING_ON), "--here", str(here)])
+    until_s = time.monotonic() + LIMIT_S
+    while len(list(here.iterdir())) < 2:
+        assert time.monotonic() < until_s, commands[0].stderr.read_text()
+        time.sleep(0.05)
+    ask(commands[number].directory, "stop", {})
+    for done in (command.finish(LIMIT_S) for command in commands):
+        assert (done.report["outcome"], done.errors) == ("interrupted", []), done.explain()
+    check_nothing_is_left(nodes)
