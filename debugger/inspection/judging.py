@@ -18,10 +18,11 @@ Nothing is proven: a stack has no sequence numbers, shapes, dtypes or reduce ops
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
 from .stance import Doing, Stance
 
@@ -220,18 +221,19 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     joining = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
     if not joining:
         return None
-    classes = _classes(
+    voted = _vote(
         {
             rank: (one.op, one.arguments.get("ranks", "")) if rank in joining else "other"
             for rank, one in waiting.items()
         }
     )
-    if len(classes) < 2:
+    if len(voted.parties) < 2:
         return None
-    culprits = _minority(classes)
-    made = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
     return _finding(
-        "group_mismatch", f"suspected: ranks do not make the same groups: {made}", culprits, look
+        "group_mismatch",
+        f"suspected: ranks do not make the same groups: {_calls_of(voted, waiting)}",
+        voted.culprits,
+        look,
     )
 
 
@@ -244,23 +246,22 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         group = one.group if one.doing is Doing.COLLECTIVE else ""
         by_group.setdefault(group or "", {})[rank] = one  # not known: most calls are the world's
     for members in sorted(by_group.values(), key=len):
-        classes = _classes({rank: one.op for rank, one in members.items()})
+        voted = _vote({rank: one.op for rank, one in members.items()})
         kind = "op_mismatch"
-        if len(classes) < 2:
-            classes = _classes(
+        if len(voted.parties) < 2:
+            voted = _vote(
                 {
                     rank: tuple(one.number(name) for name in ("src", "dst"))
                     for rank, one in members.items()
                 }
             )
             kind = "root_mismatch"
-        if len(classes) < 2:
+        if len(voted.parties) < 2:
             continue
-        calls = "; ".join(_at(ranks[0], members, ranks) for ranks in classes)
         return _finding(
             kind,
-            f"suspected: ranks wait in different calls: {calls}",
-            _minority(classes),
+            f"suspected: ranks wait in different calls: {_calls_of(voted, members)}",
+            voted.culprits,
             look,
         )
     return None
@@ -272,8 +273,9 @@ def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     in_groups = [rank for rank, one in waiting.items() if one.group]
     if not in_groups:
         return None
-    classes = _classes({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
-    calls = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
+    calls = _calls_of(
+        _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
+    )
     return _finding(
         "deadlock",
         "suspected: everybody waits in calls of groups, and nobody is absent: groups wait for "
@@ -395,17 +397,14 @@ def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
     return []
 
 
-def _classes(of: Mapping[int, object]) -> list[tuple[int, ...]]:
-    """Ranks that are the same, the largest set first."""
-    found: dict[object, list[int]] = {}
-    for rank, what in sorted(of.items()):
-        found.setdefault(what, []).append(rank)
-    return sorted((tuple(ranks) for ranks in found.values()), key=lambda one: (-len(one), one))
+def _vote(of: Mapping[int, Hashable]) -> Vote[Hashable]:
+    """Which ranks are the same: the largest party first."""
+    parties: dict[Hashable, list[int]] = {}
+    for rank, what in of.items():
+        parties.setdefault(what, []).append(rank)
+    return vote(parties, still_to_come=0)
 
 
-def _minority(classes: Iterable[Sequence[int]]) -> list[int]:
-    """Those outside the largest set; all, where no set is larger than every other one."""
-    first, second, *_ = classes = list(classes)
-    if len(first) == len(second):
-        return sorted(rank for ranks in classes for rank in ranks)
-    return sorted(rank for ranks in classes[1:] for rank in ranks)
+def _calls_of(voted: Vote[Hashable], waiting: Mapping[int, Stance]) -> str:
+    """In which call each party waits."""
+    return "; ".join(_at(ranks[0], waiting, ranks) for _, ranks in voted.parties)

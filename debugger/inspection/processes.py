@@ -45,7 +45,6 @@ class Process:
     rank: int | None = None
     world_size: int | None = None
     local_size: int | None = None
-    numbered_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,6 @@ def _numbered(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[J
             rank=rank,
             world_size=_number(one.environment, _WORLD_SIZES),
             local_size=_number(one.environment, _LOCAL_SIZES),
-            numbered_by=name,
         )
     return [_job(seen, list(found.values())) for found in by_job.values()]
 

@@ -77,8 +77,8 @@ class Stance:
 
     `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
     is the source text of its group argument, "" for the default group, None where that is not
-    known. `arguments` are those of `_ARGUMENTS` that are on the stack, `counters` the integers in
-    the user's frame. `cause`: of a rank in its own code, as `missing_rank` has it.
+    known. `arguments` are those of `_ARGUMENTS` that are on the stack. `cause`: of a rank in its
+    own code, as `missing_rank` has it.
     """
 
     doing: Doing
@@ -89,7 +89,6 @@ class Stance:
     running: bool = False
     group: str | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
-    counters: Mapping[str, int] = field(default_factory=dict)
     cause: str | None = None
     lines: Sequence[str] = ()
 
@@ -171,11 +170,6 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     frame, through = found
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
-    counters = {
-        name: int(value)
-        for name, value in frame.values
-        if re.fullmatch(r"-?\d{1,18}", value) and name not in ("rank", "local_rank")
-    }
     doing, op, call, arguments = _reading(below, frame, thread)
     cause = None
     if sight.stopped:
@@ -195,7 +189,6 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         running=running,
         group=_group_argument(frame, call or op),
         arguments=arguments,
-        counters=counters,
         cause=cause,
         lines=lines,
     )

@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--by", choices=tuple(WAYS), default="torchrun")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("names", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "hanging":
         chosen, measure = args.names or names(("buggy/",)), hanging
     else:
@@ -163,8 +163,13 @@ def main() -> int:
         print(f"{len(counted)} correct programs, {looks} looks: {len(counted) - right} accused")
         return int(right < len(counted))
     lines = sum(case.line for case in counted)
-    print(f"{len(counted)} hang: culprits right of {right} ({right / max(1, len(counted)):.0%}),", end=" ")
-    print(f"the line is among what is shown of {lines}; {len(cases) - len(counted)} end by themselves")
+    print(
+        f"{len(counted)} hang: culprits right of {right} ({right / max(1, len(counted)):.0%}),",
+        end=" ",
+    )
+    print(
+        f"the line is among what is shown of {lines}; {len(cases) - len(counted)} end by themselves"
+    )
     return int(right < BAR * len(counted))
 
 

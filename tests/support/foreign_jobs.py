@@ -1,4 +1,4 @@
-"""Jobs that are started as users start them, with nothing of distdebug in them, and watched in /proc."""
+"""Jobs that are started as users start them, with nothing of distdebug in them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from debugger.inspection.processes import has_torch
+from debugger.record.process_stat import read_stat
+
 from . import mpi
 
-QUIET_SHARE = 0.1
-"""Who uses less of a core than this is asleep, or polls."""
 _OF_MPI = """
 import os, runpy, sys
 told = os.environ
@@ -48,7 +49,7 @@ def torchrun(ranks: int, words: Sequence[str]) -> list[str]:
 
 
 def mpiexec(ranks: int, words: Sequence[str]) -> list[str]:
-    """That of Open MPI's mpiexec: RANK is set by the program itself, where nobody outside sees it."""
+    """That of Open MPI's mpiexec: the program itself sets RANK, where nobody outside sees it."""
     return [*mpi.command("openmpi", ranks), sys.executable, "-c", _OF_MPI, *words]
 
 
@@ -95,31 +96,29 @@ def end(running: subprocess.Popen[bytes]) -> None:
 
 
 def hangs(running: subprocess.Popen[bytes], for_s: float, limit_s: float) -> bool:
-    """Wait until a rank has been asleep for so long, by what the kernel counts; False where the job
-    ends before it, or works on until `limit_s`."""
-    asleep_since: dict[int, tuple[float, float]] = {}
+    """Wait until the main thread of a rank has been asleep for so long, whenever one looked: one
+    that only waits for a core is not. False where the job ends before it, or works on until
+    `limit_s`."""
+    asleep_since: dict[int, float] = {}
     until_s = time.monotonic() + limit_s
     while running.poll() is None and time.monotonic() < until_s:
         now_s = time.monotonic()
-        for pid, cpu_s in _cpu_of_ranks(running.pid).items():
-            since_s, used_s = asleep_since.setdefault(pid, (now_s, cpu_s))
-            if cpu_s - used_s > max(0.05, QUIET_SHARE * (now_s - since_s)):
-                asleep_since[pid] = (now_s, cpu_s)
-            elif now_s - since_s >= for_s:
-                return True
-        time.sleep(0.2)
+        asleep = {pid: asleep_since.get(pid, now_s) for pid in _asleep(running.pid)}
+        if any(now_s - since_s >= for_s for since_s in asleep.values()):
+            return True
+        asleep_since = asleep
+        time.sleep(0.1)
     return False
 
 
-def _cpu_of_ranks(launcher: int) -> dict[int, float]:
-    """CPU seconds of the processes below it that have torch loaded."""
-    found: dict[int, float] = {}
+def _asleep(launcher: int) -> list[int]:
+    """The processes below it that have torch loaded, and sleep."""
+    found: list[int] = []
     with suppress(psutil.NoSuchProcess):
         for one in psutil.Process(launcher).children(recursive=True):
-            with suppress(psutil.Error, OSError):
-                if "libtorch_cpu" in Path(f"/proc/{one.pid}/maps").read_text():
-                    times = one.cpu_times()
-                    found[one.pid] = times.user + times.system
+            stat = read_stat(one.pid)
+            if stat is not None and stat.state == "S" and has_torch(one.pid):
+                found.append(one.pid)
     return found
 
 
@@ -127,5 +126,3 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
