@@ -34,6 +34,7 @@ WAYS = {
     "mpiexec": foreign_jobs.mpiexec,
     "mp_spawn": foreign_jobs.mp_spawn,
 }
+BUGGY = ("buggy/",)
 BAR = 0.9
 HUNG_S = 21.0
 """So long a rank has to be asleep before the look; fixtures give up after 60 s."""
@@ -64,9 +65,15 @@ def expected(name: str) -> dict[str, Any]:
 
 
 def names(folders: tuple[str, ...]) -> list[str]:
-    """The fixtures whose script lies in one of these folders."""
+    """The fixtures whose script lies in one of these folders; no buggy one of which it is known that
+    it ends well by itself."""
     every = (path.stem for path in sorted((FIXTURES / "expected").glob("*.json")))
-    return [name for name in every if expected(name)["script"].startswith(folders)]
+    return [
+        name
+        for name in every
+        if (one := expected(name))["script"].startswith(folders)
+        and not (folders == BUGGY and (one["stock"] or "").startswith("exit 0"))
+    ]
 
 
 def command(one: dict[str, Any], by: str) -> list[str]:
@@ -148,7 +155,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     args = parser.parse_intermixed_args()
     if args.what == "hanging":
-        chosen, measure = args.names or names(("buggy/",)), hanging
+        chosen, measure = args.names or names(BUGGY), hanging
     else:
         chosen, measure = args.names or names(("correct/", "real/")), correct
     with ThreadPoolExecutor(args.at_once) as pool:
@@ -163,13 +170,9 @@ def main() -> int:
         print(f"{len(counted)} correct programs, {looks} looks: {len(counted) - right} accused")
         return int(right < len(counted))
     lines = sum(case.line for case in counted)
-    print(
-        f"{len(counted)} hang: culprits right of {right} ({right / max(1, len(counted)):.0%}),",
-        end=" ",
-    )
-    print(
-        f"the line is among what is shown of {lines}; {len(cases) - len(counted)} end by themselves"
-    )
+    share = right / max(1, len(counted))
+    print(f"{len(counted)} hang, {len(cases) - len(counted)} end by themselves")
+    print(f"culprits right of {right} ({share:.0%}); their line is shown of {lines}")
     return int(right < BAR * len(counted))
 
 
