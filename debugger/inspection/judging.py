@@ -34,6 +34,8 @@ _STATES = {
     "store": "waits for the store",
 }
 
+_TOLD_BY_JOINS = ("ranks", "group_name")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -221,9 +223,21 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     joining = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
     if not joining:
         return None
+    at_stores = {rank: at for rank in joining if (at := _store_of(waiting[rank]))}
+    if len(set(at_stores.values())) > 1:
+        stores = _vote(at_stores)
+        at = "; ".join(f"{ranks_text(ranks)} at {store}" for store, ranks in stores.parties)
+        return _finding(
+            "join_timeout",
+            f"suspected: {_who(waiting)}, but not at one store: {at}",
+            stores.culprits,
+            look,
+        )
     voted = _vote(
         {
-            rank: (one.op, one.arguments.get("ranks", "")) if rank in joining else "other"
+            rank: tuple(one.arguments.get(name, "") for name in _TOLD_BY_JOINS)
+            if rank in joining
+            else "other"
             for rank, one in waiting.items()
         }
     )
@@ -273,6 +287,9 @@ def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     in_groups = [rank for rank, one in waiting.items() if one.group]
     if not in_groups:
         return None
+    if all(waiting[rank].members for rank in in_groups):
+        cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+        in_groups = cycle or in_groups
     calls = _calls_of(
         _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
     )
@@ -358,6 +375,12 @@ def _peer(one: Stance) -> int | None:
     return next((peer for name in names if (peer := one.number(name)) is not None), None)
 
 
+def _store_of(one: Stance) -> str:
+    """Where it waits for the job's store to have everybody; "" where it does not."""
+    host, port = (one.arguments.get(name, "") for name in ("hostname", "port"))
+    return f"{host}:{port}" if port else ""
+
+
 def _sends(one: Stance) -> bool:
     return "send" in one.op
 
@@ -375,7 +398,9 @@ def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
     return [
         other
         for other, stance in sorted(waiting.items())
-        if other != rank and (stance.op, stance.group) != (one.op, one.group)
+        if other != rank
+        and (one.members is None or other in one.members)
+        and (stance.op, stance.group) != (one.op, one.group)
     ]
 
 
