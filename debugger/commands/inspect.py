@@ -71,6 +71,12 @@ class InspectCommand(Command):
         parser.add_argument(
             "--native", action="store_true", help="C and C++ frames, too (stops each rank shortly)"
         )
+        parser.add_argument(
+            "--dump",
+            action="store_true",
+            help="have the ranks write dumps of torch's flight recorder, where they have a FIFO "
+            "(TORCH_NCCL_DEBUG_INFO_PIPE_FILE); dumps that are there are read in any case",
+        )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")
         add_form_arguments(parser)
         parser.add_argument(
@@ -87,7 +93,7 @@ class InspectCommand(Command):
             moving_s=_positive(args.hang_timeout, "--hang-timeout"),
         )
         if args.watch is None:
-            seen = inspect(_job(args), limits, args.native)
+            seen = inspect(_job(args), limits, args.native, args.dump)
         else:
             seen = _watched(args, limits, _positive(args.watch, "--watch"))
         if not any(seen.stacks.values()):

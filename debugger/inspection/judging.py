@@ -51,11 +51,13 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Look:
     """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
-    claimed by two processes. `world_size` is 0 where nobody tells."""
+    claimed by two processes; `never_came` have not come into the default group, by the job's store.
+    `world_size` is 0 where nobody tells."""
 
     ranks: Mapping[int, Stance]
     missing: tuple[int, ...] = ()
     twice: tuple[int, ...] = ()
+    never_came: tuple[int, ...] = ()
     world_size: int = 0
 
 
@@ -69,6 +71,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
         found = (
             _messages(look, waiting)
+            or _elsewhere(look, waiting)
             or _groups(look, waiting)
             or _calls(look, waiting)
             or _sub_groups(look, waiting)
@@ -216,6 +219,21 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         cycle,
         look,
         details=steps,
+    )
+
+
+def _elsewhere(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """Everybody here makes the default group, and of others the store has not heard."""
+    away = tuple(rank for rank in look.never_came if rank not in look.ranks)
+    if not away or any(one.op != "init_process_group" for one in waiting.values()):
+        return None
+    return _finding(
+        "join_timeout",
+        f"suspected: {_who(waiting)}, and {ranks_text(away)} {verb(away, 'has', 'have')} not come: "
+        "the job's store does not know them",
+        away,
+        look,
+        missing=away,
     )
 
 
@@ -377,8 +395,8 @@ def _peer(one: Stance) -> int | None:
 
 def _store_of(one: Stance) -> str:
     """Where it waits for the job's store to have everybody; "" where it does not."""
-    host, port = (one.arguments.get(name, "") for name in ("hostname", "port"))
-    return f"{host}:{port}" if port else ""
+    port = one.arguments.get("port", "")
+    return f"port {port}" if port else ""
 
 
 def _sends(one: Stance) -> bool:

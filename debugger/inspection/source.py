@@ -42,12 +42,6 @@ def group_members(frame: Frame, group: str) -> tuple[int, ...] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def argument_values(frame: Frame, call: str) -> Mapping[str, str]:
-    """The plain values (numbers, texts) of the variables that the call's arguments are made of."""
-    nodes = list(_calls_at(frame, call))
-    return values_in(frame, nodes[0]) if len(nodes) == 1 else {}
-
-
 def values_in(frame: Frame, node: ast.AST) -> Mapping[str, str]:
     """The plain values of the local variables in an expression."""
     local = dict(frame.values)
@@ -77,6 +71,15 @@ def made_around(frame: Frame, names: set[str]) -> set[str]:
     calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
     written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
     return written & names
+
+
+def called_at(frame: Frame) -> list[str]:
+    """The names that the line calls."""
+    return [
+        _name(node)
+        for node in _nodes(frame.file, ast.Call)
+        if node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
 
 
 def _calls_at(frame: Frame, *names: str) -> Iterator[ast.Call]:

@@ -232,7 +232,12 @@ def _reading(
         outer = named[-1]
         name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
         return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
-    if not below and not thread.running and not waits_for_lock(thread.stack):
+    of_torch_ops = all(one.file.endswith("/torch/_ops.py") for one in below)
+    if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
+        for name in sources.called_at(frame):
+            op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
+            if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
+                return Doing.COLLECTIVE, op, f"{name}()", {}
         if _OF_A_STORE.search(source):
             return Doing.STORE, "store", source.strip()[:80], {}
         if _A_WAIT.search(source):

@@ -24,6 +24,7 @@ _MOST_TEXT = 512
 _OF_GLOO = re.compile(
     r"default_pg/0//(?:(?P<group>.+?)//)?(?:cpu|cuda|[a-z]+)//\d+/(?P<rank>\d{1,7})$"
 )
+_ATTEMPT = re.compile(r"/attempt_(\d{1,7})/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ class Keys:
 
     def came(self) -> Mapping[str, frozenset[int]]:
         """By group ("" is the default one): which of its members, as they are numbered there, have
-        come to make it."""
+        come to make it, in the newest attempt of torchrun's."""
         found: dict[str, set[int]] = {}
+        attempts = [int(match[1]) for name in self.names if (match := _ATTEMPT.search(name))]
         for name in self.names:
             match = _OF_GLOO.search(name)
-            if match is not None:
+            attempt = _ATTEMPT.search(name)
+            if match is not None and (attempt is None or int(attempt[1]) == max(attempts)):
                 found.setdefault(match["group"] or "", set()).add(int(match["rank"]))
         return {group: frozenset(ranks) for group, ranks in found.items()}
 
