@@ -65,8 +65,8 @@ def expected(name: str) -> dict[str, Any]:
 
 
 def names(folders: tuple[str, ...]) -> list[str]:
-    """The fixtures whose script lies in one of these folders; no buggy one of which it is known that
-    it ends well by itself."""
+    """The fixtures whose script lies in one of these folders, without buggy ones of which it is
+    known that they end well by themselves."""
     every = (path.stem for path in sorted((FIXTURES / "expected").glob("*.json")))
     return [
         name
