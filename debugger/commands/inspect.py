@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .base import Command
+from .rendering import add_form_arguments, rendered
 
 if TYPE_CHECKING:
     from ..inspection.inspect import Inspection
@@ -72,8 +71,14 @@ class InspectCommand(Command):
         parser.add_argument(
             "--native", action="store_true", help="C and C++ frames, too (stops each rank shortly)"
         )
+        parser.add_argument(
+            "--dump",
+            action="store_true",
+            help="have the ranks write dumps of torch's flight recorder, where they have a FIFO "
+            "(TORCH_NCCL_DEBUG_INFO_PIPE_FILE); dumps that are there are read in any case",
+        )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")
-        parser.add_argument("--json", action="store_true", help="print the report.json document")
+        add_form_arguments(parser)
         parser.add_argument(
             "--exit-code", action="store_true", help="end with the exit code of what was found"
         )
@@ -88,24 +93,14 @@ class InspectCommand(Command):
             moving_s=_positive(args.hang_timeout, "--hang-timeout"),
         )
         if args.watch is None:
-            seen = inspect(_job(args), limits, args.native)
+            seen = inspect(_job(args), limits, args.native, args.dump)
         else:
             seen = _watched(args, limits, _positive(args.watch, "--watch"))
         if not any(seen.stacks.values()):
             raise UsageError(_unreadable(seen))
-        report = seen.report()
-        if args.json:
-            sys.stdout.write(json.dumps(report, indent=2) + "\n")
-        else:
-            from ..reports import text
-            from ..supervisor.output import colour_wanted
-
-            width = text.WIDTH
-            if sys.stdout.isatty():
-                width = shutil.get_terminal_size((text.WIDTH, 24)).columns
-            sys.stdout.write(text.render(report, colour_wanted(sys.stdout), width))
-            if args.stacks or args.native:
-                sys.stdout.write("\n" + seen.stack_text())
+        sys.stdout.write(rendered(seen.report(), args.form, "the look"))
+        if args.form == "text" and (args.stacks or args.native):
+            sys.stdout.write("\n" + seen.stack_text())
         return seen.exit_code if args.exit_code else 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .base import Command, add_run_argument
+from .rendering import add_form_arguments, rendered
 
 if TYPE_CHECKING:
     from ..record.run_directory import RunDirectory
@@ -42,25 +41,7 @@ class ReportCommand(Command):
             action="store_true",
             help="end with the exit code of what was found, for scripts",
         )
-        form = parser.add_mutually_exclusive_group()
-        form.add_argument(
-            "--text",
-            dest="form",
-            action="store_const",
-            const="text",
-            default="text",
-            help="for people (default)",
-        )
-        form.add_argument(
-            "--json",
-            dest="form",
-            action="store_const",
-            const="json",
-            help="the report.json document",
-        )
-        form.add_argument(
-            "--junit", dest="form", action="store_const", const="junit", help="JUnit XML, for CI"
-        )
+        add_form_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from ..foreign.dump_files import looks_like_dumps
@@ -75,7 +56,7 @@ class ReportCommand(Command):
         from . import foreign_report
 
         report, faults = foreign_report.report(path)
-        sys.stdout.write(self._rendered(report, form, path))
+        sys.stdout.write(rendered(report, form, path))
         for fault in faults:
             print(f"distdebug: {fault}", file=sys.stderr)
         if faults:
@@ -101,34 +82,12 @@ class ReportCommand(Command):
             report["run_dir"] = str(directory.path)
         if directory.packed is not None:
             report.update(run_dir=clean(str(directory.packed)), packed=True)
-        sys.stdout.write(self._rendered(report, form, directory.report_json))
+        sys.stdout.write(rendered(report, form, directory.report_json))
         for fault in faults:
             print(f"distdebug: {fault}", file=sys.stderr)
         if faults:
             return EXIT_BAD_INPUT
         return _code_of(report) if exit_code else 0
-
-    @staticmethod
-    def _rendered(report: Document, form: str, source: Path) -> str:
-        if form == "json":
-            return json.dumps(report, indent=2) + "\n"
-        try:
-            if form == "junit":
-                from ..reports import junit
-
-                return junit.render(report)
-            from ..reports import text
-            from ..supervisor.output import colour_wanted
-
-            width = text.WIDTH
-            if sys.stdout.isatty():
-                width = shutil.get_terminal_size((text.WIDTH, 24)).columns
-            return text.render(report, colour_wanted(sys.stdout), width)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise UsageError(
-                f"{source} is damaged: a part of it is missing or of another type "
-                f"({type(error).__name__}: {error})"
-            ) from error
 
 
 def _code_of(report: Document) -> int:

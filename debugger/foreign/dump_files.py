@@ -83,6 +83,14 @@ def load(path: Path) -> Found:
     files = [path] if not path.is_dir() else list(_regular(path))
     if len(files) > MOST_FILES:
         raise UsageError(f"{path} has more than {MOST_FILES} files")
+    found = of_files(files)
+    if not found.jobs and not found.faults and not found.notes:
+        raise UsageError(f"{path} holds no dump of a flight recorder")
+    return found
+
+
+def of_files(files: Sequence[Path]) -> Found:
+    """The dumps among these files."""
     read_files: list[_File] = []
     faults: list[str] = []
     with bounded_memory(), _no_collection():
@@ -91,8 +99,6 @@ def load(path: Path) -> Found:
                 faults.append(found)
             elif found is not None:
                 read_files.append(found)
-    if not read_files and not faults:
-        raise UsageError(f"{path} holds no dump of a flight recorder")
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
     jobs, notes = _jobs(read_files)

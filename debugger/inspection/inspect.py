@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
@@ -14,11 +14,13 @@ from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
-from . import judging
+from . import judging, surroundings
+from .joining import joined
 from .judging import Limits, Look, judge
 from .look import Sight, look
 from .processes import Job
 from .stance import Stance, is_helper, stance, started_as
+from .surroundings import Surroundings, look_around
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Inspection:
     findings: Sequence[Finding]
     pids: Mapping[int, int]
     stacks: Mapping[int, Sequence[ThreadStack]]
+    around: Surroundings
     problems: Sequence[str]
 
     @property
@@ -53,6 +56,7 @@ class Inspection:
             str(rank): self._rank(rank, one) for rank, one in sorted(self.look.ranks.items())
         }
         made["source"] = "inspection"
+        made["links"] = [asdict(one) for one in self.around.links]
         made["run_dir"] = ""
         return made
 
@@ -74,7 +78,8 @@ class Inspection:
                 f"{elsewhere} of {self.look.world_size} ranks are not on this host, or are not "
                 "yours to look at: what they do is not known"
             )
-        return [*notes, *map(clean, self.problems)]
+        beside = surroundings.summary(self.around, self.look.never_came)
+        return [*notes, *map(clean, beside), *map(clean, self.problems)]
 
     def _rank(self, rank: int, one: Stance) -> Document:
         shown = judging.evidence(one)
@@ -89,16 +94,21 @@ class Inspection:
         }
 
 
-def inspect(job: Job, limits: Limits, native: bool = False) -> Inspection:
-    """Look at the job once (two or three looks at its processes, within 2 s), and judge it."""
+def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -> Inspection:
+    """Look at the job once (two or three looks at its processes, within 2 s), and judge it. `ask`:
+    have the ranks write dumps of their flight recorders, where they have a FIFO for that."""
     problems: list[str] = []
     sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
     ranks, twice = _who_is_who(job, sights)
     pids = {rank: sight.pid for rank, sight in ranks.items()}
     stances = {rank: stance(sight) for rank, sight in ranks.items()}
-    seen = _look(job, stances, twice)
+    by_pid = {one.pid: one for one in job.processes}
+    around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, ask)
+    seen = _look(job, surroundings.with_stores(stances, around, pids), twice)
+    seen = replace(seen, never_came=surroundings.never_came(around, seen.world_size))
+    found = joined(judge(seen, limits), seen, around, pids, limits)
     stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
-    return Inspection(job, seen, judge(seen, limits), pids, stacks, problems)
+    return Inspection(job, seen, found, pids, stacks, around, problems)
 
 
 def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight], tuple[int, ...]]:
@@ -136,7 +146,7 @@ def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Lo
         # On one of several hosts: ranks are numbered without a gap here.
         low = min(stances, default=0) // local_size * local_size
         missing = tuple(rank for rank in range(low, low + local_size) if rank not in stances)
-    return Look(dict(stances), missing, twice, world_size)
+    return Look(dict(stances), missing, twice, world_size=world_size)
 
 
 def described(job: Job) -> str:

@@ -18,10 +18,11 @@ Nothing is proven: a stack has no sequence numbers, shapes, dtypes or reduce ops
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
 from .stance import Doing, Stance
 
@@ -32,6 +33,8 @@ _STATES = {
     "gil_held": "does not let go of the GIL",
     "store": "waits for the store",
 }
+
+_TOLD_BY_JOINS = ("ranks", "group_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,13 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Look:
     """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
-    claimed by two processes. `world_size` is 0 where nobody tells."""
+    claimed by two processes; `never_came` have not come into the default group, by the job's store.
+    `world_size` is 0 where nobody tells."""
 
     ranks: Mapping[int, Stance]
     missing: tuple[int, ...] = ()
     twice: tuple[int, ...] = ()
+    never_came: tuple[int, ...] = ()
     world_size: int = 0
 
 
@@ -66,6 +71,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
         found = (
             _messages(look, waiting)
+            or _elsewhere(look, waiting)
             or _groups(look, waiting)
             or _calls(look, waiting)
             or _sub_groups(look, waiting)
@@ -216,22 +222,50 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     )
 
 
+def _elsewhere(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """Everybody here makes the default group, and of others the store has not heard."""
+    away = tuple(rank for rank in look.never_came if rank not in look.ranks)
+    if not away or any(one.op != "init_process_group" for one in waiting.values()):
+        return None
+    return _finding(
+        "join_timeout",
+        f"suspected: {_who(waiting)}, and {ranks_text(away)} {verb(away, 'has', 'have')} not come: "
+        "the job's store does not know them",
+        away,
+        look,
+        missing=away,
+    )
+
+
 def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     joining = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
     if not joining:
         return None
-    classes = _classes(
+    at_stores = {rank: at for rank in joining if (at := _store_of(waiting[rank]))}
+    if len(set(at_stores.values())) > 1:
+        stores = _vote(at_stores)
+        at = "; ".join(f"{ranks_text(ranks)} at {store}" for store, ranks in stores.parties)
+        return _finding(
+            "join_timeout",
+            f"suspected: {_who(waiting)}, but not at one store: {at}",
+            stores.culprits,
+            look,
+        )
+    voted = _vote(
         {
-            rank: (one.op, one.arguments.get("ranks", "")) if rank in joining else "other"
+            rank: tuple(one.arguments.get(name, "") for name in _TOLD_BY_JOINS)
+            if rank in joining
+            else "other"
             for rank, one in waiting.items()
         }
     )
-    if len(classes) < 2:
+    if len(voted.parties) < 2:
         return None
-    culprits = _minority(classes)
-    made = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
     return _finding(
-        "group_mismatch", f"suspected: ranks do not make the same groups: {made}", culprits, look
+        "group_mismatch",
+        f"suspected: ranks do not make the same groups: {_calls_of(voted, waiting)}",
+        voted.culprits,
+        look,
     )
 
 
@@ -244,23 +278,22 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         group = one.group if one.doing is Doing.COLLECTIVE else ""
         by_group.setdefault(group or "", {})[rank] = one  # not known: most calls are the world's
     for members in sorted(by_group.values(), key=len):
-        classes = _classes({rank: one.op for rank, one in members.items()})
+        voted = _vote({rank: one.op for rank, one in members.items()})
         kind = "op_mismatch"
-        if len(classes) < 2:
-            classes = _classes(
+        if len(voted.parties) < 2:
+            voted = _vote(
                 {
                     rank: tuple(one.number(name) for name in ("src", "dst"))
                     for rank, one in members.items()
                 }
             )
             kind = "root_mismatch"
-        if len(classes) < 2:
+        if len(voted.parties) < 2:
             continue
-        calls = "; ".join(_at(ranks[0], members, ranks) for ranks in classes)
         return _finding(
             kind,
-            f"suspected: ranks wait in different calls: {calls}",
-            _minority(classes),
+            f"suspected: ranks wait in different calls: {_calls_of(voted, members)}",
+            voted.culprits,
             look,
         )
     return None
@@ -272,8 +305,12 @@ def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     in_groups = [rank for rank, one in waiting.items() if one.group]
     if not in_groups:
         return None
-    classes = _classes({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
-    calls = "; ".join(_at(ranks[0], waiting, ranks) for ranks in classes)
+    if all(waiting[rank].members for rank in in_groups):
+        cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+        in_groups = cycle or in_groups
+    calls = _calls_of(
+        _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
+    )
     return _finding(
         "deadlock",
         "suspected: everybody waits in calls of groups, and nobody is absent: groups wait for "
@@ -356,6 +393,12 @@ def _peer(one: Stance) -> int | None:
     return next((peer for name in names if (peer := one.number(name)) is not None), None)
 
 
+def _store_of(one: Stance) -> str:
+    """Where it waits for the job's store to have everybody; "" where it does not."""
+    port = one.arguments.get("port", "")
+    return f"port {port}" if port else ""
+
+
 def _sends(one: Stance) -> bool:
     return "send" in one.op
 
@@ -373,7 +416,9 @@ def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
     return [
         other
         for other, stance in sorted(waiting.items())
-        if other != rank and (stance.op, stance.group) != (one.op, one.group)
+        if other != rank
+        and (one.members is None or other in one.members)
+        and (stance.op, stance.group) != (one.op, one.group)
     ]
 
 
@@ -395,17 +440,14 @@ def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
     return []
 
 
-def _classes(of: Mapping[int, object]) -> list[tuple[int, ...]]:
-    """Ranks that are the same, the largest set first."""
-    found: dict[object, list[int]] = {}
-    for rank, what in sorted(of.items()):
-        found.setdefault(what, []).append(rank)
-    return sorted((tuple(ranks) for ranks in found.values()), key=lambda one: (-len(one), one))
+def _vote(of: Mapping[int, Hashable]) -> Vote[Hashable]:
+    """Which ranks are the same: the largest party first."""
+    parties: dict[Hashable, list[int]] = {}
+    for rank, what in of.items():
+        parties.setdefault(what, []).append(rank)
+    return vote(parties, still_to_come=0)
 
 
-def _minority(classes: Iterable[Sequence[int]]) -> list[int]:
-    """Those outside the largest set; all, where no set is larger than every other one."""
-    first, second, *_ = classes = list(classes)
-    if len(first) == len(second):
-        return sorted(rank for ranks in classes for rank in ranks)
-    return sorted(rank for ranks in classes[1:] for rank in ranks)
+def _calls_of(voted: Vote[Hashable], waiting: Mapping[int, Stance]) -> str:
+    """In which call each party waits."""
+    return "; ".join(_at(ranks[0], waiting, ranks) for _, ranks in voted.parties)

@@ -34,13 +34,11 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One process. `state` is the kernel's letter, "" when it has gone. `used`: the share of a core
-    that it took between the looks."""
+    """One process. `state` is the kernel's letter, "" when it has gone."""
 
     pid: int
     state: str
     threads: Sequence[Thread]
-    used: float
 
     @property
     def stopped(self) -> bool:
@@ -107,7 +105,7 @@ def _compared(
         threads = [
             _thread(stack, before.get(stack.thread_id), one, gap_s, used) for stack in one.threads
         ]
-        found[pid] = Sight(pid, one.state, threads, used)
+        found[pid] = Sight(pid, one.state, threads)
     return found
 
 

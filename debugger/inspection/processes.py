@@ -27,6 +27,16 @@ _JOBS = (
     "OMPI_MCA_ess_base_jobid",
     "PMI_JOBID",
 )
+_TOLD = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NCCL_RAS_ADDR",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "XDG_CACHE_HOME",
+    "HOME",
+)
 _HELPERS = (
     b"multiprocessing.resource_tracker",
     b"multiprocessing.forkserver",
@@ -45,7 +55,8 @@ class Process:
     rank: int | None = None
     world_size: int | None = None
     local_size: int | None = None
-    numbered_by: str = ""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """What its environment says of where things are (`_TOLD`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,7 @@ def _numbered(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[J
             rank=rank,
             world_size=_number(one.environment, _WORLD_SIZES),
             local_size=_number(one.environment, _LOCAL_SIZES),
-            numbered_by=name,
+            told=_told(one),
         )
     return [_job(seen, list(found.values())) for found in by_job.values()]
 
@@ -156,7 +167,7 @@ def _by_parent(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[
         ]
         if children:
             found = [
-                Process(one.pid, parent, one.stat.start_ticks)
+                Process(one.pid, parent, one.stat.start_ticks, told=_told(one))
                 for one in sorted(children, key=lambda one: (one.stat.start_ticks, one.pid))
             ]
             jobs.append(Job(parent, _printed(seen[parent].command), tuple(found)))
@@ -169,6 +180,10 @@ def _job(seen: Mapping[int, _Seen], found: Sequence[Process]) -> Job:
     command = _printed(seen[launcher].command) if launcher in seen else ""
     ordered = sorted(found, key=lambda one: (one.rank or 0, one.start_ticks))
     return Job(launcher, command, tuple(ordered))
+
+
+def _told(one: _Seen) -> Mapping[str, str]:
+    return {name: one.environment[name] for name in _TOLD if name in one.environment}
 
 
 def _numbered_by(environment: Mapping[str, str]) -> str:

@@ -6,19 +6,17 @@ arguments (who is the peer, which the root) and the user's own line of source ar
 
 from __future__ import annotations
 
-import ast
 import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
-from typing import TypeVar
 
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
 from ..supervisor.stack_tree import users_frame, waits_for_lock
 from ..supervisor.stacks import Frame
+from . import source as sources
 from .look import Sight, Thread
 
 
@@ -58,17 +56,17 @@ JOINS = {
     "init_device_mesh",
 }
 _ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "ranks", "world_size", "rank")
+_OF_JOINS = ("group_name", "hostname", "port", "world_size")
+"""What torch's own frames below the making of a group tell: its name, and where the store is."""
 _COMMUNICATION = re.compile(
     r"/torch/distributed/(?!elastic/|launcher/|run\.py|launch\.py)|/torch/nn/parallel/distributed\.py|"
     r"/distcore/"
 )
 _BACKWARD = "_engine_run_backward"
-_A_WAIT = re.compile(r"\.(?:wait|synchronize|result|value)\(")
+_A_WAIT = re.compile(r"\.(?:wait|wait_tensor|synchronize|result|value)\(")
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
-_DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
+_TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_handler")
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
-_MOST_SOURCE = 1 << 21
-_N = TypeVar("_N", ast.Call, ast.FunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,9 @@ class Stance:
 
     `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
     is the source text of its group argument, "" for the default group, None where that is not
-    known. `arguments` are those of `_ARGUMENTS` that are on the stack, `counters` the integers in
-    the user's frame. `cause`: of a rank in its own code, as `missing_rank` has it.
+    known; `members` are its ranks, where the source tells. `arguments` are those of `_ARGUMENTS`
+    and `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
+    `cause`: of a rank in its own code, as `missing_rank` has it.
     """
 
     doing: Doing
@@ -88,8 +87,9 @@ class Stance:
     still_s: float = 0.0
     running: bool = False
     group: str | None = None
+    members: tuple[int, ...] | None = None
+    keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
-    counters: Mapping[str, int] = field(default_factory=dict)
     cause: str | None = None
     lines: Sequence[str] = ()
 
@@ -128,7 +128,7 @@ def started_as(sight: Sight) -> int | None:
     that has told `init_process_group`; None where its stack does not say."""
     frames = [frame for one in sight.threads for frame in one.stack.frames]
     for frame in frames:
-        if frame.function == "init_process_group" and "/torch/distributed/" in frame.file:
+        if frame.function in _TELL_THE_RANK and "/torch/distributed/" in frame.file:
             told = dict(frame.values).get("rank", "")
             if told.isdigit():
                 return int(told)
@@ -171,11 +171,6 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     frame, through = found
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
-    counters = {
-        name: int(value)
-        for name, value in frame.values
-        if re.fullmatch(r"-?\d{1,18}", value) and name not in ("rank", "local_rank")
-    }
     doing, op, call, arguments = _reading(below, frame, thread)
     cause = None
     if sight.stopped:
@@ -186,6 +181,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         cause = "lock" if waits_for_lock(thread.stack) else "user_code"
         if thread.stack.holds_gil and thread.still_s:
             cause = "gil_held"
+    group = sources.group_argument(frame, (call or op).partition("(")[0])
     return Stance(
         doing=doing,
         op=op,
@@ -193,9 +189,10 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         site=site,
         still_s=still_s,
         running=running,
-        group=_group_argument(frame, call or op),
+        group=group,
+        members=sources.group_members(frame, group) if group else None,
+        keys=sources.store_keys(frame) if doing is Doing.STORE else (),
         arguments=arguments,
-        counters=counters,
         cause=cause,
         lines=lines,
     )
@@ -223,6 +220,8 @@ def _reading(
             for name, value in one.values
             if name in _ARGUMENTS and value not in ("", "None")
         }
+        if kind is Doing.JOIN:
+            arguments |= _of_join(named)
         return kind, inner.function, _printed(outer.function, arguments), arguments
     if any(one.function == _BACKWARD for one in below) and not thread.running:
         return Doing.BACKWARD, "backward", "backward()", {}
@@ -233,14 +232,29 @@ def _reading(
         outer = named[-1]
         name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
         return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
-    if not below and not thread.running and not waits_for_lock(thread.stack):
+    of_torch_ops = all(one.file.endswith("/torch/_ops.py") for one in below)
+    if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
+        for name in sources.called_at(frame):
+            op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
+            if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
+                return Doing.COLLECTIVE, op, f"{name}()", {}
         if _OF_A_STORE.search(source):
             return Doing.STORE, "store", source.strip()[:80], {}
         if _A_WAIT.search(source):
-            made = _made_around(frame)
+            made = sources.made_around(frame, COLLECTIVES | MESSAGES | _BATCHES)
             of_messages = made and made <= MESSAGES | _BATCHES
             return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
     return Doing.CODE, "", None, {}
+
+
+def _of_join(frames: Sequence[Frame]) -> Mapping[str, str]:
+    """What torch's functions that make a group have in hand, the outermost first to tell."""
+    found: dict[str, str] = {}
+    for one in reversed(frames):
+        for name, value in one.values:
+            if name in _OF_JOINS and value.strip("\"'") not in ("", "None", "-1"):
+                found.setdefault(name, value.strip("\"'"))
+    return found
 
 
 def _printed(name: str, arguments: Mapping[str, str]) -> str:
@@ -253,49 +267,6 @@ def _printed(name: str, arguments: Mapping[str, str]) -> str:
         and not (key.startswith("group_") and key.removeprefix("group_") in arguments)
     ]
     return f"{name}({', '.join(shown)})"
-
-
-def _group_argument(frame: Frame, call: str) -> str | None:
-    """The source text of the call's argument `group`, as the user's line has it."""
-    name = call.partition("(")[0]
-    found = []
-    for node in _nodes(frame.file, ast.Call):
-        if not (node.lineno <= frame.line <= (node.end_lineno or node.lineno)):
-            continue
-        function = node.func
-        written = function.attr if isinstance(function, ast.Attribute) else None
-        if isinstance(function, ast.Name):
-            written = function.id
-        if written == name:
-            given = next((one.value for one in node.keywords if one.arg == "group"), None)
-            found.append("" if given is None else ast.unparse(given))
-    if len(set(found)) != 1:
-        return None
-    return "" if found[0] in _DEFAULT_GROUPS else found[0]
-
-
-@lru_cache(maxsize=64)
-def _nodes(file: str, kind: type[_N]) -> Sequence[_N]:
-    """The parts of a source file that are of this kind; none where it cannot be read."""
-    try:
-        with open(file, "rb") as source:
-            tree = ast.parse(source.read(_MOST_SOURCE))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return ()
-    return [node for node in ast.walk(tree) if isinstance(node, kind)]
-
-
-def _made_around(frame: Frame) -> set[str]:
-    """The calls of torch.distributed that the user's function makes: what its handles are of."""
-    name = frame.function.rpartition(".")[2]
-    around = [
-        node
-        for node in _nodes(frame.file, ast.FunctionDef)
-        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
-    ]
-    calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
-    written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
-    return written & (COLLECTIVES | MESSAGES | _BATCHES)
 
 
 def _with_cause(known: Stance, cause: str) -> Stance:

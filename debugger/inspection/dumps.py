@@ -1,0 +1,122 @@
+"""The dumps that the ranks of a job have written of torch's flight recorder, while it runs.
+
+NCCL's watchdog writes them when a call times out, a FIFO or a program when it is asked; each rank
+appends its number to a prefix that its environment names. Older ones of another job are left aside.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..diagnosis.findings import Finding
+from ..foreign import dump_files, judging
+from ..foreign.trace import traced
+from ..record.process_stat import TICKS_PER_S
+from .processes import Process
+
+PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_DEFAULT = "torch/comm_lib_trace_rank_"
+_MOST_RANKS_ELSEWHERE = 1 << 14
+_WAITED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the dumps say: their findings, and a sentence on where they are."""
+
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+
+
+def recorded(processes: Mapping[int, Process]) -> Recorded | None:
+    """Read the dumps of the processes, given by their ranks; None where there are none."""
+    files = sorted(set(_files(processes)))
+    if not files:
+        return None
+    found = dump_files.of_files(files)
+    if not found.jobs:
+        return Recorded((), found.faults)
+    job = found.jobs[0]
+    # How old the newest call is now, not when it was written: the job still runs.
+    age_s = time.time() - job.newest_ns / 1e9 if job.newest_ns else None
+    trace = traced(job.dumps)
+    source = (
+        f"{len(job.dumps)} dumps of torch's flight recorder ({job.place}*) are read with the stacks"
+    )
+    return Recorded(judging.judge(trace, age_s), [source, *found.faults])
+
+
+def ask(processes: Mapping[int, Process]) -> list[str]:
+    """Ask the ranks that have a FIFO for it to write their dumps, and wait until they are there.
+    Returns sentences about those that did not."""
+    asked_s = time.time()
+    waiting: dict[int, Process] = {}
+    problems = []
+    for rank, one in sorted(processes.items()):
+        stem = one.told.get(PIPE_VARIABLE)
+        if not stem:
+            problems.append(f"rank {rank} has no FIFO to be asked by ({PIPE_VARIABLE} is not set)")
+            continue
+        try:
+            # Without a reader opening it fails at once.
+            pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError as error:
+            problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
+            continue
+        with open(pipe, "wb", buffering=0) as writing:
+            writing.write(b"1\n")
+        waiting[rank] = one
+    until_s = time.monotonic() + _WAITED_S
+    while waiting and time.monotonic() < until_s:
+        time.sleep(0.05)
+        for rank, one in list(waiting.items()):
+            if any(_written_s(path) >= asked_s for path in _of(rank, one)):
+                del waiting[rank]
+    problems += [
+        f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting
+    ]
+    return problems
+
+
+def _files(processes: Mapping[int, Process]) -> Iterator[Path]:
+    began_s = min((_began_s(one) for one in processes.values()), default=0.0)
+    for rank, one in processes.items():
+        for path in _of(rank, one):
+            if _written_s(path) >= began_s:
+                yield path
+        # Of ranks on other hosts, where the folder is shared.
+        for elsewhere in range(min(one.world_size or 0, _MOST_RANKS_ELSEWHERE)):
+            if elsewhere not in processes and rank == min(processes):
+                for path in _of(elsewhere, one):
+                    if _written_s(path) >= began_s:
+                        yield path
+
+
+def _of(rank: int, one: Process) -> Iterator[Path]:
+    named = [one.told[name] for name in PREFIX_VARIABLES if one.told.get(name)]
+    cache = one.told.get("XDG_CACHE_HOME") or f"{one.told.get('HOME', '')}/.cache"
+    for prefix in named or [f"{cache}/{_DEFAULT}"]:
+        yield Path(f"{prefix}{rank}")
+
+
+def _written_s(path: Path) -> float:
+    """When it was written; 0 where there is no such file."""
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _began_s(one: Process) -> float:
+    """When the process began, by the wall clock."""
+    try:
+        with open("/proc/stat") as file:
+            booted = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, StopIteration, ValueError):
+        return 0.0
+    return booted + one.start_ticks / TICKS_PER_S - 1.0  # btime is in whole seconds

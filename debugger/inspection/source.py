@@ -1,0 +1,144 @@
+"""What the user's source says around a line that a rank stands at: the group of the call, its
+members, the values that its arguments are made of, the keys of the store that it waits for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from ..supervisor.stacks import Frame
+
+_DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
+_MOST_SOURCE = 1 << 21
+_N = TypeVar("_N", bound=ast.AST)
+
+
+def group_argument(frame: Frame, call: str) -> str | None:
+    """The source text of the call's argument `group`, as the user's line has it, with the values of
+    the variables in it; "" for the default group, None where that is not known."""
+    found = set()
+    for node in _calls_at(frame, call):
+        given = next((one.value for one in node.keywords if one.arg == "group"), None)
+        text = "" if given is None else ast.unparse(given)
+        shown = _shown(values_in(frame, given)) if given is not None else ""
+        found.add("" if text in _DEFAULT_GROUPS else f"{text}{shown}")
+    return found.pop() if len(found) == 1 else None
+
+
+def group_members(frame: Frame, group: str) -> tuple[int, ...] | None:
+    """The ranks of a group, where the file makes it once, and from numbers."""
+    found = set()
+    for node in _nodes(frame.file, ast.Assign):
+        if len(node.targets) != 1 or ast.unparse(node.targets[0]) != group:
+            continue
+        ranks = None
+        if isinstance(node.value, ast.Call) and _name(node.value) == "new_group":
+            given = [one.value for one in node.value.keywords if one.arg == "ranks"]
+            first = [*node.value.args[:1], *given]
+            ranks = _numbers(first[0]) if first else None
+        found.add(ranks)
+    return found.pop() if len(found) == 1 else None
+
+
+def values_in(frame: Frame, node: ast.AST) -> Mapping[str, str]:
+    """The plain values of the local variables in an expression."""
+    local = dict(frame.values)
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return {name: local[name] for name in sorted(names & local.keys()) if _is_plain(local[name])}
+
+
+def store_keys(frame: Frame) -> tuple[str, ...]:
+    """The keys that the line waits for: `store.get("ready")`, `store.wait([f"part{i}"])`."""
+    for node in _calls_at(frame, "get", "wait", "multi_get", "compare_set", "check"):
+        if node.args:
+            first = node.args[0]
+            parts = first.elts if isinstance(first, (ast.List, ast.Tuple)) else [first]
+            keys = [_text(one, dict(frame.values)) for one in parts]
+            return tuple(key for key in keys if key is not None)
+    return ()
+
+
+def made_around(frame: Frame, names: set[str]) -> set[str]:
+    """Which of these calls the user's function makes: what its handles are of."""
+    name = frame.function.rpartition(".")[2]
+    around = [
+        node
+        for node in _nodes(frame.file, ast.FunctionDef)
+        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+    calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
+    written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
+    return written & names
+
+
+def called_at(frame: Frame) -> list[str]:
+    """The names that the line calls."""
+    return [
+        _name(node)
+        for node in _nodes(frame.file, ast.Call)
+        if node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+
+
+def _calls_at(frame: Frame, *names: str) -> Iterator[ast.Call]:
+    for node in _nodes(frame.file, ast.Call):
+        if node.lineno <= frame.line <= (node.end_lineno or node.lineno) and _name(node) in names:
+            yield node
+
+
+def _name(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _numbers(node: ast.expr) -> tuple[int, ...] | None:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if isinstance(value, (list, tuple)) and all(type(one) is int for one in value):
+        return tuple(sorted(value))
+    return None
+
+
+def _text(node: ast.expr, local: Mapping[str, str]) -> str | None:
+    """A string of constants and of variables that are known."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name) if name in local and _is_plain(local[name]):
+            return _unquoted(local[name])
+        case ast.JoinedStr(values=parts):
+            texts = [
+                _text(one.value if isinstance(one, ast.FormattedValue) else one, local)
+                for one in parts
+            ]
+            return None if None in texts else "".join(text for text in texts if text is not None)
+    return None
+
+
+def _is_plain(value: str) -> bool:
+    return len(value) < 80 and (value[:1] in "'\"" or value.lstrip("-").isdigit()) and value != ""
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if value[:1] in "'\"" and value[-1:] == value[:1] else value
+
+
+def _shown(values: Mapping[str, str]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in values.items())})" if values else ""
+
+
+@lru_cache(maxsize=64)
+def _nodes(file: str, kind: type[_N]) -> list[_N]:
+    """The parts of a source file that are of this kind; none where it cannot be read."""
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read(_MOST_SOURCE))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]

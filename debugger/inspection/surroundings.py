@@ -1,0 +1,209 @@
+"""What can be seen of a job beside its stacks: its store, its sockets, NCCL's own count of calls,
+dumps of torch's flight recorder. Each part may be absent, and is then silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+
+from ..record.wording import ranks_text, verb
+from . import dumps, nccl_ras
+from .connections import Link, Socket, links, sockets_of
+from .processes import Job, Process
+from .stance import Doing, Stance
+from .store import Keys, keys_of
+
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What was found beside the stacks; `problems` are sentences on what could not be had."""
+
+    keys: Keys | None = None
+    sockets: Sequence[Socket] = ()
+    links: Sequence[Link] = ()
+    communicators: Sequence[nccl_ras.Communicator] = ()
+    recorded: dumps.Recorded | None = None
+    problems: Sequence[str] = field(default_factory=tuple)
+
+
+def look_around(job: Job, ranks: Mapping[int, Process], ask: bool = False) -> Surroundings:
+    """Look at all of it. `ask`: have the ranks dump their flight recorders, which writes."""
+    problems: list[str] = []
+    sockets = sockets_of(one.pid for one in job.processes)
+    keys = _keys(job)
+    if isinstance(keys, str):
+        problems.append(keys)
+        keys = None
+    communicators = _communicators(job, sockets)
+    if isinstance(communicators, str):
+        problems.append(communicators)
+        communicators = []
+    if ask:
+        problems += dumps.ask(ranks)
+    pids = {one.pid: rank for rank, one in ranks.items()}
+    return Surroundings(
+        keys, sockets, links(sockets, pids), communicators, dumps.recorded(ranks), problems
+    )
+
+
+def details(
+    around: Surroundings, stances: Mapping[int, Stance], pids: Mapping[int, int]
+) -> list[str]:
+    """What of it bears on ranks that wait, one line each."""
+    lines = [
+        *_of_store(around.keys, stances),
+        *_of_links(around.links, stances),
+        *_of_nccl(around.communicators, pids),
+    ]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more signs of this kind"]
+    return lines
+
+
+def lagging(around: Surroundings, pids: Mapping[int, int]) -> tuple[int, ...]:
+    """Ranks of which NCCL itself says that they have launched fewer collectives than others, or do
+    not answer."""
+    found = set()
+    for one in around.communicators:
+        ranks = _ranks_of(one, pids)
+        for place in {*one.behind(), *(m.rank for m in one.members if m.silent)}:
+            if place in ranks:
+                found.add(ranks[place])
+    return tuple(sorted(found))
+
+
+def never_came(around: Surroundings, world_size: int) -> tuple[int, ...]:
+    """Ranks of the world that have not put their address for gloo into the store, though others
+    have."""
+    came = around.keys.came().get("", frozenset()) if around.keys is not None else frozenset()
+    if not came or max(came) >= world_size:
+        return ()
+    return tuple(rank for rank in range(world_size) if rank not in came)
+
+
+def with_stores(
+    stances: Mapping[int, Stance], around: Surroundings, pids: Mapping[int, int]
+) -> Mapping[int, Stance]:
+    """The ranks, each that makes a group with the store that it talks to: its stack tells while it
+    connects, later its connection does."""
+    told = {one.arguments["port"] for one in stances.values() if one.arguments.get("port")}
+    found = dict(stances)
+    for rank, one in stances.items():
+        if one.doing is not Doing.JOIN or one.arguments.get("port"):
+            continue
+        remotes = (of.remote for of in around.sockets if of.pid == pids[rank])
+        ports = {port for remote in remotes if (port := remote.rpartition(":")[2]) in told}
+        if len(ports) == 1:
+            found[rank] = replace(one, arguments={**one.arguments, "port": ports.pop()})
+    return found
+
+
+def _keys(job: Job) -> Keys | str | None:
+    for one in job.processes:
+        host, port = one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT", "")
+        if host and port.isdigit() and 0 < int(port) < 65536:
+            return keys_of(host, int(port))
+    return None
+
+
+def _communicators(job: Job, sockets: Sequence[Socket]) -> Sequence[nccl_ras.Communicator] | str:
+    """Asked only where one of the job's processes listens at NCCL's port."""
+    named = next((a for one in job.processes if (a := one.told.get(nccl_ras.ADDRESS_VARIABLE))), "")
+    port = named.rpartition(":")[2]
+    wanted = int(port) if port.isdigit() else nccl_ras.PORT
+    at = next((one for one in sockets if one.listens and one.port == wanted), None)
+    if at is None:
+        return []
+    host = at.local.rpartition(":")[0]
+    if ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return nccl_ras.asked(host, wanted)
+
+
+def _of_store(keys: Keys | None, stances: Mapping[int, Stance]) -> list[str]:
+    lines = []
+    for rank, one in sorted(stances.items()):
+        if one.doing is not Doing.STORE or not one.keys:
+            continue
+        shown = ", ".join(f'"{key}"' for key in one.keys)
+        if keys is None:
+            lines.append(f"rank {rank} waits for {shown} of the store")
+            continue
+        unset = [key for key in one.keys if not keys.has(key)]
+        if unset:
+            shown = ", ".join(f'"{key}"' for key in unset)
+            lines.append(
+                f"rank {rank} waits for {shown} of the store at {keys.address}, which nobody has "
+                f"set ({len(keys.names)} other keys are there)"
+            )
+    return lines
+
+
+def _of_links(found: Sequence[Link], stances: Mapping[int, Stance]) -> list[str]:
+    lines = []
+    for one in found:
+        whom = f"rank {one.peer}" if one.peer is not None else one.address
+        if one.unsent:
+            lines.append(f"{one.unsent} bytes of rank {one.rank} to {whom} are not taken")
+        if one.unread and one.rank in stances and one.peer is not None:
+            lines.append(
+                f"{one.unread} bytes of {whom} have come to rank {one.rank}, which takes none"
+            )
+        if one.closed and one.peer is None:
+            lines.append(
+                f"{one.closed} connections of rank {one.rank} to {whom} were closed by the "
+                "other side"
+            )
+    return lines
+
+
+def _of_nccl(found: Sequence[nccl_ras.Communicator], pids: Mapping[int, int]) -> list[str]:
+    lines = []
+    for one in found:
+        ranks = _ranks_of(one, pids)
+        for place, counts in sorted(one.behind().items()):
+            who = _who(place, ranks)
+            shown = ", ".join(f"{n} of {most} {name}" for name, (n, most) in counts.items())
+            lines.append(f"NCCL: {who} has launched {shown} in communicator {one.name}")
+        for member in one.members:
+            who = _who(member.rank, ranks)
+            if member.silent:
+                lines.append(f"NCCL: {who} of communicator {one.name} is {member.silent}")
+            if member.async_error:
+                lines.append(
+                    f"NCCL: {who} has the asynchronous error {member.async_error} in "
+                    f"communicator {one.name}"
+                )
+    return lines
+
+
+def _who(place: int, ranks: Mapping[int, int]) -> str:
+    return f"rank {ranks[place]}" if place in ranks else f"member {place}"
+
+
+def _ranks_of(one: nccl_ras.Communicator, pids: Mapping[int, int]) -> Mapping[int, int]:
+    """Its members that are ranks of this host, by their places. A process of another host may have
+    the same pid: then nothing is said of both."""
+    by_pid = {pid: rank for rank, pid in pids.items()}
+    seen = [member.pid for member in one.members]
+    return {
+        member.rank: by_pid[member.pid]
+        for member in one.members
+        if member.pid in by_pid and seen.count(member.pid) == 1
+    }
+
+
+def summary(around: Surroundings, never_came: Sequence[int]) -> list[str]:
+    """What is worth a note: who has never come to make the world, and where dumps are."""
+    notes = []
+    if never_came:
+        notes.append(
+            f"by the store, {ranks_text(never_came)} {verb(never_came, 'has', 'have')} never come "
+            "to make the default group"
+        )
+    if around.recorded is not None:
+        notes += around.recorded.notes
+    return [*notes, *around.problems]

@@ -1,0 +1,195 @@
+"""How often `distdebug inspect` is right on jobs in which there is nothing of distdebug.
+
+    python tests/benchmarks/inspect_fixtures.py hanging [--by torchrun|mpiexec|mp_spawn] [NAME ...]
+    python tests/benchmarks/inspect_fixtures.py correct [NAME ...]
+
+`hanging` starts each buggy fixture, waits until /proc says that a rank has been asleep for a while,
+looks once, and compares the culprits and the line with `fixtures/expected`. A fixture that ends by
+itself is no hang, and does not count. `correct` looks at each correct fixture again and again for
+as long as it lives, from the moment when it starts. Ends with 1 where a bar is missed: 90 % of the
+culprits, no accusation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support import foreign_jobs
+from tests.support.runs import DISTDEBUG
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+WAYS = {
+    "torchrun": foreign_jobs.torchrun,
+    "mpiexec": foreign_jobs.mpiexec,
+    "mp_spawn": foreign_jobs.mp_spawn,
+}
+BUGGY = ("buggy/",)
+BAR = 0.9
+HUNG_S = 21.0
+"""So long a rank has to be asleep before the look; fixtures give up after 60 s."""
+FLAGS = ("--hang-timeout", "20")
+LIMIT_S = 90.0
+LONGEST_LOOKING_S = 40.0
+NO_HANG = "ends by itself"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fixture, and what inspect says of it."""
+
+    name: str
+    expected: dict[str, Any]
+    kind: str = ""
+    culprits: tuple[int, ...] = ()
+    right: bool = False
+    line: bool = False
+    looks: int = 0
+    message: str = ""
+
+
+def expected(name: str) -> dict[str, Any]:
+    """What `fixtures/expected` has of it."""
+    found: dict[str, Any] = json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
+    return found
+
+
+def names(folders: tuple[str, ...]) -> list[str]:
+    """The fixtures whose script lies in one of these folders, without buggy ones of which it is
+    known that they end well by themselves."""
+    every = (path.stem for path in sorted((FIXTURES / "expected").glob("*.json")))
+    return [
+        name
+        for name in every
+        if (one := expected(name))["script"].startswith(folders)
+        and not (folders == BUGGY and (one["stock"] or "").startswith("exit 0"))
+    ]
+
+
+def command(one: dict[str, Any], by: str) -> list[str]:
+    """How the fixture is started."""
+    words = [str(FIXTURES / "scripts" / one["script"]), *one["script_args"]]
+    if one["command"] == "exec":
+        return [sys.executable, *words]
+    return WAYS[by](one["nproc"], words)
+
+
+def look(pid: int) -> dict[str, Any] | None:
+    """What inspect reports; None where there is no rank to look at (yet, or any more)."""
+    asked = [str(DISTDEBUG), "inspect", "--job", str(pid), "--json", *FLAGS]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        return None
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def hanging(name: str, by: str) -> Case:
+    """Look once at a fixture that hangs."""
+    one = expected(name)
+    with (
+        tempfile.TemporaryDirectory(prefix="look-", dir="/tmp") as directory,
+        foreign_jobs.job(command(one, by), Path(directory)) as running,
+    ):
+        if not foreign_jobs.hangs(running, HUNG_S, LIMIT_S):
+            return Case(name, one, NO_HANG)
+        report = look(running.pid)
+    if report is None or not report["findings"]:
+        message = "no rank" if report is None else str(report["notes"][:1])
+        return Case(name, one, "nothing", looks=1, message=message)
+    finding = report["findings"][0]
+    culprits = tuple(sorted(finding["culprits"]))
+    wanted = sorted(one["culprits"] or culprits)
+    shown = finding["ranks"].values()
+    lines = {rank["location"]["line"] for rank in shown if rank["location"]}
+    return Case(
+        name,
+        one,
+        finding["kind"],
+        culprits,
+        right=list(culprits) == wanted,
+        line=one["line"] is None or bool(lines & {one["line"], *one["or_lines"]}),
+        looks=1,
+        message=finding["message"],
+    )
+
+
+def correct(name: str, by: str) -> Case:
+    """Look at a fixture with which nothing is wrong, until it ends."""
+    one = expected(name)
+    looks = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="look-", dir="/tmp") as directory,
+        foreign_jobs.job(command(one, by), Path(directory)) as running,
+    ):
+        until_s = time.monotonic() + LONGEST_LOOKING_S
+        while running.poll() is None and time.monotonic() < until_s:
+            report = look(running.pid)
+            looks += report is not None
+            if report is not None and report["findings"]:
+                (finding, *_) = report["findings"]
+                culprits = tuple(sorted(finding["culprits"]))
+                return Case(
+                    name, one, finding["kind"], culprits, looks=looks, message=finding["message"]
+                )
+    return Case(name, one, right=True, looks=looks)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("hanging", "correct"))
+    parser.add_argument("--by", choices=tuple(WAYS), default="torchrun")
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_intermixed_args()
+    if args.what == "hanging":
+        chosen, measure = args.names or names(BUGGY), hanging
+    else:
+        chosen, measure = args.names or names(("correct/", "real/")), correct
+    with ThreadPoolExecutor(args.at_once) as pool:
+        cases = []
+        for case in pool.map(lambda name: measure(name, args.by), chosen):
+            print(row(case, args.what), flush=True)
+            cases.append(case)
+    counted = [case for case in cases if case.looks]
+    right = sum(case.right for case in counted)
+    if args.what == "correct":
+        looks = sum(case.looks for case in counted)
+        print(f"{len(counted)} correct programs, {looks} looks: {len(counted) - right} accused")
+        return int(right < len(counted))
+    lines = sum(case.line for case in counted)
+    share = right / max(1, len(counted))
+    print(f"{len(counted)} hang, {len(cases) - len(counted)} end by themselves")
+    print(f"culprits right of {right} ({share:.0%}); their line is shown of {lines}")
+    return int(right < BAR * len(counted))
+
+
+def row(case: Case, what: str) -> str:
+    """One line of the table."""
+    if what == "correct":
+        verdict = "" if case.right else f"{case.kind} {list(case.culprits)} {case.message}"
+        return f"{case.name:40} {case.looks:3} looks  {verdict}"
+    one = case.expected
+    wanted = f"{one['outcome']} {one['culprits']}"
+    if not case.looks:
+        return f"{case.name:40} {wanted:34} {case.kind}"
+    mark = "right" if case.right else "WRONG"
+    found = f"{case.kind} {list(case.culprits)}"
+    tail = "" if case.right and case.line else case.message[:400]
+    return f"{case.name:40} {wanted:34} {mark} {found:34} {'' if case.line else 'NO LINE '}{tail}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""What is seen of a job beside its stacks: its store, its sockets, NCCL's threads, its dumps."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import socketserver
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.diagnosis.findings import Finding
+from debugger.inspection import dumps, nccl_ras, surroundings
+from debugger.inspection.connections import links, sockets_of
+from debugger.inspection.joining import joined
+from debugger.inspection.judging import Limits, Look
+from debugger.inspection.processes import Job, Process
+from debugger.inspection.stance import Doing, Stance
+from debugger.inspection.store import Keys, keys_of
+from debugger.inspection.surroundings import Surroundings
+from debugger.record.process_stat import read_stat
+
+# -- the store ----------------------------------------------------------------------------------
+
+
+def test_of_several_attempts_the_newest_counts() -> None:
+    names = [f"/worker/attempt_{n}/default_pg/0//cpu//0/{n}" for n in (0, 10, 9)]
+    assert Keys("", names).came() == {"": {10}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9,
+        struct.pack("=Q", 1 << 60),
+        struct.pack("=QQ", 1, 1 << 50),
+        struct.pack("=QQ", 2, 3) + b"abc",
+    ],
+)
+def test_what_is_no_store_is_told(answer: bytes) -> None:
+    with serving(lambda _: answer) as port:
+        found = keys_of("127.0.0.1", port)
+    assert isinstance(found, str)
+    assert "does not list its keys" in found or "does not answer" in found
+
+
+@contextmanager
+def serving(answer: Any) -> Iterator[int]:
+    """Something that answers once, with what `answer` makes of what came, and closes."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            said = answer(self.request.recv(1 << 16))
+            if said:
+                self.request.sendall(said)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def waiting_for(*keys: str) -> Stance:
+    return Stance(Doing.STORE, op="store", keys=keys, still_s=9.0)
+
+
+def test_who_waits_for_a_key_that_nobody_has_set() -> None:
+    stances = {0: waiting_for("there"), 1: waiting_for("there", "not")}
+    around = Surroundings(keys=Keys("host:1", ["/default_pg/0//there"]))
+    (line,) = surroundings.details(around, stances, {})
+    assert line.startswith('rank 1 waits for "not" of the store at host:1, which nobody has set')
+
+
+def test_who_has_never_come() -> None:
+    around = Surroundings(keys=Keys("", [f"/default_pg/0//cpu//0/{rank}" for rank in (0, 3)]))
+    assert surroundings.never_came(around, 4) == (1, 2)
+    assert surroundings.never_came(around, 2) == ()  # another world's
+    assert surroundings.never_came(Surroundings(), 4) == ()
+
+
+# -- sockets ------------------------------------------------------------------------------------
+
+END = """
+import socket, sys
+if sys.argv[1] == "take":
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        connection, _ = listener.accept()
+elif sys.argv[1] == "wait":
+    print(flush=True)
+else:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    connection.setblocking(False)
+    try:
+        while True:
+            connection.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+    print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def end(word: str) -> Iterator[tuple[int, str]]:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", END, word],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield process.pid, process.stdout.readline().strip()
+        process.stdin.close()
+
+
+def test_what_lies_between_two_ranks() -> None:
+    with end("take") as (taker, port), end(port) as (sender, said):
+        assert said == "full"
+        found = links(sockets_of([sender, taker]), {sender: 0, taker: 1})
+    by_rank = {one.rank: one for one in found}
+    assert (by_rank[0].peer, by_rank[1].peer, by_rank[0].count) == (1, 0, 1)
+    assert by_rank[1].unread > 0
+    assert by_rank[0].unsent > 0
+    assert by_rank[0].unread == by_rank[1].unsent == 0
+
+
+def test_a_connection_of_which_the_other_side_has_gone() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as here,
+    ):
+        there, _ = listener.accept()
+        there.close()
+        assert here.recv(1) == b""
+        port = listener.getsockname()[1]
+        found = links(sockets_of([os.getpid()]), {os.getpid(): 0})
+    (mine,) = [one for one in found if one.address.endswith(f":{port}")]
+    assert (mine.peer, mine.closed) == (None, 1)
+
+
+# -- NCCL's own threads -------------------------------------------------------------------------
+
+
+def member(rank: int, pid: int, reduces: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "host": "10.0.0.1",
+        "pid": pid,
+        "cuda_dev": rank,
+        "nvml_dev": rank,
+        "status": {"init_state": 0, "async_error": 0, "abort_flag": False},
+        "collective_counts": {"Broadcast": 1, "AllReduce": reduces},
+    }
+
+
+def status(*ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {
+        "nccl_version": "2.29.1",
+        "communicators_count": 1,
+        "communicators": [
+            {"hash": "0xae94", "size": 3, "ranks": list(ranks), "missing_ranks": list(missing)}
+        ],
+        "ras": {"collection_time_sec": 0.0, "timeouts_count": 0},
+    }
+
+
+def in_json(document: dict[str, Any]) -> Any:
+    """A server of the documented protocol: a line for each command, then the status."""
+
+    def answer(said: bytes) -> bytes:
+        commands = said.decode().splitlines()
+        assert commands == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
+        return b"SERVER PROTOCOL 3\nOK\nOK\n" + json.dumps(document).encode()
+
+    return answer
+
+
+def test_nccl_tells_who_is_behind_and_who_is_silent() -> None:
+    silent = {"rank": 2, "host": "h", "pid": 12, "status": {"considered_dead": True}}
+    document = status(member(0, 10, 7), member(1, 11, 6), missing=(silent,))
+    with serving(in_json(document)) as port:
+        found = nccl_ras.asked("127.0.0.1", port)
+    assert not isinstance(found, str), found
+    around = Surroundings(communicators=found)
+    pids = {5: 10, 6: 11, 7: 12}
+    assert surroundings.lagging(around, pids) == (6, 7)
+    assert surroundings.details(around, {}, pids) == [
+        "NCCL: rank 6 has launched 6 of 7 AllReduce in communicator 0xae94",
+        "NCCL: rank 7 of communicator 0xae94 is dead",
+    ]
+
+
+def test_nccl_has_nothing_to_say_of_a_job_at_work() -> None:
+    with serving(in_json(status(member(0, 10, 7), member(1, 11, 7)))) as port:
+        found = nccl_ras.asked("127.0.0.1", port)
+    assert not isinstance(found, str), found
+    assert surroundings.details(Surroundings(communicators=found), {}, {0: 10, 1: 11}) == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SERVER PROTOCOL 1\nOK\nERROR: Unknown command SET FORMAT json\n",
+        b'{"communicators": 3}',
+        b"",
+    ],
+)
+def test_another_nccl_is_told(answer: bytes) -> None:
+    with serving(lambda _: answer) as port:
+        assert isinstance(nccl_ras.asked("127.0.0.1", port), str)
+
+
+def test_nobody_is_asked_where_no_process_of_the_job_listens() -> None:
+    """Here the port belongs to this process, which is none of the job's."""
+
+    def answer(_: bytes) -> bytes:
+        raise AssertionError("somebody asked")
+
+    with serving(answer) as port, end("wait") as (pid, _):
+        told = {"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}
+        process = Process(pid, os.getpid(), 0, 0, told=told)
+        around = surroundings.look_around(Job(0, "", (process,)), {0: process})
+        assert around.communicators == []
+        mine = Process(os.getpid(), 0, 0, 0, told=told)
+    with serving(in_json(status(member(0, 10, 7)))) as port:
+        mine = Process(os.getpid(), 0, 0, 0, told={"NCCL_RAS_ADDR": f"127.0.0.1:{port}"})
+        around = surroundings.look_around(Job(0, "", (mine,)), {0: mine})
+        assert len(around.communicators) == 1
+
+
+# -- dumps of the flight recorder ---------------------------------------------------------------
+
+
+def dump(rank: int, op: str) -> bytes:
+    """What rank `rank` of two has recorded: one call that is not complete."""
+    entry = {
+        "record_id": 0,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 1,
+        "p2p_seq_id": 0,
+        "op_id": 1,
+        "profiling_name": f"nccl:{op}",
+        "time_created_ns": 1_700_000_000_000_000_000 + rank,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "started",
+        "time_discovered_started_ns": 1_700_000_000_000_000_000,
+        "time_discovered_completed_ns": None,
+        "retired": False,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [{"name": "step", "filename": "train.py", "line": 30 + rank}],
+    }
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": [entry]})
+
+
+def this_process(prefix: Path) -> Process:
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    told = {
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(prefix),
+        dumps.PIPE_VARIABLE: str(prefix.with_name("pipe_")),
+    }
+    return Process(os.getpid(), 0, stat.start_ticks, 0, world_size=2, told=told)
+
+
+def test_the_dumps_of_the_job_are_read(tmp_path: Path) -> None:
+    prefix = tmp_path / "trace_rank_"
+    processes = {0: this_process(prefix)}
+    assert dumps.recorded(processes) is None
+    (tmp_path / "trace_rank_0").write_bytes(dump(0, "all_reduce"))
+    (tmp_path / "trace_rank_1").write_bytes(dump(1, "broadcast"))  # of another host
+    found = dumps.recorded(processes)
+    assert found is not None
+    (finding,) = found.findings
+    assert (finding.kind, finding.proven, finding.culprits) == ("op_mismatch", True, (0, 1))
+    waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
+    (verdict,) = joined([], Look({0: waits}), Surroundings(recorded=found), {0: 1}, Limits())
+    assert (verdict.kind, verdict.proven) == ("op_mismatch", True)
+
+
+def test_dumps_of_an_older_job_are_left_aside(tmp_path: Path) -> None:
+    prefix = tmp_path / "trace_rank_"
+    (tmp_path / "trace_rank_0").write_bytes(dump(0, "all_reduce"))
+    os.utime(tmp_path / "trace_rank_0", (1e9, 1e9))
+    assert dumps.recorded({0: this_process(prefix)}) is None
+
+
+def test_a_rank_is_asked_for_its_dump_through_its_fifo(tmp_path: Path) -> None:
+    prefix = tmp_path / "trace_rank_"
+    process = this_process(prefix)
+    assert "nobody reads the FIFO of rank 0" in dumps.ask({0: process})[0]
+    os.mkfifo(tmp_path / "pipe_0.pipe")
+    assert "nobody reads the FIFO of rank 0" in dumps.ask({0: process})[0]
+    reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def watchdog() -> None:
+        os.set_blocking(reading, True)
+        os.read(reading, 1)
+        (tmp_path / "trace_rank_0").write_bytes(dump(0, "all_reduce"))
+
+    thread = threading.Thread(target=watchdog)
+    thread.start()
+    try:
+        assert dumps.ask({0: process}) == []
+    finally:
+        thread.join()
+        os.close(reading)
+    assert dumps.recorded({0: process}) is not None
+
+
+def test_what_a_recorder_suspects_counts_where_the_stacks_have_no_culprit() -> None:
+    waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
+    look = Look({0: waits, 1: waits})
+    device = Finding("stalled", "it never completed", (1,), proven=False, side="device")
+    around = Surroundings(recorded=dumps.Recorded([device], []))
+    late = Finding("missing_rank", "rank 0 is late", (0,), proven=False)
+    stuck = Finding("stalled", "nothing moves", (0, 1), proven=False)
+
+    def verdict(*found: Finding) -> tuple[str, tuple[int, ...]]:
+        (one,) = joined(found, look, around, {}, Limits())
+        return one.kind, one.culprits
+
+    assert verdict(stuck) == verdict() == ("stalled", (1,))
+    assert verdict(late) == ("missing_rank", (0,))
+    moves = Look({0: Stance(Doing.CODE, running=True)})
+    assert joined([], moves, around, {}, Limits()) == []
