@@ -58,6 +58,12 @@ COMMANDS = (
         "write a run's record for other tools: a trace, or torch's flight recorder dumps",
     ),
     Entry(
+        "replay",
+        "replay",
+        "ReplayCommand",
+        "make the recorded calls of a run again, without its program, and compare the times",
+    ),
+    Entry(
         "bench",
         "bench",
         "BenchCommand",

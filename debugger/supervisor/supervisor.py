@@ -67,6 +67,11 @@ class Supervisor:
         self._output: OutputProcess | None = None
         self._unreached_asked_s = 0.0
 
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run is on record; not before `run` has made it."""
+        return self._directory
+
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
         with defused(self._options.ci):
