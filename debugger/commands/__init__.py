@@ -55,7 +55,7 @@ COMMANDS = (
         "export",
         "export",
         "ExportCommand",
-        "write a run's record for other tools: a trace, or torch's flight recorder dumps",
+        "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
     ),
     Entry(
         "replay",

@@ -64,6 +64,7 @@ def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
     for number, rank in sorted(ranks.items()):
         kept = selection.kept[number]
         plan.kept[number] = frozenset(call.number for call in kept)
+        kept = [selection.from_known_source(number, call) for call in kept]
         plan.ranks[number] = _RankPlan(rank, kept, ended).as_json()
     return plan
 
@@ -120,7 +121,12 @@ class _RankPlan:
         moments = sorted([*begins, *ends, *(one.time_ns for one in self._rank.creations)])
         for call in self._calls:
             failed = call.state is CallState.FAILED
-            done_ns = call.completed_ns if call.state is CallState.COMPLETED or failed else 0
+            if failed and self._ended.is_about_calls and call.completed_ns >= moments[-1]:
+                failed = False  # it is where the rank was when the verdict came: it must not pass
+                done_ns = 0
+            else:
+                ended = failed or call.state is CallState.COMPLETED
+                done_ns = call.completed_ns if ended else 0
             until_ns = done_ns or max(moments[-1], call.issued_ns)
             between = _count_within(moments, call.issued_ns, until_ns)
             alone = between == (1 if call.state is CallState.COMPLETED else 0)
@@ -158,20 +164,38 @@ class _RankPlan:
             yield (creation.time_ns, -1, event, 0)
         keys = self._rank.groups
         defaults = [key for key in self._groups if _is_default(keys[key])]
+        first_use_ns = self._first_use_ns(defaults) if len(defaults) > 1 else {}
         for turn, key in enumerate(defaults):
-            time_ns = self._first_use_ns(key) if turn else 0
+            time_ns = first_use_ns.get(key, 1 << 62) if turn else 0
             yield (time_ns, -3, ["init", self._groups.index(key)], 0)
         alone = [key for key in self._groups if key not in made and key not in defaults]
         for key in sorted(alone, key=lambda key: (keys[key].ranks, key)):
             yield (0, -2, ["create_among", self._groups.index(key)], 0)
 
-    def _first_use_ns(self, key: GroupKey) -> int:
-        """When a default group that follows another one was there at the latest; groups of its
-        life are recorded behind it."""
-        behind = set(self._groups[self._groups.index(key) :])
-        times = [call.issued_ns for call in self._calls if call.group in behind]
-        times += [one.time_ns for one in self._rank.creations if one.group in behind]
-        return min(times, default=1 << 62)
+    def _first_use_ns(self, defaults: Sequence[GroupKey]) -> Mapping[GroupKey, int]:
+        """When each default group that follows another one was there at the latest: by a call of
+        it, or by the making of a group in its life. A life is over where a name comes again, and
+        where a group is made before calls that the default group had behind it already."""
+        first: dict[GroupKey, int] = {}
+        for call in self._calls:
+            if call.group in defaults:
+                first.setdefault(call.group, call.issued_ns)
+        life, names = 0, set[str]()
+        for creation in self._rank.creations:
+            time_ns = creation.time_ns
+            before = [
+                call.seq
+                for call in self._calls
+                if call.group == defaults[life] and call.issued_ns < time_ns
+            ]
+            over = creation.group[0] in names or max(before, default=-1) >= creation.world_seq
+            while life + 1 < len(defaults) and (
+                over or first.get(defaults[life + 1], time_ns) < time_ns
+            ):
+                life, names, over = life + 1, set(), False
+                first[defaults[life]] = min(first.get(defaults[life], time_ns), time_ns)
+            names.add(creation.group[0])
+        return first
 
     @staticmethod
     def _with_gaps(events: Sequence[_Event]) -> Iterator[tuple[list[Any], int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...record.kinds import Family, Kind, kind_of
@@ -74,6 +74,7 @@ class Selection:
         self._calls = calls
         self._ended = ended
         self._left_out: Counter[str] = Counter()
+        self._sources: dict[tuple[int, int], int] = {}
         self.kept: dict[int, list[Call]] = {}
         self.notes: list[str] = []
 
@@ -93,6 +94,7 @@ class Selection:
         self._leave_out_unknown()
         self._cut_collectives(lost)
         self._cut_messages(lost)
+        self._find_sources()
         if self._ended.kind is not None and not self._ended.is_about_calls:
             self.notes.append(
                 f"the run ended with {self._ended.kind.name}, which its program did: its calls are "
@@ -210,6 +212,47 @@ class Selection:
                 )
             self.kept[rank] = kept
 
+    def from_known_source(self, rank: int, call: Call) -> Call:
+        """A receive from any source that is complete, as one from the rank whose message it got:
+        what the program did next followed from that."""
+        source = self._sources.get((rank, call.number))
+        if source is None:
+            return call
+        return replace(call, signature=replace(call.signature, peer=source))
+
+    def _find_sources(self) -> None:
+        """The record does not have the source of a receive from any. Of the messages that a rank
+        had been sent the one counts whose send was complete first: a send is, when its message is
+        taken, or with those before it where the backend takes them before they are received."""
+        sends: dict[tuple[Any, ...], list[Call]] = {}
+        receives: dict[tuple[Any, ...], list[Call]] = {}
+        for rank, calls in self.kept.items():
+            for call in filter(_is_message, calls):
+                source, destination = _ends(rank, call)
+                mailbox = (call.group, destination, call.signature.tag)
+                if call.signature.op == "send":
+                    sends.setdefault((*mailbox, source), []).append(call)
+                elif call.completed_ns and call.state is CallState.COMPLETED:
+                    receives.setdefault(mailbox, []).append(call)
+        for mailbox, calls in receives.items():
+            if not any(call.signature.peer == ANY_SOURCE for call in calls):
+                continue
+            left = {key[3]: sent for key, sent in sends.items() if key[:3] == mailbox}
+            for call in sorted(calls, key=lambda call: call.completed_ns):
+                taken = call.signature.peer
+                if taken == ANY_SOURCE:
+                    taken = _sender(left, call)
+                    if taken is None:
+                        break
+                    self._sources[mailbox[1], call.number] = taken
+                if taken is not None and left.get(taken):
+                    left[taken] = left[taken][1:]
+        if self._sources:
+            self.notes.append(
+                f"{len(self._sources)} receives from any source are made from the rank whose "
+                "message was the first, as the times of the sends tell"
+            )
+
     def _uneven(self, mailboxes: set[tuple[GroupKey, int, int]]) -> set[tuple[GroupKey, int, int]]:
         """Those to which not as many messages were sent as were received there."""
         sums: Counter[tuple[GroupKey, int, int]] = Counter()
@@ -230,6 +273,19 @@ class Selection:
 
 def _is_message(call: Call) -> bool:
     return call.signature.op in POINT_TO_POINT
+
+
+def _sender(left: Mapping[int, Sequence[Call]], receive: Call) -> int | None:
+    """Whose message this receive got, of those that are left by source."""
+    counts = sum(receive.signature.counts)
+    found = [
+        (sent[0].completed_ns or receive.completed_ns, sent[0].issued_ns, source)
+        for source, sent in left.items()
+        if sent
+        and sent[0].issued_ns < receive.completed_ns
+        and sum(sent[0].signature.counts) == counts
+    ]
+    return min(found)[2] if found else None
 
 
 def _is_in(call: Call, key: GroupKey) -> bool:
