@@ -55,7 +55,13 @@ COMMANDS = (
         "export",
         "export",
         "ExportCommand",
-        "write a run's record for other tools: a trace, or torch's flight recorder dumps",
+        "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
+    ),
+    Entry(
+        "replay",
+        "replay",
+        "ReplayCommand",
+        "make the recorded calls of a run again, without its program, and compare the times",
     ),
     Entry(
         "bench",

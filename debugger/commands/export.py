@@ -11,18 +11,20 @@ from ..errors import UsageError
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
+    from ..record.run_directory import RunDirectory
     from ..record.snapshot import Rank
 
 
 class ExportCommand(Command):
     name = "export"
-    help = "write a run's record for other tools: a trace, or torch's flight recorder dumps"
+    help = "write a run's record for other tools: a trace, metrics, torch's recorder dumps"
     epilog = (
         "Dumps are one a rank, which torch's own analyser loads. A trace is JSON that Perfetto\n"
         "opens; with --kineto one a rank, as torch's profiler writes them.\n"
         "\n"
         "examples:\n"
         "  distdebug export --trace trace.json\n"
+        "  distdebug export --prom run.prom\n"
         "  distdebug export --fr dumps\n"
         "  torchfrtrace dumps --prefix rank_\n"
         "  distdebug export --fr dumps 20260310-141502-7f3a"
@@ -39,6 +41,12 @@ class ExportCommand(Command):
         )
         form.add_argument(
             "--trace", metavar="FILE", type=Path, help="a trace of all ranks, a new file"
+        )
+        form.add_argument(
+            "--prom",
+            metavar="FILE",
+            type=Path,
+            help="a Prometheus textfile, as `run --prom` has it",
         )
         form.add_argument(
             "--kineto",
@@ -60,10 +68,38 @@ class ExportCommand(Command):
             if not ranks:
                 faults = "; ".join(map(directory.as_known, records.faults.values()))
                 raise UsageError(f"{args.run or directory.path} has no rank's record. {faults}")
-            print(_exported(args, ranks))
+            print(_metrics(args.prom, directory, ranks) if args.prom else _exported(args, ranks))
             for fault in records.faults.values():
                 print(f"left out: {directory.as_known(fault)}")
         return 0
+
+
+def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> str:
+    """What the record has of the calls, and what the report has found."""
+    from ..record import steady_clock
+    from ..record.run_directory import is_live
+    from ..reports import prometheus, stored
+
+    prometheus.check(path)
+    report = stored.load(directory.report_json)
+    lives = report is None and is_live(directory.path)
+    totals = prometheus.CallTotals()
+    totals.take(ranks.values())
+    state = prometheus.State(
+        ranks=ranks,
+        world_size=max(rank.world_size for rank in ranks.values()),
+        findings=prometheus.found_in(report or {}),
+        now_ns=steady_clock.now_ns(),
+        run=directory.path.name,
+        outcome=str(report["outcome"]) if report else "running" if lives else "unknown",
+        exit_code=int(report["exit_code"]) if report else None,
+        lives=lives,
+    )
+    try:
+        prometheus.write(path, prometheus.render(totals, state))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return f"{sum(one.calls for one in totals.ops.values())} calls of {len(ranks)} ranks in {path}"
 
 
 def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:

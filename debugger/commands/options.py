@@ -14,6 +14,7 @@ from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
 from ..record.log_levels import DEBUG_LEVELS
+from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, inject_flags
 
@@ -105,6 +106,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a run in which no rank was seen may pass (else it ends with exit code 2)",
     )
+    group.add_argument(
+        "--prom",
+        type=Path,
+        metavar="FILE",
+        help="keep FILE, a Prometheus textfile, up to date: written anew every 10 s",
+    )
     ci_flags.add(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
@@ -143,10 +150,17 @@ def common(
         "allow_unwatched": args.allow_unwatched,
         "tui": args.tui,
         "ci": ci_flags.chosen(args),
+        "prom": _prom(args.prom),
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
+
+
+def _prom(path: Path | None) -> Path | None:
+    if path is not None:
+        prometheus.check(path)
+    return path and path.absolute()
 
 
 def _checks(text: str) -> tuple[str, ...]:

@@ -177,37 +177,40 @@ class _Name(NamedTuple):
     op: str
     is_message: bool
     peer: int | None
+    tells_completion: bool
 
 
 def _entry(row: Any) -> Entry | None:
+    """Of a job of 16,384 ranks there are hundreds of thousands: as few calls as can be."""
     if not isinstance(row, dict):
         return None
-    name = _named(_text(row.get("profiling_name")))
-    group = row.get("process_group")
+    get = row.get
+    name = _named(_text(get("profiling_name")))
+    group = get("process_group")
     if name is None or not isinstance(group, list | tuple) or len(group) != 2:
         return None
-    is_message = name.is_message or row.get("is_p2p") is True
-    seq = _number(row.get("collective_seq_id"))
-    state, retired = row.get("state"), row.get("retired") is True
-    done = state == "completed" or bool(_number(row.get("time_discovered_completed_ns")))
-    tells_completion = name.library.startswith(_TELL_COMPLETION)
-    launch = _number(row.get("p2p_seq_id")) if is_message else seq
-    site, stack = _stack(row.get("frames"))
+    library, op, is_message, peer, tells_completion = name
+    is_message = is_message or get("is_p2p") is True
+    seq = _number(get("collective_seq_id"))
+    state, retired = get("state"), get("retired") is True
+    done = state == "completed" or bool(_number(get("time_discovered_completed_ns")))
+    launch = _number(get("p2p_seq_id")) if is_message else seq
+    site, stack = _stack(get("frames"))
     return Entry(
-        record_id=_number(row.get("record_id")) or 0,
-        pg_id=_number(row.get("pg_id")) or 0,
-        group=(_text(group[0]), _text(group[1])),
-        seq=None if is_message or seq is None else seq - 1,
-        launch=launch or 0,
-        library=name.library,
-        signature=_signature(name.op, _tensors(row, "input"), _tensors(row, "output")),
-        peer=name.peer,
-        done=done or (retired and not tells_completion),
-        started=state == "started" or bool(_number(row.get("time_discovered_started_ns"))),
-        timed_out=retired and not done and tells_completion,
-        created_ns=_number(row.get("time_created_ns")) or 0,
-        site=site,
-        stack=stack,
+        _number(get("record_id")) or 0,
+        _number(get("pg_id")) or 0,
+        (_text(group[0]), _text(group[1])),
+        None if is_message or seq is None else seq - 1,
+        launch or 0,
+        library,
+        _signature(op, _tensors(row, "input"), _tensors(row, "output")),
+        peer,
+        done or (retired and not tells_completion),
+        state == "started" or bool(_number(get("time_discovered_started_ns"))),
+        retired and not done and tells_completion,
+        _number(get("time_created_ns")) or 0,
+        site,
+        stack,
     )
 
 
@@ -221,11 +224,12 @@ def _named(name: str) -> _Name | None:
     library, _, words = name.rpartition(":")
     if not words:
         return None
+    tells = library.startswith(_TELL_COMPLETION)
     message = _MESSAGE.fullmatch(words)
     if message is None:
-        return _Name(library, _op(words), False, None)
+        return _Name(library, _op(words), False, None, tells)
     peer = -1 if message[3] == "?" else int(message[3])
-    return _Name(library, message[1], True, peer if peer < MOST_RANKS else None)
+    return _Name(library, message[1], True, peer if peer < MOST_RANKS else None, tells)
 
 
 def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -376,11 +380,12 @@ def _status(given: Any, name: str) -> dict[int, int]:
 
 def _number(given: Any) -> int | None:
     """An int of 64 bits; JSON has some as text."""
+    if given is None:
+        return None
     if isinstance(given, str) and re.fullmatch(r"-?\d{1,19}", given):
         given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int) or not -(1 << 63) <= given < 1 << 63:
-        return None
-    return given
+    # Not a subclass of int: True is one.
+    return given if type(given) is int and -(1 << 63) <= given < 1 << 63 else None
 
 
 def _text(given: Any) -> str:

@@ -40,6 +40,7 @@ class Options:
     shown_command: Sequence[str] = ()
     tui: bool = False
     ci: Ci | None = None
+    prom: Path | None = None
     faults: Plan | None = None
     own_network: int = 0
     allow_unwatched: bool = False

@@ -49,8 +49,8 @@ class RunReport:
 
     def give(
         self, status: ExitStatus | None, look: Look, finding: Finding | None, evidence: Evidence
-    ) -> int:
-        """Write the report into the run directory, print it, and return the exit code. `status`:
+    ) -> Document:
+        """Write the report into the run directory, print it, and return it. `status`:
         how the command ended; `look`: the one that counts."""
         outcome, code = self._outcome(status, look, finding)
         unexplained = outcome == "failed" and not self.injection.look()
@@ -94,16 +94,15 @@ class RunReport:
             self.say(failure)
         if self.options.ci is not None:
             self.options.ci.finish(self.directory, report, self.say)
-        return code
+        return report
 
-    def pass_on(self, report: Document, printed: bool) -> int:
-        """Keep and print the report that the head of the job has made; returns its exit code.
-        `printed`: the head has done that where this would be printed."""
+    def pass_on(self, report: Document, printed: bool) -> None:
+        """Keep and print the report that the head of the job has made. `printed`: the head has done
+        that where this would be printed."""
         rendered = self._write(report)
         self._close_app()
         if not printed:
             self._print(rendered)
-        return int(report["exit_code"])
 
     @staticmethod
     def _print(rendered: str) -> None:

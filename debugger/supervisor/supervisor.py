@@ -36,6 +36,7 @@ from .job.orders import Orders
 from .job.ranks import JobRanks
 from .job.reader import JobReader
 from .launch import Launch, find_command
+from .metrics_file import MetricsFile
 from .oom import OomWatch
 from .output_process import OutputProcess
 from .own_faults import OwnFaults
@@ -68,6 +69,11 @@ class Supervisor:
         self._output: OutputProcess | None = None
         self._unreached_asked_s = 0.0
 
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run is on record; not before `run` has made it."""
+        return self._directory
+
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
         with defused(self._options.ci):
@@ -87,6 +93,7 @@ class Supervisor:
             self._reach = Reach(str(directory.path), str(hook.SITE))
             self._announcements = Announcements(directory)
             self._say = self._announcements.say
+            self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
             self._injection = Injection(options.faults, directory, self._say, options.own_network)
             table = ProcessTable(exits, launch, OomWatch())
             self._job = Job(options.several, directory, table, self._say)
@@ -156,10 +163,14 @@ class Supervisor:
                 document = None
                 with faults.guard("the report of the head"):
                     document = self._orders.document(launch.poll())
-                if document is not None:
-                    return report.pass_on(document, one_terminal())
-                status = self._orders.status(launch.poll())
-                return report.give(status, look, finding, end.evidence)
+                if document is None:
+                    status = self._orders.status(launch.poll())
+                    document = report.give(status, look, finding, end.evidence)
+                else:
+                    report.pass_on(document, one_terminal())
+                with faults.guard("the metrics"):
+                    self._metrics.end(look, document)
+                return int(document["exit_code"])
 
     def _watching(self, table: ProcessTable) -> GuardedWatch:
         options, note = self._options, self._faults.note
@@ -219,6 +230,8 @@ class Supervisor:
             impossible = self._injection.look()
             with guard("the sampling of the host"):
                 host.sample({number: rank.pid for number, rank in self._watch.ranks.items()})
+            with guard("the metrics"):
+                self._metrics.look(look)
             with guard("the look for processes out of reach"):
                 self._look_for_unreached(launch)
             if self._output is not None:

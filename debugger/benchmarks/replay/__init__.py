@@ -1,0 +1,1 @@
+"""`distdebug replay`: the recorded calls of a run, made again without its program."""

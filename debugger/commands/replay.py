@@ -1,0 +1,203 @@
+"""`distdebug replay`: makes the recorded calls of a run again, without its program."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from . import options
+from .base import Command, add_run_argument
+
+if TYPE_CHECKING:
+    from ..benchmarks.replay.plan import Plan
+    from ..record.run_directory import RunDirectory
+    from ..record.snapshot import Rank
+    from ..supervisor.run_options import Options
+
+BACKENDS = ("gloo", "tcp", "mpi")
+_MOST_EVENTS_BYTES = 1 << 22
+_PROGRAM = Path(__file__).parent.parent / "benchmarks" / "replay" / "program.py"
+
+
+class ReplayCommand(Command):
+    name = "replay"
+    help = "make the recorded calls of a run again, without its program, and compare the times"
+    epilog = (
+        "The ranks run on this host, with zeros on the CPU in place of the run's tensors, watched\n"
+        "as any run is: a run that ended in a mismatch or a deadlock ends in it again. A table\n"
+        "compares what calls took: how long ranks waited for each other, and how long data moved.\n"
+        "\n"
+        "examples:\n"
+        "  distdebug replay\n"
+        "  distdebug replay 20260310-141502-7f3a -n 4 --backend tcp\n"
+        "  distdebug replay --fast --json times.json"
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_run_argument(parser)
+        parser.add_argument(
+            "-n", metavar="N", dest="nproc", type=int, help="ranks: as many as the run had"
+        )
+        parser.add_argument(
+            "--backend", choices=BACKENDS, help="who makes the calls (default: the run's own)"
+        )
+        parser.add_argument(
+            "--fast",
+            action="store_true",
+            help="leave out the time that the program took between its calls",
+        )
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="write the table to a new FILE as well"
+        )
+        options.add(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ..benchmarks.replay import comparison
+        from ..record.unpacking import opened
+        from ..supervisor.supervisor import Supervisor
+
+        if args.json is not None and (
+            args.json.exists() or not args.json.absolute().parent.is_dir()
+        ):
+            raise UsageError(f"--json {args.json}: name a new file in a folder that exists")
+        with opened(args.run) as directory:
+            ranks = _recorded(directory, args.run)
+            plan = _planned(directory, ranks)
+            if args.nproc not in (None, plan.world_size):
+                raise UsageError(
+                    f"-n {args.nproc}: the run had {plan.world_size} ranks, and its calls are made "
+                    f"by as many; write -n {plan.world_size}, or leave it out"
+                )
+            backend = args.backend or _own_backend(ranks)
+            if args.run_dir is not None and args.run_dir.resolve() == directory.path:
+                raise UsageError("--run-dir names the recorded run: the replay is one of its own")
+            for note in plan.notes:
+                print(f"distdebug: {note}", file=sys.stderr)
+            recorded = comparison.figures(ranks, comparison.same_names(ranks), plan.kept)
+            with _started(args, plan, backend) as asked:
+                supervisor = Supervisor(asked)
+                code = supervisor.run()
+            replayed_ranks = _ranks(supervisor.directory)
+            replayed = comparison.figures(
+                replayed_ranks, comparison.recorded_names(ranks, replayed_ranks)
+            )
+            print("\n".join(comparison.table(ranks, recorded, replayed)))
+            if args.json is not None:
+                rows = comparison.as_json(ranks, recorded, replayed)
+                _write(args.json, {"backend": backend, "fast": args.fast, "rows": rows})
+        return code
+
+
+def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
+    from ..record.records import Records
+
+    records = Records(directory.ranks)
+    found = _newest(records)
+    if records.faults:
+        raise UsageError(directory.as_known(next(iter(records.faults.values()))))
+    if not found:
+        raise UsageError(f"{name or directory.path} has no rank's record")
+    return found
+
+
+def _ranks(directory: RunDirectory) -> Mapping[int, Rank]:
+    from ..record.records import Records
+
+    return _newest(Records(directory.ranks))
+
+
+def _newest(records: Any) -> Mapping[int, Rank]:
+    """A command may have started several worlds, one after the other: the newest counts."""
+    from ..record.records import newest_ranks
+
+    records.look()
+    found: Mapping[int, Rank] = newest_ranks(records.snapshots()[-1:])
+    return found
+
+
+def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
+    from ..benchmarks.replay import plan, selection
+    from ..reports import stored
+
+    report = stored.load(directory.report_json) or {}
+    return plan.planned(ranks, selection.ending(report, _events(directory.events)))
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's events.jsonl; none where they cannot be read."""
+    from ..record.bounds import read_regular
+    from ..record.json_objects import object_of
+
+    try:
+        return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]
+    except OSError:
+        return []
+
+
+def _own_backend(ranks: Mapping[int, Rank]) -> str:
+    """That of the run's groups, where this command can have it."""
+    used = {group.backend for rank in ranks.values() for group in rank.groups.values()}
+    named = {one for text in used for one in BACKENDS if one in text.replace(",", ":").split(":")}
+    if len(named) == 1:
+        return named.pop()
+    raise UsageError(
+        f"the run's groups are on {', '.join(sorted(used)) or 'no backend'}: say what is to make "
+        f"their calls, with --backend {'|'.join(BACKENDS)}"
+    )
+
+
+@contextlib.contextmanager
+def _started(args: argparse.Namespace, plan: Plan, backend: str) -> Iterator[Options]:
+    """The run that is to be supervised. What it reads lies in a folder that is gone afterwards."""
+    from ..launch.mpi_launcher import mpi_job
+    from ..launch.torchrun_flags import free_port_arguments, split_command_line
+    from ..supervisor.run_options import Options
+
+    with tempfile.TemporaryDirectory(
+        prefix="distdebug-replay-", ignore_cleanup_errors=True
+    ) as name:
+        for rank, its in plan.ranks.items():
+            (Path(name) / f"{rank}.json").write_text(json.dumps(its), encoding="utf-8")
+        pace = "fast" if args.fast else "recorded"
+        size = plan.world_size
+        line = ["-n", str(size), str(_PROGRAM), name, backend, pace]
+        request = split_command_line(line, argparse.ArgumentParser())
+        shown = ["distdebug", "replay", *([args.run] if args.run else []), "-n", str(size)]
+        shown += ["--backend", backend, *(["--fast"] if args.fast else [])]
+        common = options.common(args, request.command_line, size)
+        if backend == "mpi":
+            with mpi_job(request, size) as job:
+                yield Options(
+                    command=job.command,
+                    environment=job.environment,
+                    scratch=job.scratch,
+                    shown_command=shown,
+                    **common,
+                )
+            return
+        with free_port_arguments(request) as port:
+            yield Options(
+                command=[
+                    *(sys.executable, "-m", "torch.distributed.run"),
+                    *(*port, *request.command_line),
+                ],
+                launcher="torchrun",
+                environment={"DISTDEBUG_ONE_HOST": "" if args.netns else "1"},
+                shown_command=shown,
+                **common,
+            )
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

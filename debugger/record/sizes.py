@@ -1,0 +1,31 @@
+"""How many bytes the tensors of a call take."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from math import prod
+
+from .signature import Signature, Tensor
+
+_BITS = re.compile(r"\d+")
+
+
+@functools.lru_cache(maxsize=256)
+def item_bytes(dtype: str) -> int:
+    """Of one element: float32 has 4, bool has 1; 0 for a name that tells no size."""
+    if dtype == "bool":
+        return 1
+    found = _BITS.search(dtype)
+    return 0 if found is None else max(int(found[0][:4]) // 8, 1)
+
+
+def tensors_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of all of them."""
+    return sum(item_bytes(dtype) * prod(shape) for dtype, shape in tensors)
+
+
+def call_bytes(signature: Signature) -> int:
+    """What a rank contributes to the call or, where it contributes nothing, what it receives."""
+    return tensors_bytes(signature.tensors)

@@ -1,0 +1,337 @@
+"""A run as a Prometheus textfile, for node_exporter's textfile collector or anything that reads the
+exposition format: calls, bytes and seconds for each group, op and rank, findings, heartbeats.
+
+Counters count from the start of the run. How many collectives a rank called in a group is exact;
+what is told of each op comes from the ring of its last calls, which is looked at while the run
+lives: calls that were overwritten before that are counted as unseen. Of a call, its bytes are what
+the rank gives into it or, where it gives nothing, what it gets; its seconds are from its begin to
+its completion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..record.bounds import read_regular
+from ..record.layout import RING, Activity, CallState, Phase
+from ..record.sizes import call_bytes
+from ..record.snapshot import Call, GroupKey, Rank
+from ..record.wording import printable
+
+PREFIX = "distdebug_"
+_FIRST = f"# HELP {PREFIX}"
+_MOST_LABEL = 200
+_ENDED = (CallState.COMPLETED, CallState.FAILED)
+
+Labels = Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Op:
+    """One rank's calls of one op in one group."""
+
+    calls: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Process:
+    """How far a process's calls have been counted."""
+
+    number: int = 0
+    open: list[int] = field(default_factory=list)
+
+
+class CallTotals:
+    """What the ranks of a run have called, counted while their rings are looked at."""
+
+    def __init__(self) -> None:
+        self.ops: dict[tuple[int, GroupKey, str, str], _Op] = {}
+        """By rank, group, its description and op."""
+        self.collectives: dict[tuple[int, GroupKey, str], int] = {}
+        self.unseen: dict[int, int] = {}
+        self._processes: dict[tuple[int, int, int], _Process] = {}
+        self._issued: dict[tuple[int, int, int, GroupKey], int] = {}
+
+    def take(self, ranks: Iterable[Rank]) -> None:
+        """Count what has come since the last time."""
+        for rank in ranks:
+            self._take(rank)
+
+    def _take(self, rank: Rank) -> None:
+        process = (rank.rank, rank.pid, rank.started_ns)
+        for key, group in rank.groups.items():
+            before = self._issued.get((*process, key), 0)
+            if group.issued >= before:
+                place = (rank.rank, key, group.desc)
+                self._issued[(*process, key)] = group.issued
+                self.collectives[place] = self.collectives.get(place, 0) + group.issued - before
+        self.unseen.setdefault(rank.rank, 0)
+        if rank.history is None:
+            return
+        at = self._processes.setdefault(process, _Process())
+        for number in at.open[:]:
+            call = rank.history.call(number)
+            if call is None or call.state in _ENDED:
+                at.open.remove(number)
+                if call is not None:
+                    self._of(rank, call).seconds += _seconds(call)
+        while True:
+            call = rank.history.call(at.number)
+            if call is None:
+                if at.number >= rank.calls:
+                    return
+                found = max(at.number + 1, rank.calls - RING)
+                self.unseen[rank.rank] += found - at.number
+                at.number = found
+                continue
+            at.number += 1
+            one = self._of(rank, call)
+            one.calls += 1
+            one.size_bytes += call_bytes(call.signature)
+            if call.state in _ENDED:
+                one.seconds += _seconds(call)
+            else:
+                at.open.append(call.number)
+
+    def _of(self, rank: Rank, call: Call) -> _Op:
+        group = rank.groups.get(call.group)
+        place = (rank.rank, call.group, group.desc if group else "", call.signature.op)
+        return self.ops.setdefault(place, _Op())
+
+
+def _seconds(call: Call) -> float:
+    return max(0, call.completed_ns - call.issued_ns) / 1e9 if call.completed_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding, as far as it is shown."""
+
+    kind: str
+    severity: str
+    proven: bool
+    culprits: Sequence[int]
+
+
+def found_in(report: Mapping[str, Any]) -> list[Found]:
+    """The findings of a report.json."""
+    return [
+        Found(
+            str(one.get("kind", "")),
+            str(one.get("severity", "")),
+            one.get("proven") is True,
+            [rank for rank in one.get("culprits", ()) if isinstance(rank, int)],
+        )
+        for one in report.get("findings", ())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A run at one moment. `outcome`: `running`, or what it came to, with its exit code."""
+
+    ranks: Mapping[int, Rank]
+    world_size: int
+    findings: Sequence[Found]
+    now_ns: int
+    run: str = ""
+    outcome: str = "running"
+    exit_code: int | None = None
+    lives: bool = True
+
+
+# -- the text -----------------------------------------------------------------------------------
+
+
+class _Text:
+    """Metric after metric, each with its samples together, as the format asks."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def metric(
+        self, name: str, kind: str, about: str, samples: Iterable[tuple[Labels, float]]
+    ) -> None:
+        name = PREFIX + name
+        about = about.replace("\\", "\\\\").replace("\n", "\\n")
+        self.lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        sums: dict[str, float] = {}  # names that are cut, or made to look like others, may be equal
+        for labels, value in samples:
+            shown = ",".join(f'{label}="{escaped(text)}"' for label, text in labels.items())
+            sums[shown] = sums.get(shown, 0) + value
+        for shown, value in sums.items():
+            self.lines.append(
+                f"{name}{{{shown}}} {value:.15g}" if shown else f"{name} {value:.15g}"
+            )
+
+
+def escaped(text: str) -> str:
+    """A label's value: on one line, not longer than names are, and with the format's escapes."""
+    text = printable(text, _MOST_LABEL)
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render(totals: CallTotals, state: State) -> str:
+    """The whole file."""
+    text = _Text()
+    run = {"run": state.run, "outcome": state.outcome}
+    text.metric("run_info", "gauge", "The run, and what it came to.", [(run, 1)])
+    text.metric(
+        "written_time_seconds",
+        "gauge",
+        "When this was written (Unix time).",
+        [({}, state.now_ns / 1e9)],
+    )
+    text.metric("world_size", "gauge", "Ranks that the run has.", [({}, state.world_size)])
+    if state.exit_code is not None:
+        text.metric("exit_code", "gauge", "Of the run.", [({}, state.exit_code)])
+    _of_findings(text, state)
+    _of_ranks(text, state)
+    _of_calls(text, totals)
+    return "\n".join(text.lines) + "\n"
+
+
+def _of_findings(text: _Text, state: State) -> None:
+    counts = {"error": 0, "warning": 0}
+    single: dict[tuple[str, str, str, str], int] = {}
+    for one in state.findings:
+        counts[one.severity] = counts.get(one.severity, 0) + 1
+        culprits = ",".join(map(str, one.culprits[:32]))
+        place = (one.kind, one.severity, str(one.proven).lower(), culprits)
+        single[place] = single.get(place, 0) + 1
+    text.metric(
+        "findings",
+        "gauge",
+        "Findings so far.",
+        [({"severity": severity}, count) for severity, count in counts.items()],
+    )
+    names = ("kind", "severity", "proven", "culprits")
+    text.metric(
+        "finding",
+        "gauge",
+        "Each finding, with the ranks to look at first.",
+        [(dict(zip(names, place, strict=True)), count) for place, count in single.items()],
+    )
+
+
+def _of_ranks(text: _Text, state: State) -> None:
+    up = {number: _is_up(rank, state) for number, rank in state.ranks.items()}
+    text.metric(
+        "rank_up",
+        "gauge",
+        "Whether the rank's process lives.",
+        [
+            ({"rank": str(number), "host": rank.host}, up[number])
+            for number, rank in state.ranks.items()
+        ],
+    )
+    text.metric(
+        "heartbeat_age_seconds",
+        "gauge",
+        "How long ago the heartbeat of a rank that lives was last seen.",
+        [
+            ({"rank": str(number)}, max(0, state.now_ns - rank.heartbeat_ns) / 1e9)
+            for number, rank in state.ranks.items()
+            if up[number] and rank.heartbeat_ns
+        ],
+    )
+    waiting: dict[tuple[int, GroupKey, str, str], float] = {}
+    for number, rank in state.ranks.items():
+        for wait in rank.waits if up[number] else ():
+            call = None
+            if wait.activity is Activity.IN_CALL and wait.call is not None and rank.history:
+                call = rank.history.call(wait.call)
+            if call is not None:
+                group = rank.groups.get(call.group)
+                place = (number, call.group, group.desc if group else "", call.signature.op)
+                since_s = max(0, state.now_ns - wait.since_ns) / 1e9
+                waiting[place] = max(waiting.get(place, 0.0), since_s)
+    text.metric(
+        "waiting_seconds",
+        "gauge",
+        "For how long a rank has waited in the call that it is in.",
+        [(_labels(*place), seconds) for place, seconds in sorted(waiting.items())],
+    )
+
+
+def _is_up(rank: Rank, state: State) -> bool:
+    return state.lives and rank.process.alive and rank.phase is not Phase.ENDED
+
+
+def _of_calls(text: _Text, totals: CallTotals) -> None:
+    text.metric(
+        "collectives_total",
+        "counter",
+        "Collectives that a rank has called in a group.",
+        [(_labels(*place), count) for place, count in sorted(totals.collectives.items())],
+    )
+    ops = [(_labels(*place), one) for place, one in sorted(totals.ops.items())]
+    text.metric(
+        "calls_total",
+        "counter",
+        "Calls of a rank that were seen.",
+        [(labels, one.calls) for labels, one in ops],
+    )
+    text.metric(
+        "call_bytes_total",
+        "counter",
+        "What it gave into them or, where nothing, what it got.",
+        [(labels, one.size_bytes) for labels, one in ops],
+    )
+    text.metric(
+        "call_seconds_total",
+        "counter",
+        "From the begin of each to its completion.",
+        [(labels, one.seconds) for labels, one in ops],
+    )
+    text.metric(
+        "calls_unseen_total",
+        "counter",
+        "Calls that were overwritten before they were looked at.",
+        [({"rank": str(rank)}, count) for rank, count in sorted(totals.unseen.items())],
+    )
+
+
+def _labels(rank: int, group: GroupKey, desc: str, op: str = "") -> Labels:
+    name, again = group
+    labels = {"rank": str(rank), "group": f"{name}~{again}" if again else name, "desc": desc}
+    return {**labels, "op": op} if op else labels
+
+
+# -- the file -----------------------------------------------------------------------------------
+
+
+def check(path: Path) -> None:
+    """Raises UsageError where the file cannot be written, or is there and none of ours."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--prom {path}: there is no directory {path.absolute().parent}")
+    try:
+        start = read_regular(path, len(_FIRST)) if os.path.lexists(path) else b""
+    except OSError as error:
+        raise UsageError(f"--prom {path} cannot be read: {error.strerror}") from error
+    if start and not start.decode("utf-8", "replace").startswith(_FIRST):
+        raise UsageError(f"--prom {path} is there already, and was not written by distdebug")
+
+
+def write(path: Path, text: str) -> None:
+    """The file, whole or not at all; readable by others, as the umask has it, since somebody else
+    collects it. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
