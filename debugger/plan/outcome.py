@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import CallState, GroupState, Phase
-from ..record.signature import CHAIN_STEP, MASK, RULES, Rule, split_contribution
+from ..record.signature import CHAIN_STEP, MASK, split_contribution
 from ..record.snapshot import (
     Call,
     Channel,
@@ -27,11 +28,15 @@ from .model import Model
 from .program import Program
 from .simulation import Simulation, Thread, hashes_of
 from .standing import Standing
+from .threads import place_of
 
 BEGINS_NS = SECOND_NS
 LASTED_S = 1e6
 """Between the last event and the look: longer than the bytes of any call may take."""
 CUT = "layer_off"
+
+Chains = tuple[int, int, int]
+"""chain, exact and balance of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ def simulate(
 
 def _rank(standing: Standing, threads: Sequence[Thread], taken_ns: int) -> Rank:
     program, end = standing.program, standing.exit
+    history = PlannedHistory(standing)
     ended = end is not None
     waits = [] if ended else list(_waits(threads))
     notes = list(standing.notes)
@@ -108,7 +114,7 @@ def _rank(standing: Standing, threads: Sequence[Thread], taken_ns: int) -> Rank:
         layer_serial=len(standing.calls),
         free_threads=0 if known and waits else 1,
         location=standing.cut.site if standing.cut is not None else last.site if last else None,
-        groups=dict(_groups(standing)),
+        groups=dict(_groups(standing, history)),
         channels=tuple(
             Channel(*key, issued=count.issued, chain=count.chain, last=count.last)
             for key, count in standing.channels.items()
@@ -116,7 +122,7 @@ def _rank(standing: Standing, threads: Sequence[Thread], taken_ns: int) -> Rank:
         creations=tuple(standing.creations),
         waits=tuple(waits),
         notes=tuple(notes),
-        history=PlannedHistory(standing),
+        history=history,
     )
 
 
@@ -135,7 +141,17 @@ def _waits(threads: Sequence[Thread]) -> Iterator[Wait]:
             )
 
 
-def _groups(standing: Standing) -> Iterator[tuple[GroupKey, Group]]:
+def _balance(standing: Standing, group: GroupKey, history: PlannedHistory) -> int:
+    """This rank's share in the balance of the group's splits. That of calls that are over is left
+    out: together with the others' it is nothing."""
+    member = standing.groups[group]
+    if not any(kind.splits for kind in member.kinds.values()):
+        return 0
+    chains = history.chains_after(group, member.issued)
+    return chains[2] if chains is not None else 0
+
+
+def _groups(standing: Standing, history: PlannedHistory) -> Iterator[tuple[GroupKey, Group]]:
     for key, group in standing.program.groups.items():
         member = standing.groups[key]
         if not member.ready:
@@ -151,24 +167,11 @@ def _groups(standing: Standing) -> Iterator[tuple[GroupKey, Group]]:
                 issued=member.issued,
                 chain=member.chain,
                 exact=member.exact,
-                balance=sum(_shares(standing, key)) & MASK,
+                balance=_balance(standing, key, history),
                 last=member.last,
                 timeout_s=group.timeout_s,
             ),
         )
-
-
-def _shares(standing: Standing, group: GroupKey) -> Iterator[int]:
-    """This rank's shares in the balance of the group's splits. Those of calls that are over are
-    left out: they add up to nothing."""
-    member = standing.groups[group]
-    if not any(kind.splits for kind in member.kinds.values()):
-        return
-    for number, call in enumerate(standing.calls):
-        splits = RULES.get(call.signature.op, Rule()).splits
-        if call.group == group and splits and not standing.done_ns(number):
-            share = split_contribution(call.signature, member.at)
-            yield share * (2 * standing.seqs[number] + 1)
 
 
 class PlannedHistory:
@@ -176,23 +179,44 @@ class PlannedHistory:
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._numbers: dict[GroupKey, list[int]] = {}
-        self._chains: dict[GroupKey, list[tuple[int, int, int]]] = {}
+
+    @cached_property
+    def _index(self) -> tuple[dict[object, list[int]], list[Chains]]:
+        """The numbers of the calls of each group and channel, in order; and after each call the
+        chains of its own."""
+        standing = self._standing
+        hashes: dict[int, tuple[int, int]] = {}
+        numbers: dict[object, list[int]] = {}
+        running: dict[object, Chains] = {}
+        chains = []
+        for number, call in enumerate(standing.calls):
+            signature = call.signature
+            known = hashes.get(id(signature))
+            if known is None:
+                known = hashes[id(signature)] = hashes_of(signature)
+            agree, shaped = known
+            where = place_of(call)
+            chain, exact, balance = running.get(where, (0, 0, 0))
+            seq = standing.seqs[number]
+            chain = (chain * CHAIN_STEP + agree) & MASK
+            if shaped != agree:
+                exact = (exact + shaped * (2 * seq + 1)) & MASK
+            if signature.sends and not standing.done_ns(number):
+                at = standing.groups[call.group].at if call.group in standing.groups else 0
+                share = split_contribution(signature, at)
+                balance = (balance + share * (2 * seq + 1)) & MASK
+            running[where] = (chain, exact, balance)
+            numbers.setdefault(where, []).append(number)
+            chains.append((chain, exact, balance))
+        return numbers, chains
 
     def call(self, number: int) -> Call | None:
         standing = self._standing
         if not 0 <= number < len(standing.calls):
             return None
         call = standing.calls[number]
-        done_ns = standing.done_ns(number)
-        issued_ns = standing.issued_ns[number]
-        chain, exact, balance = 0, 0, 0
-        if call.signature.peer is None:
-            after = self.chains_after(call.group, standing.seqs[number] + 1)
-            if after is not None:
-                chain, exact, balance = after
-        else:
-            chain = self._chain_of_message(number)
+        done_ns, issued_ns = standing.done_ns(number), standing.issued_ns[number]
+        chain, exact, balance = self._index[1][number]
         return replace(
             call,
             number=number,
@@ -207,69 +231,25 @@ class PlannedHistory:
         )
 
     def at(self, group: GroupKey, seq: int) -> Call | None:
-        rows = self._of(group)
-        return self.call(rows[seq]) if 0 <= seq < len(rows) else None
+        return self._of(group, seq)
 
     def message(self, channel: Channel, seq: int) -> Call | None:
-        wanted = (channel.group, channel.op, channel.peer, channel.tag)
-        for number, call in enumerate(self._standing.calls):
-            key = _channel_of(call)
-            if key == wanted and self._standing.seqs[number] == seq:
-                return self.call(number)
-        return None
+        return self._of((channel.group, channel.op, channel.peer, channel.tag), seq)
 
     def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
         if count <= 0:
             return []
-        rows = range(len(self._standing.calls)) if group is None else self._of(group)
+        everything = range(len(self._standing.calls))
+        rows = everything if group is None else self._index[0].get(group, [])
         found = (self.call(number) for number in rows[-count:])
         return [call for call in found if call is not None]
 
-    def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
-        rows = self._chains.get(group)
-        if rows is None:
-            rows = self._chains[group] = self._all_chains(group)
-        return rows[issued] if 0 <= issued < len(rows) else None
+    def chains_after(self, group: GroupKey, issued: int) -> Chains | None:
+        if issued == 0:
+            return (0, 0, 0)
+        rows = self._index[0].get(group, ())
+        return self._index[1][rows[issued - 1]] if 0 < issued <= len(rows) else None
 
-    def _of(self, group: GroupKey) -> list[int]:
-        found = self._numbers.get(group)
-        if found is None:
-            found = self._numbers[group] = [
-                number
-                for number, call in enumerate(self._standing.calls)
-                if call.group == group and call.signature.peer is None
-            ]
-        return found
-
-    def _all_chains(self, group: GroupKey) -> list[tuple[int, int, int]]:
-        standing = self._standing
-        member = standing.groups.get(group)
-        chain = exact = balance = 0
-        rows = [(0, 0, 0)]
-        for seq, number in enumerate(self._of(group)):
-            signature = standing.calls[number].signature
-            agree, shaped = hashes_of(signature)
-            chain = (chain * CHAIN_STEP + agree) & MASK
-            if shaped != agree:
-                exact = (exact + shaped * (2 * seq + 1)) & MASK
-            if RULES.get(signature.op, Rule()).splits and not standing.done_ns(number):
-                at = member.at if member is not None else 0
-                balance = (balance + split_contribution(signature, at) * (2 * seq + 1)) & MASK
-            rows.append((chain, exact, balance))
-        return rows
-
-    def _chain_of_message(self, number: int) -> int:
-        """After this message of its channel."""
-        wanted = _channel_of(self._standing.calls[number])
-        chain = 0
-        for call in self._standing.calls[: number + 1]:
-            if _channel_of(call) == wanted:
-                chain = (chain * CHAIN_STEP + hashes_of(call.signature)[0]) & MASK
-        return chain
-
-
-def _channel_of(call: Call) -> tuple[GroupKey, str, int | None, int] | None:
-    signature = call.signature
-    if signature.peer is None:
-        return None
-    return (call.group, signature.op, signature.peer, signature.tag)
+    def _of(self, where: object, seq: int) -> Call | None:
+        rows = self._index[0].get(where, ())
+        return self.call(rows[seq]) if 0 <= seq < len(rows) else None
