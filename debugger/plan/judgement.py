@@ -61,6 +61,8 @@ def judge_programs(
     if verdict(findings) is None and outcome.through and may_need_luck(programs):
         at_worst = simulate(programs, replace(model, strict=True), start_ns)
         findings += [_needs_luck(one) for one in _findings(at_worst) if one.kind in NEEDS_LUCK]
+    if _took_another_way(outcome):
+        findings = [_by_order_of_messages(one) for one in findings]
     findings = [_alike(one, outcome) for one in verdict_first(findings)]
     return Judgement(findings, outcome, undecided(programs))
 
@@ -109,6 +111,31 @@ def _suspected(outcome: Outcome) -> list[Finding]:
     }
     now = replace(outcome.now, taken_ns=taken_ns, ranks=ranks)
     return judge([now], [outcome.before], limits).findings
+
+
+def _took_another_way(outcome: Outcome) -> bool:
+    """A receive from any source stands still that took a message when its rank was planned: by then
+    nobody had waited for anybody, and another one may come first."""
+    for number, rank in outcome.now.ranks.items():
+        standing = outcome.standings[number]
+        for wait in rank.waits:
+            call = standing.calls[wait.call] if wait.call is not None else None
+            if call is not None and call.number in standing.program.came_from:
+                return True
+    return False
+
+
+def _by_order_of_messages(finding: Finding) -> Finding:
+    if finding.kind not in NEEDS_LUCK:
+        return finding
+    order = "depends on which message a receive from any source takes first"
+    return replace(
+        finding,
+        severity="warning",
+        proven=False,
+        message=f"{order}: {finding.message}",
+        headline=f"{order}: {finding.headline or finding.message}",
+    )
 
 
 def _needs_luck(finding: Finding) -> Finding:

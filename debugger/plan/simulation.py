@@ -269,7 +269,7 @@ class Simulation:
                 seq = member.issued
                 end = self._collective(rank, member, kind, number, now_ns)
             else:
-                seq, end = self._message(rank, member, call.group, kind, number, now_ns)
+                seq, end = self._message(rank, member, call, kind, number, now_ns)
         rank.calls.append(call)
         rank.seqs.append(seq)
         rank.issued_ns.append(now_ns)
@@ -362,7 +362,7 @@ class Simulation:
         self,
         rank: Standing,
         member: Membership,
-        group: GroupKey,
+        call: Call,
         kind: Kind,
         number: int,
         now_ns: int,
@@ -371,12 +371,14 @@ class Simulation:
         peer = signature.peer
         assert peer is not None
         channel = rank.channels.setdefault(
-            (group, signature.op, peer, signature.tag), ChannelCount()
+            (call.group, signature.op, peer, signature.tag), ChannelCount()
         )
         seq = channel.issued
         channel.issued = seq + 1
         channel.chain = (channel.chain * CHAIN_STEP + kind.agree) & MASK
         channel.last = number
+        if peer == ANY_SOURCE:
+            peer = rank.program.came_from.get(call.number, ANY_SOURCE)
         if peer != ANY_SOURCE and peer not in self._planned:
             return seq, now_ns
         tag = 0 if kind.on_device else signature.tag  # NCCL knows none

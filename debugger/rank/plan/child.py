@@ -39,7 +39,7 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
-    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes)))
+    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes, writer.came)))
     # The layer comes in front of these, as it does of torch's own.
     planning.make_groups_on(NAME)
     planning.make_stores(lambda name: PlannedStore(planner, name))
