@@ -26,6 +26,8 @@ class Planner:
         self._line = line
         self._lock = threading.Lock()
         self._before_wait: Callable[[], None] | None = before_wait
+        self.kept: list[Any] = []
+        """What must live as long as the rank."""
 
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
