@@ -49,7 +49,7 @@ KNOWN_FAULTS = (
         on_root=True,
         seen_in="torch 2.13, not 2.15",
         text="the gradient of torch.distributed.nn's broadcast, which is this reduce if autograd "
-        "has made it, is zero on the root that has one number in the group and another in the world "
+        "has made it, is zero on a root that has one number in the group and another in the world "
         "(pytorch#130515)",
         after="broadcast",
         renumbered=True,
