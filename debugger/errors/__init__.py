@@ -9,19 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-RAISED_IN_RANKS = frozenset(
-    {
-        "AbsentRankError",
-        "BarrierFailed",
-        "DataError",
-        "DeadlockError",
-        "FindingRaised",
-        "MismatchError",
-        "StoreWaitError",
-    }
-)
-"""See `in_ranks`."""
-
 
 class DistdebugError(Exception):
     """The tool itself failed; the message is one sentence for the terminal."""
@@ -41,8 +28,9 @@ class UsageError(DistdebugError):
 
 
 def __getattr__(name: str) -> Any:
-    if name not in RAISED_IN_RANKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import in_ranks
+    if name[:1].isupper():  # a class: nobody asks for one by chance, and has torch imported
+        from . import in_ranks
 
-    return getattr(in_ranks, name)
+        if name in in_ranks.__all__:
+            return getattr(in_ranks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -154,6 +154,10 @@ AGREES_FLAG = 2
 REFUSED_FLAG = 4
 """The backend refused the call at once: it does not count, and the chains in its slot are not its
 group's."""
+BOUNDED_FLAG = 8
+"""An asynchronous call that waits for the other ranks before its backend has it, but no longer than
+`BOUNDED_S`: then its thread goes on, whether they have come or not."""
+BOUNDED_S = 40.0
 HEAP_FULL_FLAG = 2
 
 

@@ -301,6 +301,7 @@ class FlightReader(RingReader):
             state=state,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
             agrees=bool(row[5] & layout.AGREES_FLAG),
+            bounded=bool(row[5] & layout.BOUNDED_FLAG),
             chain=row[11],
             exact=row[12],
             balance=row[13],

@@ -38,7 +38,8 @@ class Call:
 
     `seq` counts collectives from 0 per group; for send and recv it counts per channel.
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
-    enters the backend only when all ranks of the group have made it.
+    enters the backend only when all ranks of the group have made it. `bounded`: its thread goes on
+    by itself, within `layout.BOUNDED_S`, if they do not; it has done so when the call is STARTED.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Call:
     state: CallState
     is_async: bool = False
     agrees: bool = False
+    bounded: bool = False
     chain: int = 0
     exact: int = 0
     balance: int = 0

@@ -3,8 +3,9 @@
     python -m tests.conformance.suites FOLDER [--all] [--file NAME] [--mode MODE] [--limit SECONDS]
 
 Runs the files of `suites.txt` that lie in FOLDER, or with --all every test_*.py there, and prints
-a table; below it the tests that stock torch passes and another mode does not. Exit code 1 if there
-is one. Nobody judges the ranks: what is compared is what the tests themselves say.
+a table; below it the tests that stock torch passes and another mode does not, and the files that
+the list names and FOLDER has not. Exit code 1 if there is such a test, 2 if there is such a file.
+Nobody judges the ranks: what is compared is what the tests themselves say.
 """
 
 from __future__ import annotations
@@ -50,11 +51,31 @@ class Outcome:
         return f"{self.count(PASSED)}" + (f", {failed} failed" if failed else "")
 
 
-def listed(folder: Path) -> list[Path]:
-    """The files of the list that lie in this folder."""
-    rows = (line.split() for line in LIST.read_text().splitlines())
-    found = [folder / row[-1] for row in rows if row and not row[0].startswith("#")]
-    return [path for path in found if path.exists()]
+def listed(folder: Path) -> tuple[list[Path], list[str]]:
+    """The files of the list that lie in this folder; and those that do not, though it is the folder
+    of their repository: files were renamed there, or the list names them wrongly."""
+    found, missing = [], []
+    for rows in by_folder().values():
+        there = [folder / name for name in rows if (folder / name).is_file()]
+        found += there
+        if len(there) * 2 > len(rows):  # another repository may have a file of the same name
+            missing += [name for name in rows if not (folder / name).is_file()]
+    return found, missing
+
+
+def by_folder() -> dict[tuple[str, str], list[str]]:
+    """The files of the list, by repository and folder in it. Raises ValueError where a row of the
+    list is not one of these, or stands there twice."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in LIST.read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        repository, folder, name, *more = [*line.split(), "", ""]
+        names = found.setdefault((repository, folder), [])
+        if not name.endswith(".py") or any(more) or name in names:
+            raise ValueError(f"{LIST.name}: not a repository, a folder and a new file: {line!r}")
+        names.append(name)
+    return found
 
 
 def run(path: Path, folder: Path, mode: str, limit_s: float = FILE_LIMIT_S) -> Outcome:
@@ -192,14 +213,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     folder = asked.folder.expanduser().resolve()
     if asked.file:
-        files = [folder / name for name in asked.file]
+        files, absent = [folder / name for name in asked.file], []
     else:
-        files = sorted(folder.rglob("test_*.py")) if asked.all else listed(folder)
+        files, absent = sorted(folder.rglob("test_*.py")), []
+        if not asked.all:
+            files, absent = listed(folder)
     missing = [str(path) for path in files if not path.exists()]
     if missing or not files:
         sys.stderr.write(f"no such tests: {', '.join(missing) or folder}; see {LIST}\n")
         return 2
-    return compare(folder, files, (STOCK, *(asked.mode or MODES[1:])), asked.limit)
+    code = compare(folder, files, (STOCK, *(asked.mode or MODES[1:])), asked.limit)
+    if absent:
+        sys.stdout.write(f"\nNot run, for they are not in {folder}:\n" + "\n".join(absent) + "\n")
+    return code or (2 if absent else 0)
 
 
 if __name__ == "__main__":

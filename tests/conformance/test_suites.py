@@ -69,5 +69,36 @@ def test_a_suite_whose_ranks_are_threads(
 def test_the_list_names_files_once(tmp_path: Path) -> None:
     (tmp_path / "tensor").mkdir()
     (tmp_path / "tensor" / "test_dtensor.py").touch()
-    assert suites.listed(tmp_path) == [tmp_path / "tensor" / "test_dtensor.py"]
+    assert suites.listed(tmp_path) == ([tmp_path / "tensor" / "test_dtensor.py"], [])
     assert suites.main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_file_that_the_list_names_and_the_folder_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong name must not be a test that nobody misses."""
+    names = suites.by_folder()[("pytorch/pytorch", "test/distributed")]
+    wrong = "tensor/test_dtensor.py"
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / wrong).unlink()
+    found, missing = suites.listed(tmp_path)
+    assert sorted(found) == sorted(tmp_path / name for name in names if name != wrong)
+    assert missing == [wrong]
+    monkeypatch.setattr(suites, "compare", lambda *_: 0)
+    assert suites.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().out.endswith(f"not in {tmp_path}:\n{wrong}\n")
+    (tmp_path / wrong).touch()
+    assert suites.main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "row", ["a/b test_x.py", "a/b c test_x", "a/b c d.py e", "a/b c d.py\na/b c d.py"]
+)
+def test_a_row_that_is_none(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "LIST", tmp_path / "list")
+    (tmp_path / "list").write_text(f"# a comment\n\n{row}\n")
+    with pytest.raises(ValueError, match="not a repository"):
+        suites.by_folder()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.conformance import outcomes
 from tests.support import mpi, runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,21 +33,21 @@ def failures(
     chosen = [word for pattern in only for word in ("-k", pattern)]
     names = runs.environment({**environment, "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT)})
     names.pop("CI", None)  # there torch's runner writes XML, with a package that we do not need
-    done = subprocess.run(
-        [sys.executable, str(SUITE), *chosen],
-        env=names,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    found = set(re.findall(r"^(?:FAIL|ERROR): (\w+)", done.stdout, re.MULTILINE))
-    count = re.search(r"^Ran (\d+) tests", done.stdout, re.MULTILINE)
-    assert count is not None, done.stdout[-5000:]
-    skipped = re.search(r"skipped=(\d+)", done.stdout)
-    passed = int(count[1]) - len(found) - (int(skipped[1]) if skipped else 0)
-    assert passed >= passes, done.stdout[-5000:]
-    return found
+    with tempfile.TemporaryDirectory(prefix="distdebug-torch-suite-") as place:
+        file = Path(place, "outcomes")
+        done = subprocess.run(
+            [sys.executable, str(SUITE), *chosen],
+            env={**names, outcomes.FILE: str(file)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert re.search(r"^Ran \d+ tests? in ", done.stdout, re.MULTILINE), done.stdout[-5000:]
+        found = outcomes.read(file)
+    passed = [name for name, outcome in found.items() if outcome == outcomes.PASSED]
+    assert len(passed) >= passes, done.stdout[-5000:]
+    return {name for name, outcome in found.items() if outcome == outcomes.FAILED}
 
 
 @pytest.mark.long

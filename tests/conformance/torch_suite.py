@@ -22,6 +22,7 @@ if os.environ.get("DIST_PLUGIN"):
 
 import torch
 from mpi_pool import MpiRank
+from outcomes import WritesOutcomes
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed import distributed_test
@@ -54,7 +55,9 @@ def redirect_groups():
         setattr(c10d, name, function)
 
 
-class TestTorch(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+class TestTorch(
+    WritesOutcomes, distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
+):
     """Ranks come from a fork server that has torch imported; torch's own way imports it anew in
     every rank of every test."""
 

@@ -54,6 +54,7 @@ SHORT_AT_DETAIL = {
     "deadlock_two_groups",
     "op_after_500_steps",
     "op_functional_gather",
+    "pipelined_two_groups",
 }
 UNLIKE_ON_TCP = {
     "exception_partial_sums": "distcore leaves alone what is not the root's",

@@ -20,7 +20,7 @@ MOST_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class KnownFault:
-    """`seen_in`: the versions of torch in which it was seen to happen."""
+    """`seen_in`: the versions of torch in which it was seen to happen. `backend`: "" for any."""
 
     backend: str
     op: str
@@ -28,6 +28,10 @@ class KnownFault:
     """On the root alone, on all others alone, or (None) on all."""
     seen_in: str
     text: str
+    after: str = ""
+    """The op of an earlier call on the same group, with the same root and tensors."""
+    renumbered: bool = False
+    """Only where the root has another number in the group than in the world."""
 
 
 KNOWN_FAULTS = (
@@ -38,6 +42,17 @@ KNOWN_FAULTS = (
         seen_in="torch 2.13 and 2.15",
         text="gloo leaves partial sums in `tensor` on ranks that are not the root of reduce; pass "
         "a copy where it is read afterwards (pytorch#76527)",
+    ),
+    KnownFault(
+        backend="",
+        op="reduce",
+        on_root=True,
+        seen_in="torch 2.13, not 2.15",
+        text="the gradient of torch.distributed.nn's broadcast, which is this reduce if autograd "
+        "has made it, is zero on a root that has one number in the group and another in the world "
+        "(pytorch#130515)",
+        after="broadcast",
+        renumbered=True,
     ),
 )
 
@@ -68,13 +83,25 @@ def _met(world: World, finding: Finding, fault: KnownFault) -> Iterator[tuple[in
         record = world.ranks.get(rank)
         if record is None or record.history is None:
             continue
-        for call in reversed(record.history.recent(MOST_CALLS)):
+        calls = record.history.recent(MOST_CALLS)
+        for place, call in reversed(list(enumerate(calls))):
             group = record.groups.get(call.group)
-            if group is not None and _matches(fault, rank, call, group):
+            if group is None or not _matches(fault, rank, call, group):
+                continue
+            if not fault.after or any(_follows(fault, call, one) for one in calls[:place]):
                 yield rank, call
 
 
 def _matches(fault: KnownFault, rank: int, call: Call, group: Group) -> bool:
     if call.signature.op != fault.op or fault.backend not in group.backend or len(group.ranks) < 2:
         return False
-    return fault.on_root is None or (call.signature.root == rank) is fault.on_root
+    root = call.signature.root
+    if fault.renumbered and (root not in group.ranks or group.ranks.index(root) == root):
+        return False
+    return fault.on_root is None or (root == rank) is fault.on_root
+
+
+def _follows(fault: KnownFault, call: Call, earlier: Call) -> bool:
+    one, other = call.signature, earlier.signature
+    alike = (one.root, one.tensors, call.group) == (other.root, other.tensors, earlier.group)
+    return alike and other.op == fault.after

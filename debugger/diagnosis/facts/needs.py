@@ -13,6 +13,8 @@
     new_group                        all members create it                          yes
     init_process_group               all ranks of the world come                    yes
     store, destroy, breakpoint       cannot be judged: as good as computing         -
+    an asynchronous call, DETAIL     by itself: its thread waits for the others     -
+                                     for a second, not for its end
 
 "After a while": nobody knows whether such a call has to wait, so that it does is concluded from
 its waiting: `settle_s`, and the time that its bytes may take at 100 MB/s. Which of the absent
@@ -24,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...record.layout import Activity, GroupState
+from ...record.layout import BOUNDED_S, Activity, CallState, GroupState
 from ...record.signature import ANY_SOURCE, Signature
 from ...record.snapshot import Call, Creation
 from ..limits import SECOND_NS
@@ -62,6 +64,8 @@ class Needs:
         if memo not in self._memo:
             need = self._find(pending)
             if need and not need.certain and not self._lasted(pending):
+                need = None
+            if need and self._leaves_by_itself(pending):
                 need = None
             self._memo[memo] = self._shared.setdefault(need, need) if need else None
         return self._memo[memo]
@@ -194,6 +198,13 @@ class Needs:
         if formed.get(begun) is GroupState.READY:
             return begun  # torch allows no second one beside it: an initialisation is at its end
         return begun + (self.world.activity(rank, Activity.INIT) is not None)
+
+    def _leaves_by_itself(self, pending: Pending) -> bool:
+        """Whether the thread is in an asynchronous call that it leaves, whoever comes."""
+        call = pending.call
+        if call is None or not call.bounded or call.state is not CallState.ISSUED:
+            return False
+        return self.world.now_ns - call.issued_ns < BOUNDED_S * SECOND_NS
 
     def _lasted(self, pending: Pending) -> bool:
         call = pending.call

@@ -28,14 +28,15 @@ from ..log.own_faults import say
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
-from . import deferred_work, messages
-from .deferred_work import Deferral
+from . import deferred_work, messages, refusals, torchs_words
+from .deferred_work import Deferral, DeferredWork, Patience
 from .monitored_barrier import Monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
 _JOIN_S = 30.0
-"""How long ranks are awaited that did not choose DETAIL, or not yet."""
+"""How long ranks are awaited that did not choose DETAIL, or not yet. With `GRACE_S` below
+`layout.BOUNDED_S`."""
 ISSUED_IN = (__file__, deferred_work.__file__)
 """The files in which a call enters the backend once its ranks have agreed on it."""
 
@@ -101,6 +102,7 @@ class Guard:
         self._opening = threading.Lock()
         self._ended = False
         self._alone = False
+        self._patience = Patience()
         self.coalesces = False
 
     def __repr__(self) -> str:
@@ -153,15 +155,31 @@ class Guard:
             limit_s = min(limit_s, _JOIN_S)
         order = memory_layout.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
+            if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
+                forward = self._refused_or(forward)
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
-            return deferral.start(channel.turn)
+            grace_s = self._patience.of(known.exact)
+            work = deferral.start(channel.turn, grace_s)
+            self._patience.ended(known.exact, isinstance(work, DeferredWork), grace_s)
+            return work
         turn = channel.turn
         turn.enter()
         try:
+            forward = self._refused_or(forward)
             self._agree(channel, known, seq, limit_s, order)
             return forward()
         finally:
             turn.leave()
+
+    def _refused_or(self, forward: partial[Any]) -> partial[Any]:
+        """Raise the backend's error where it refuses the call for its arguments, of which the other
+        ranks need not know; else what is to be called when they agree."""
+        record, args = self._record, (*forward.args, *forward.keywords.values())
+        method, size = forward.func.__name__, len(record.ranks)
+        if not refusals.expected(self._backend, method, args, size, record.group_rank):
+            return forward
+        work = forward()  # raises; if not, the backend has it, and the ranks agree afterwards
+        return partial(_taken, work, *args)
 
     def _agree(
         self, channel: SideChannel, known: Known, seq: int, limit_s: float, order: str
@@ -195,9 +213,9 @@ class Guard:
                 raise better from None
             self._stop()
             return
-        self._raise(calls, seq)
+        self._raise(calls, seq, known)
 
-    def _raise(self, calls: list[bytes], seq: int) -> None:
+    def _raise(self, calls: list[bytes], seq: int, known: Known) -> None:
         texts, _, orders = zip(*(call.decode().rpartition("\n") for call in calls), strict=True)
         signatures = [Signature.from_json(text) for text in texts]
         record = self._record
@@ -216,7 +234,10 @@ class Guard:
         )
         with contextlib.suppress(Exception):
             finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
-        raise finding.raised()
+        device = "cuda" if known.streams else "cpu"
+        raise finding.raised(
+            torchs_words.of_mismatch(signatures, record.ranks, dispute.culprits, seq, device)
+        )
 
     def _stop(self) -> None:
         """From now on calls go to the backend at once."""
@@ -244,6 +265,11 @@ class Guard:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+
+
+def _taken(work: Any, *_args: Any) -> Any:
+    """What the backend has made of a call already."""
+    return work
 
 
 def _limit_s(options: Any, usual_s: float) -> float:

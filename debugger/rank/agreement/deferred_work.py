@@ -22,8 +22,39 @@ from ..record.describe import tensors_in
 from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
 
-GRACE_S = 0.005
-"""So long the caller waits for the others: where they are as far, its own thread makes the call."""
+GRACE_S = 1.0
+"""So long the caller waits for the others, within the call: where they come, its own thread makes
+it, and what they or the backend refuse is raised by the call, as in stock, not by `wait()`. Whether
+they come or not, it goes on then (`layout.BOUNDED_FLAG` says so on record)."""
+SHORT_GRACE_S = 0.005
+"""So long, where they did not come in time: they may wait for what this rank does next."""
+MOST_IN_VAIN_S = 3.0
+"""So long in all the calls of one group have waited for others that did not come."""
+
+
+class Patience:
+    """How long the calls of one group wait, each within the call.
+
+    One that nobody joined in time waits short the next time; where it is joined at once then, as
+    long as at first. What was waited for in vain is never more than `MOST_IN_VAIN_S` in all: a
+    program whose ranks make their calls in other orders at each step loses that and no more.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = MOST_IN_VAIN_S
+        self._in_vain: set[int] = set()
+
+    def of(self, call: int) -> float:
+        """For the call with this hash."""
+        return SHORT_GRACE_S if self._left_s <= 0 or call in self._in_vain else GRACE_S
+
+    def ended(self, call: int, in_vain: bool, waited_s: float) -> None:
+        """The call waited as long as this."""
+        if not in_vain:
+            self._in_vain.discard(call)
+        elif self._left_s > 0:
+            self._left_s -= waited_s
+            self._in_vain.add(call)
 
 
 class Deferral:
@@ -47,11 +78,12 @@ class Deferral:
         self.error: BaseException | None = None
         self.work: Any = None
 
-    def start(self, turn: CallQueue) -> Any:
-        """The backend's work, or one that stands for it until the ranks agree."""
+    def start(self, turn: CallQueue, grace_s: float = SHORT_GRACE_S) -> Any:
+        """The backend's work, or one that stands for it until the ranks agree. Raises what comes of
+        the call within `grace_s`."""
         turn.submit(self._run)
         try:
-            self._agreed.wait(GRACE_S)
+            self._agreed.wait(grace_s)
             if self._leave():
                 return DeferredWork(self)
             if self.error is not None:

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...record.signature import SUMS, Signature
-from ..log.own_faults import report_own_fault
-from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 
 INFLIGHT = "inflight"
+CHECK = "the check of buffers in flight"
+"""In `Recorder.off`, where it has failed."""
 IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
 COPIES = frozenset({"allreduce_coalesced"})
 SCALED = SUMS - {"sum"}
@@ -75,15 +75,12 @@ def held(
     method: str, args: tuple[Any, ...], recorder: Recorder, record: GroupRecord, known: Known
 ) -> Held | None:
     """`hold` of the group's newest call; None where that fails by its own fault."""
-    if INFLIGHT in recorder.off:
+    if CHECK in recorder.off:
         return None
     try:
         return hold(method, args, recorder, record, known, record.slot.issued - 1)
     except Exception as error:
-        if call_site.raised_by_user(error):
-            raise  # by a signal's handler
-        recorder.off.add(INFLIGHT)
-        report_own_fault("the check of buffers in flight", error)
+        recorder.check_failed(CHECK, error)
         return None
 
 

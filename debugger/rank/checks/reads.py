@@ -22,7 +22,6 @@ from torch.nn import Parameter
 from ...errors.in_ranks import FindingRaised
 from ...record.signature import Signature
 from .. import torch_private
-from ..log.own_faults import report_own_fault
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
@@ -40,7 +39,7 @@ _NOT_THE_PROGRAM = ("torchinductor_", "/torch/autograd/", "/torch/_inductor/", "
 
 Range = tuple[int, int]
 """Addresses in memory: of the first byte, and behind the last one."""
-READS = "reads in flight"
+READS = "the check of reads in flight"
 """In `Recorder.off`, where the check has failed."""
 
 
@@ -100,10 +99,7 @@ def watch(
             _thread.pending.append(Pending(work, writes, record, known, seq))
             _enter()
     except Exception as error:
-        if call_site.raised_by_user(error):
-            raise  # by a signal's handler
-        recorder.off.add(READS)
-        report_own_fault("the check of reads in flight", error)
+        recorder.check_failed(READS, error)
     return work
 
 
@@ -191,17 +187,15 @@ def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if recorder is None or READS in recorder.off or not _thread.pending:
         return
     try:
-        for tensor, how in torch_private.accesses(operator, args, kwargs):
-            for pending in _thread.pending:
-                if not pending.over and any(_touches(tensor, one) for one in pending.writes):
-                    _judge(pending, how)
+        for given, how in torch_private.accesses(operator, args, kwargs):
+            for tensor in tensors_in(given):
+                for pending in _thread.pending:
+                    if not pending.over and any(_touches(tensor, one) for one in pending.writes):
+                        _judge(pending, how)
     except FindingRaised:
         raise
     except Exception as error:
-        if call_site.raised_by_user(error):
-            raise
-        recorder.off.add(READS)
-        report_own_fault("the check of reads in flight", error)
+        recorder.check_failed(READS, error)
 
 
 def _judge(pending: Pending, how: str) -> None:

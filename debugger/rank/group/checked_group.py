@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import ProcessGroup
 
-from ...record.layout import AGREES_FLAG, ASYNC_FLAG
+from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.signature import POINT_TO_POINT
 from ..checks import argument_checks, in_flight, reads
 from ..checks.argument_checks import InvalidArgumentError
@@ -282,6 +282,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             guard = group.guard if checked else None
             if guard is not None:
                 flags |= AGREES_FLAG
+                if is_async and not guard.coalesces:
+                    flags |= BOUNDED_FLAG
             # On record, before anything can go wrong with it.
             writer = recorder.writer
             number, thread = writer.begin(group.slot, known, line.site, flags)

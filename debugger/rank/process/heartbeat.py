@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
@@ -70,15 +71,17 @@ class Heartbeat:
         outstanding.poll()
         gpu_completion.poll()
         self._unwaited.report()
-        with frames.without_collection():
-            self._infer()
-            self._infer_on_stream()
-            serial = writer.serial
-            free = self._free_threads()
-            main = threading.main_thread().ident or 0
-            frame = frames.of_thread(main)
-            location = self._recorder.site(frame) if frame is not None else 0
+        self._infer()
+        self._infer_on_stream()
+        serial = writer.serial
+        free = self._free_threads()
+        frame = frames.of_thread(threading.main_thread().ident)
+        location = self._site(frame) if frame is not None else 0
         writer.heartbeat(free, serial, location)
+
+    def _site(self, frame: FrameType | None) -> int:
+        """Of the main thread's, which may run meanwhile."""
+        return self._recorder.site(frame, of_another=True)
 
     def _free_threads(self) -> int:
         """Threads with user code on their stack that are in no recorded wait.
@@ -92,7 +95,7 @@ class Heartbeat:
                 continue
             if frame.f_code.co_name in _JOINING and frame.f_globals.get("__name__") == "threading":
                 continue
-            user = call_site.find(frame)
+            user = call_site.find(frame, of_another=True)
             if user is not None and call_site.frame_kind(user.f_code.co_filename) == call_site.USER:
                 free += 1
         return free - (0 if self._inferred is None else 1)
@@ -116,7 +119,7 @@ class Heartbeat:
         )
         waits_for = number if idle else None
         if waits_for != self._inferred:
-            site = self._recorder.site(frame)
+            site = self._site(frame)
             writer.infer(ident, native, 0 if waits_for is None else waits_for + 1, site)
             self._inferred = waits_for
 
@@ -139,7 +142,7 @@ class Heartbeat:
         if waits_for != self._on_stream:
             call = 0 if waits_for is None else waits_for + 1
             if self._inferred is None:
-                site = self._recorder.site(frame) if frame is not None else 0
+                site = self._site(frame) if frame is not None else 0
                 writer.infer(ident, os.getpid(), call, site, on_stream=True)
             self._on_stream = waits_for
 

@@ -124,7 +124,7 @@ def _leaves(thread: int, frame: FrameType | None) -> bool:
     while time.monotonic() < deadline:
         found = frames.of_thread(thread)
         while found is not None and found is not frame:
-            found = found.f_back
+            found = frames.caller(found)
         if found is None:
             return True
         time.sleep(0.01)

@@ -72,8 +72,9 @@ def is_torch(filename: str) -> bool:
     return f"{os.sep}torch{os.sep}" in filename and frame_kind(filename) == OWN
 
 
-def find(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's code at or above `frame`.
+def find(frame: FrameType | None, of_another: bool = False) -> FrameType | None:
+    """The innermost frame of the user's code at or above `frame`; `of_another`: of a thread that
+    may run meanwhile.
 
     Where only installed packages are on the stack, the innermost of theirs; None when there is
     nothing but torch and the standard library (a thread of the autograd engine, say).
@@ -88,13 +89,13 @@ def find(frame: FrameType | None) -> FrameType | None:
             return frame
         if kind == LIBRARY and library is None:
             library = frame
-        frame = frame.f_back
+        frame = frames.caller(frame) if of_another else frame.f_back
     return library
 
 
 def of_thread(ident: int) -> FrameType | None:
     """The user's frame in which another thread of this process stands."""
-    return find(frames.of_thread(ident))
+    return find(frames.of_thread(ident), of_another=True)
 
 
 def raised_by_user(error: BaseException) -> bool:

@@ -47,6 +47,7 @@ class OwnFinding:
         """The same finding may be on the record of several ranks."""
         recorder.note(OwnFindingNote.NOTE, self.message, site, **self._note.data())
 
-    def raised(self) -> FindingRaised:
-        """The error, once it is on record."""
-        return error_of(self.kind, finding_line(self.kind, self.message), own=True)
+    def raised(self, besides: str = "") -> FindingRaised:
+        """The error, once it is on record; `besides`: what is to stand in its text as well."""
+        line = finding_line(self.kind, self.message)
+        return error_of(self.kind, f"{line}\n{besides}" if besides else line, own=True)

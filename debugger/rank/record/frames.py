@@ -6,47 +6,37 @@ runs any finaliser that lets go of the GIL) lets another thread run, and if that
 frames too, or starts a thread, it waits for the lock with the GIL in its hand: the process stands
 still for ever. So there is no garbage collection meanwhile.
 
-Nor may there be one while another thread's frames are gone through: `f_back` creates an object for
-a frame, and where a collection lets that thread run and return from it, the object is of a frame
-that is no more, and the process crashes.
+Nor may there be one in the middle of `f_back` of another thread's frame: that creates an object for
+the frame above, and where a collection lets the thread run and return from it meanwhile, the object
+is of a frame that is no more, and the process crashes (`caller`).
+
+From Python 3.12 on a collection waits for the next instruction of its thread, and is in no call's
+way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import operator
 import sys
-from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
 
+_COLLECTS_LATER = sys.version_info >= (3, 12)
 # Called one after the other by C code, so that no other thread sees the collector off, and none can
-# switch it on in between.
+# switch it on, or off for itself, in between.
 _WITHOUT_GARBAGE_COLLECTION: tuple[partial[Any], ...] = (
     partial(gc.disable),
     partial(sys._current_frames),
     partial(gc.enable),
 )
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """While other threads' frames are gone through. From Python 3.12 on a collection waits for the
-    next instruction anyway, and is in no call's way."""
-    if sys.version_info >= (3, 12) or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+_f_back = operator.attrgetter("f_back")
 
 
 def of_all_threads() -> dict[int, FrameType]:
     """The innermost frame of each thread that runs Python code, by the thread's `ident`."""
-    if sys.version_info >= (3, 12) or not gc.isenabled():
+    if _COLLECTS_LATER or not gc.isenabled():
         return sys._current_frames()
     try:
         _, found, _ = map(partial.__call__, _WITHOUT_GARBAGE_COLLECTION)
@@ -60,3 +50,17 @@ def of_all_threads() -> dict[int, FrameType]:
 def of_thread(ident: int | None) -> FrameType | None:
     """The innermost frame of this thread; None where it runs no Python code."""
     return of_all_threads().get(ident or 0)
+
+
+def caller(frame: FrameType) -> FrameType | None:
+    """The frame that called this one, which may be another thread's: its `f_back`."""
+    if _COLLECTS_LATER or not gc.isenabled():
+        return frame.f_back
+    off, _, on = _WITHOUT_GARBAGE_COLLECTION
+    try:
+        _, above, _ = map(partial.__call__, (off, partial(_f_back, frame), on))
+    except BaseException:  # there is no memory
+        gc.enable()
+        raise
+    found: FrameType | None = above
+    return found

@@ -35,7 +35,7 @@ from ...record.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writer import FlightWriter
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
-from . import call_site, describe, waiting
+from . import call_site, describe, frames, waiting
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
@@ -183,21 +183,21 @@ class Recorder:
 
     # -- lines ---------------------------------------------------------------------------------
 
-    def site(self, frame: FrameType | None) -> int:
-        """The id of the user's line at or above this frame; 0 when there is none."""
+    def site(self, frame: FrameType | None, of_another: bool = False) -> int:
+        """The id of the user's line at or above this frame; 0 when there is none. `of_another`:
+        the frame is of a thread that may run meanwhile."""
         # `call_site.find`, without the cost of calling it for the usual case.
         kinds = call_site.kinds
         found = frame
-        while found is not None:
-            file = found.f_code.co_filename
-            kind = kinds.get(file)
-            if (call_site.frame_kind(file) if kind is None else kind) != _OWN:
-                break
-            found = found.f_back
+        while found is not None and kinds.get(found.f_code.co_filename) == _OWN:
+            found = frames.caller(found) if of_another else found.f_back
         library = None
         if found is None or kinds.get(found.f_code.co_filename) != _USER:
+            # A file of torch's or ours may be met here for the first time: it is no package's.
+            while found is not None and call_site.frame_kind(found.f_code.co_filename) == _OWN:
+                found = frames.caller(found) if of_another else found.f_back
             library = found
-            found = call_site.find(found) or call_site.of_thread(_main_ident())
+            found = call_site.find(found, of_another) or call_site.of_thread(_main_ident())
             if found is None:
                 return 0
         # By instruction, not by line: looking up a line number takes longer in longer functions.
@@ -397,6 +397,14 @@ class Recorder:
     def detail(self, detail: Mapping[str, Any]) -> int:
         """The id of what a thread waits for."""
         return self.writer.define(Definition.DETAIL, json.dumps(detail, default=str))
+
+    def check_failed(self, what: str, error: Exception) -> None:
+        """A check has failed by its own fault: it is off from now on. What a signal's handler has
+        raised in it, which may run anywhere, goes on to the program."""
+        if call_site.raised_by_user(error):
+            raise error
+        self.off.add(what)
+        report_own_fault(what, error)
 
     def gone_blind(self, what: str) -> None:
         """From here on the record says less than what happens: nothing may be concluded from what

@@ -74,8 +74,9 @@ def _mode_class() -> Any:
 
 def accesses(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[torch.Tensor, str]]:
-    """The tensors whose elements this call looks at, each with "read" or "written"."""
+) -> Iterator[tuple[Any, str]]:
+    """The arguments at whose elements this call looks, where they are tensors or hold some: each
+    with "read" or "written"."""
     if getattr(operator, "namespace", "") != "aten":
         return  # of communication, or made by somebody else
     parameters = accesses_of(operator)
@@ -84,16 +85,7 @@ def accesses(
     for place, (name, how) in enumerate(parameters):
         given = args[place] if place < len(args) else kwargs.get(name)
         if given is not None:
-            for tensor in _tensors(given):
-                yield tensor, how
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from _tensors(one)
+            yield given, how
 
 
 @functools.cache

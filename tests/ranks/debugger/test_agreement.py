@@ -43,6 +43,7 @@ WRONG = {
     ),
     "splits": ("split_mismatch", "rank 0 sends 2 elements to rank 1, which expects 1, in all_to"),
     "asynchronous": SHORTER,
+    "raised_by_the_call_itself": SHORTER,
     "coalesced": ("shape_mismatch", "rank 1 calls all_reduce_coalesced("),
     "objects": ("root_mismatch", SIDES.format("broadcast(src=1, int64[1])", "broadcast(src=0, i")),
     "in_a_thread": SHORTER,
@@ -54,6 +55,7 @@ FINE = {
     "burst_into_any_source",
     "from_one_rank_then_from_any",
     "refused_by_gloo_and_sent_again",
+    "refused_by_gloo_in_the_call_itself",
     "all_alike",
 }
 MESSAGES = {

@@ -58,6 +58,12 @@ def asynchronous():
     work.wait()
 
 
+def raised_by_the_call_itself():
+    dist.barrier()
+    work = dist.all_reduce(t[:3] if odd else t, async_op=True)
+    raise AssertionError(f"the call gave {work}")
+
+
 def coalesced():
     with dist._coalescing_manager():
         dist.all_reduce(t)
@@ -198,6 +204,16 @@ def from_one_rank_then_from_any():
     t.fill_(3.0)
 
 
+def refused_by_gloo_in_the_call_itself():
+    dist.barrier()
+    try:
+        work = dist.all_gather([torch.ones(3)] * world, t, async_op=True)
+    except (RuntimeError, ValueError):
+        t.fill_(3.0)
+    else:
+        raise AssertionError(f"the call gave {work}")
+
+
 def refused_by_gloo_and_sent_again():
     if rank == 2:
         for wrong in (torch.ones(4, 4).t()[:, :2], torch.ones(4, 4).to_sparse()):
@@ -216,7 +232,8 @@ def all_alike():
 
 WAYS = [
     kind, reduce_op, root, dtype_of_equal_bytes, count, shape, splits, asynchronous, coalesced,
-    objects, of_a_pair, in_a_thread, a_message_before_the_others_come, message_too_large,
+    raised_by_the_call_itself, refused_by_gloo_in_the_call_itself, objects, of_a_pair,
+    in_a_thread, a_message_before_the_others_come, message_too_large,
     message_too_small, message_of_another_dtype, messages_crossing, messages_from_any,
     burst_into_any_source, from_one_rank_then_from_any, refused_by_gloo_and_sent_again, all_alike,
 ]  # fmt: skip
@@ -226,7 +243,7 @@ for way in WAYS:
     try:
         way()
         said = "fine"
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         said = f"{type(error).__name__}: {error}"
         rows = traceback.extract_tb(error.__traceback__)
         line = [row.line for row in rows if row.filename == __file__][-1]

@@ -185,14 +185,18 @@ class RankBuilder:
         line: int = 88,
         is_async: bool = False,
         agrees: bool = False,
+        bounded: bool = False,
     ) -> Call:
-        """Issue a call; it completes unless it `waits`, `fails` or is asynchronous."""
+        """Issue a call; it completes unless it `waits`, `fails` or is asynchronous. `bounded`: its
+        thread is still in it, but not for long."""
         run, key = self.run, (group, incarnation)
         run.tick()
         number = len(self.history.calls)
         state = CallState.COMPLETED
         if waits or is_async:
             state = CallState.STARTED
+        if bounded:
+            state = CallState.ISSUED
         if fails:
             state = CallState.FAILED
         site = CallSite("/home/user/train.py", line, "step")
@@ -211,6 +215,7 @@ class RankBuilder:
             state=state,
             is_async=is_async,
             agrees=agrees,
+            bounded=bounded,
             chain=chain,
             exact=exact,
             balance=balance,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from debugger.diagnosis.limits import Limits
-from debugger.record.layout import Activity
+from debugger.record.layout import BOUNDED_S, Activity
 
 from .builder import Run, all_reduce, barrier, broadcast, recv, reduce_to, send
 
@@ -30,6 +32,21 @@ def test_two_groups_in_another_order() -> None:
         "waits for rank 1"
     )
     assert found.details[-1] == "rank 2 waits for them"
+
+
+def test_asynchronous_calls_that_their_ranks_agree_on_first() -> None:
+    """At DETAIL, of two groups in another order: each thread goes on in a moment, and then the
+    calls are made. One that stays is in a deadlock as any other."""
+    run = Run(2)
+    run.new_group("1", [0, 1])
+    run.new_group("2", [0, 1])
+    asked: dict[str, Any] = {"waits": True, "is_async": True, "agrees": True, "bounded": True}
+    run[0].calls(all_reduce(8), group="1", **asked)
+    run[1].calls(all_reduce(8), group="2", **asked)
+    run.passes(BOUNDED_S - 1)
+    assert run.errors(settled=False) == []
+    run.passes(2)
+    assert [one.kind for one in run.errors()] == ["deadlock"]
 
 
 def test_a_ring_of_receives_is_printed_in_order() -> None:

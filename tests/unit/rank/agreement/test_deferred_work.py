@@ -12,7 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.agreement.deferred_work import Deferral, DeferredWork
+from debugger.rank.agreement.deferred_work import (
+    GRACE_S,
+    MOST_IN_VAIN_S,
+    SHORT_GRACE_S,
+    Deferral,
+    DeferredWork,
+    Patience,
+)
 from distcore.engine.call_queue import CallQueue
 
 LIMIT_S = 30.0
@@ -80,26 +87,38 @@ def turn() -> Iterator[CallQueue]:
     queue.stop()
 
 
-def test_soon_agreed_on_is_made_by_the_caller(
-    turn: CallQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("debugger.rank.agreement.deferred_work.GRACE_S", LIMIT_S)
+def test_soon_agreed_on_is_made_by_the_caller(turn: CallQueue) -> None:
     backend, agreement = Backend(), Agreement()
     agreement.comes()
-    work = Deferral(agreement, partial(backend)).start(turn)
+    work = Deferral(agreement, partial(backend)).start(turn, LIMIT_S)
     assert isinstance(work, Work)
     assert backend.thread == threading.current_thread().name
 
 
-def test_soon_refused_is_raised_at_the_call(
-    turn: CallQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("debugger.rank.agreement.deferred_work.GRACE_S", LIMIT_S)
+def test_soon_refused_is_raised_at_the_call(turn: CallQueue) -> None:
     backend, agreement = Backend(), Agreement()
     agreement.comes(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
-        Deferral(agreement, partial(backend)).start(turn)
+        Deferral(agreement, partial(backend)).start(turn, LIMIT_S)
     assert backend.thread is None
+
+
+def test_what_is_waited_in_vain_is_bounded() -> None:
+    patience, first, other = Patience(), 1, 2
+    assert patience.of(first) == GRACE_S
+    patience.ended(first, True, GRACE_S)
+    assert (patience.of(first), patience.of(other)) == (SHORT_GRACE_S, GRACE_S)
+    patience.ended(first, True, SHORT_GRACE_S)
+    assert patience.of(first) == SHORT_GRACE_S
+    patience.ended(first, False, SHORT_GRACE_S)
+    assert patience.of(first) == GRACE_S, "the others come in time again"
+    waited_s = GRACE_S
+    while patience.of(first) == GRACE_S:  # in vain and in time by turns
+        patience.ended(first, True, GRACE_S)
+        patience.ended(first, False, SHORT_GRACE_S)
+        waited_s += GRACE_S
+    assert waited_s <= MOST_IN_VAIN_S + GRACE_S
+    assert patience.of(other) == SHORT_GRACE_S
 
 
 def test_late_agreement(turn: CallQueue) -> None:

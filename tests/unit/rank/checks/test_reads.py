@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from debugger.rank import torch_private
 from debugger.rank.checks import reads
+from debugger.rank.record.describe import tensors_in
+from debugger.rank.record.recorder import Recorder
 from debugger.record.signature import Signature
 
 
@@ -73,8 +76,8 @@ def looked_at(function: Any) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
 
     def look(operator: Any, args: Any, kwargs: Any) -> None:
-        for tensor, how in torch_private.accesses(operator, args, kwargs):
-            found.append((tensor.data_ptr(), how))
+        for given, how in torch_private.accesses(operator, args, kwargs):
+            found.extend((tensor.data_ptr(), how) for tensor in tensors_in(given))
 
     with torch_private.calls_with(look):
         function()
@@ -155,10 +158,21 @@ def test_modes_of_the_program_are_left_as_they_were_entered(thread: Any) -> None
 
 
 def test_what_fails_in_it_is_switched_off(thread: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    handle = Handle()
-    reads.watch(handle, "allreduce", ([T],), SimpleNamespace(off=set()), *call())  # type: ignore[arg-type]
+    handle, recorder = Handle(), SimpleNamespace(off=set())
+    recorder.check_failed = partial(Recorder.check_failed, recorder)  # type: ignore[arg-type]
+    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
     thread.pending = [None]
     assert T.sum() == 8
     thread.pending = []
     reads.over()
+    assert recorder.off == {reads.READS}
     assert "the check of reads in flight is switched off" in capfd.readouterr().err
+
+
+def test_what_a_signals_handler_raises_in_a_check_is_the_programs() -> None:
+    recorder = SimpleNamespace(off=set())
+    with pytest.raises(ZeroDivisionError) as raised:
+        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError):  # in this file, which is no file of ours
+        Recorder.check_failed(recorder, reads.READS, raised.value)  # type: ignore[arg-type]
+    assert recorder.off == set()

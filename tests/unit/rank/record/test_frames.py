@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -101,16 +102,73 @@ def test_nobody_looks_past_it() -> None:
     assert users == {"frames.py"}
 
 
-def test_no_collection_while_frames_are_gone_through() -> None:
-    waits_anyway = sys.version_info >= (3, 12)
-    with frames.without_collection():
-        assert gc.isenabled() is waits_anyway
-        assert frames.of_all_threads()
-    assert gc.isenabled()
+RETURNS = """
+import gc, sys, threading
+sys.path.insert(0, {root!r})
+from debugger.rank.record import frames
+
+there, returns = threading.Event(), threading.Event()
+
+def deep(left):
+    if left:
+        return deep(left - 1)
+    there.set()
+    while not returns.is_set():
+        pass
+
+thread = threading.Thread(target=deep, args=(300,))
+
+class Knot:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        returns.set()
+        thread.join()
+
+caller = {caller}
+gc.disable()
+thread.start()
+there.wait()
+frame = frames.of_thread(thread.ident)
+Knot()
+gc.set_threshold(1)
+gc.enable()
+above = caller(frame)
+gc.collect()
+assert above.f_code.co_name == "deep" and above.f_back.f_code.co_name == "deep"
+assert gc.isenabled() and not thread.is_alive()
+print("over")
+"""
+
+
+@pytest.mark.parametrize("caller", ["frames.caller", "lambda frame: frame.f_back"])
+def test_a_thread_that_returns_meanwhile(caller: str, tmp_path: Path) -> None:
+    """From the frame at whose caller another thread looks: Python 3.11 collects garbage between
+    finding that and making an object of it, and whatever lets go of the GIL then lets it return."""
+    script = tmp_path / "program.py"
+    root = str(Path(__file__).resolve().parents[4])
+    script.write_text(RETURNS.format(root=root, caller=caller))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    crashes = caller != "frames.caller" and sys.version_info[:2] == (3, 11)
+    expected = (-signal.SIGSEGV, "") if crashes else (0, "over\n")
+    assert (done.returncode, done.stdout) == expected, done.stderr
+
+
+def test_callers_to_the_end() -> None:
+    frame = frames.of_thread(threading.get_ident())
+    found = []
+    while frame is not None:
+        found.append(frame)
+        assert frames.caller(frame) is frame.f_back
+        frame = frames.caller(frame)
+    assert found[0].f_code.co_name == "of_all_threads"
+    assert len(found) > 3
     gc.disable()  # as a program may
     try:
-        with frames.without_collection():
-            pass
+        assert frames.caller(found[0]) is found[1]
         assert not gc.isenabled()
     finally:
         gc.enable()

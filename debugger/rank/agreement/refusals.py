@@ -1,0 +1,175 @@
+"""Which calls a backend refuses at once, for their arguments: the ranks need not agree on those.
+
+Such a call goes to its backend at once, whose error the program gets from the call, as without this
+layer; the other ranks never meet it. What gloo refuses was found by trial (torch 2.13); what is
+wrong but is taken (the splits of an all-to-all) is no matter of this file. Where a backend takes
+after all what is expected to be refused, the ranks agree on it a moment later: nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..record.describe import tensors_in
+
+Arguments = tuple[Any, ...]
+
+STRICT = {"gloo": True, "tcp": False, "mpi": False}
+"""By backend, whether it compares shapes. distcore's compare numbers of elements, and those of a
+list may differ. Of all others nothing is foretold."""
+
+
+class Call:
+    """The arguments of one method, in a group of `size` ranks of which this is the one with number
+    `rank`."""
+
+    def __init__(self, args: Arguments, size: int, rank: int, strict: bool) -> None:
+        self.args = args
+        self.size = size
+        self.rank = rank
+        self.strict = strict
+
+    def form(self, tensor: Tensor) -> tuple[object, ...]:
+        """What tensors must have in common."""
+        return (tensor.dtype, tensor.layout, tensor.shape if self.strict else None)
+
+    def alike(self, tensors: Sequence[Tensor], other: Tensor) -> bool:
+        return all(self.form(tensor) == self.form(other) for tensor in tensors)
+
+    def is_root(self, position: int) -> bool | None:
+        """Whether this rank is the root; None where no rank is."""
+        given: Any = self.args[position] if len(self.args) > position else 0
+        root = int(getattr(given, "rootRank", given))
+        return root == self.rank if 0 <= root < self.size else None
+
+    def whole_of(self, whole: Tensor, part: Tensor) -> bool:
+        """Whether one tensor has a part like the other for each rank, one below the other."""
+        if whole.dtype != part.dtype:
+            return False
+        if not self.strict:
+            return whole.numel() == part.numel() * self.size
+        rows = part.shape[0] * self.size if part.dim() else -1
+        return tuple(whole.shape) == (rows, *part.shape[1:])
+
+
+def _all_reduce(call: Call) -> bool:
+    tensors = call.args[0]
+    return bool(tensors) and call.alike(tensors, tensors[0])
+
+
+def _all_reduce_coalesced(call: Call) -> bool:
+    dtypes = {tensor.dtype for tensor in call.args[0]}
+    return len(dtypes) == 1 or (len(dtypes) > 1 and not call.strict)
+
+
+def _broadcast(call: Call) -> bool:
+    number = getattr(call.args[1], "rootTensor", 0) if len(call.args) > 1 else 0
+    if call.is_root(1) is None or not _all_reduce(call):
+        return False
+    return 0 <= number < len(call.args[0])
+
+
+def _reduce(call: Call) -> bool:
+    return call.is_root(1) is not None and len(call.args[0]) == 1
+
+
+def _all_gather(call: Call) -> bool:
+    outputs, given = call.args[:2]
+    return bool(given) and len(outputs) == len(given) and all(
+        len(row) == call.size * len(given) and call.alike([*row, *given], given[0])
+        for row in outputs
+    )  # fmt: skip
+
+
+def _rooted(call: Call, many: Any, one: Any) -> bool:
+    """A gather or a scatter: the root alone has `many`, for each rank like its only `one`."""
+    is_root = call.is_root(2)
+    if is_root is None or len(one) != 1:
+        return False
+    if not is_root:
+        return len(many) == 0
+    return len(many) == 1 and len(many[0]) == call.size and call.alike(many[0], one[0])
+
+
+def _gather(call: Call) -> bool:
+    return _rooted(call, call.args[0], call.args[1])
+
+
+def _scatter(call: Call) -> bool:
+    return _rooted(call, call.args[1], call.args[0])
+
+
+def _reduce_scatter(call: Call) -> bool:
+    outputs, given = call.args[:2]
+    return bool(outputs) and len(outputs) == len(given) and all(
+        len(row) == call.size and call.alike(row, output)
+        for row, output in zip(given, outputs, strict=True)
+    )  # fmt: skip
+
+
+def _into_one(call: Call) -> bool:
+    return call.whole_of(call.args[0], call.args[1])
+
+
+def _from_one(call: Call) -> bool:
+    return call.whole_of(call.args[1], call.args[0])
+
+
+def _into_several(call: Call) -> bool:
+    wholes, parts = call.args[:2]
+    return len(wholes) == len(parts) and all(map(call.whole_of, wholes, parts))
+
+
+def _from_several(call: Call) -> bool:
+    parts, wholes = call.args[:2]
+    return len(wholes) == len(parts) and all(map(call.whole_of, wholes, parts))
+
+
+def _all_to_all(call: Call) -> bool:
+    return len(call.args[0]) == len(call.args[1]) == call.size
+
+
+_RIGHT: dict[str, Callable[[Call], bool]] = {
+    "allreduce": _all_reduce,
+    "allreduce_coalesced": _all_reduce_coalesced,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "allgather": _all_gather,
+    "_allgather_base": _into_one,
+    "all_gather_single": _into_one,
+    "allgather_into_tensor_coalesced": _into_several,
+    "all_gather_single_coalesced": _into_several,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "_reduce_scatter_base": _from_one,
+    "reduce_scatter_single": _from_one,
+    "reduce_scatter_tensor_coalesced": _from_several,
+    "reduce_scatter_single_coalesced": _from_several,
+    "alltoall": _all_to_all,
+}
+"""By method, whether its arguments are right for a backend; any other counts as right."""
+
+
+def expected(backend: str, method: str, args: Arguments, size: int, rank: int) -> bool:
+    """Whether this backend refuses the call at once. Of calls on the CPU alone."""
+    strict, right = STRICT.get(backend), _RIGHT.get(method)
+    if strict is None or right is None:
+        return False
+    try:
+        if not all(tensor.is_cpu for tensor in tensors_in(args[:2])):
+            return False
+        return not right(Call(_as_lists(method, args), size, rank, strict))
+    except (TypeError, ValueError, AttributeError, IndexError):
+        return False  # a form of the call that is not known here
+
+
+def _as_lists(method: str, args: Arguments) -> Arguments:
+    """With the overloads that take one tensor for a list of one."""
+    if _RIGHT[method] in (_into_one, _from_one):
+        return args
+    first, *rest = args
+    return ([first] if isinstance(first, Tensor) else first, *rest)

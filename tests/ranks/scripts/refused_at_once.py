@@ -1,0 +1,80 @@
+"""At DETAIL: rank 0 makes calls that the backend refuses, and goes on; rank 1 makes none of them.
+
+Prints of each what the call raised, what the backend itself raises for it, and what is foretold.
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+from debugger.rank.agreement import refusals
+
+backend = sys.argv[1]
+dist.init_process_group(backend)
+rank = dist.get_rank()
+group = dist.group.WORLD
+t, others, short = torch.ones(4), torch.ones(4, dtype=torch.int32), torch.ones(3)
+
+
+def of(kind, root, **more):
+    options = kind()
+    options.rootRank = root
+    for name, value in {"asyncOp": True, **more}.items():
+        if hasattr(options, name):
+            setattr(options, name, value)
+    return options
+
+
+WRONG = {
+    "tensors of two dtypes": ("allreduce", [t, others]),
+    "root of a broadcast": ("broadcast", [t], of(dist.BroadcastOptions, 5)),
+    "root tensor": ("broadcast", [t], of(dist.BroadcastOptions, 0, rootTensor=1)),
+    "root of a reduce": ("reduce", [t], of(dist.ReduceOptions, -1)),
+    "two tensors to reduce": ("reduce", [t, t], of(dist.ReduceOptions, 0)),
+    "too few outputs": ("allgather", [[t]], [t]),
+    "an output of another dtype": ("allgather", [[torch.ones(4), others]], [t]),
+    "an output that is too small": ("_allgather_base", torch.ones(7), t),
+    "one of another dtype": ("_allgather_base", torch.ones(8, dtype=torch.int32), t),
+    "several that are too small": ("allgather_into_tensor_coalesced", [torch.ones(7)], [t]),
+    "too few to gather to": ("gather", [[t]], [t], of(dist.GatherOptions, 0)),
+    "outputs where no root is": ("gather", [[t, torch.ones(4)]], [t], of(dist.GatherOptions, 1)),
+    "too few to scatter": ("scatter", [t], [[t]], of(dist.ScatterOptions, 0)),
+    "inputs where no root is": ("scatter", [t], [[t, t]], of(dist.ScatterOptions, 1)),
+    "too few to reduce": ("reduce_scatter", [t], [[t]]),
+    "too small to scatter": ("_reduce_scatter_base", t, torch.ones(7)),
+    "too few for all": ("alltoall", [torch.ones(2)], [torch.ones(2), torch.ones(2)]),
+}
+OF_GLOO = {
+    "tensors of two sizes": ("allreduce", [t, short]),
+    "an output of another size": ("allgather", [[torch.ones(4), short]], [t]),
+    "another size to scatter": ("scatter", [t], [[t, short]], of(dist.ScatterOptions, 0)),
+    "coalesced dtypes": ("allreduce_coalesced", [t, others]),
+    "an output of another shape": ("allgather", [[torch.ones(2, 2), torch.ones(2, 2)]], [t]),
+    "stacked": ("_allgather_base", torch.ones(2, 4), t),
+}
+"""Others compare numbers of elements, which may differ in a list, and coalesce several dtypes."""
+if backend == "gloo":
+    WRONG |= OF_GLOO
+
+
+def said(call, args):
+    try:
+        call(*args)
+    except (RuntimeError, ValueError) as error:
+        return str(error).partition("\n")[0].rpartition("] ")[2]
+    return "nothing"
+
+
+dist.barrier()
+if rank == 0:
+    for what, (method, *args) in WRONG.items():
+        row = {"what": what, "call": said(getattr(group, method), args)}
+        row["backend"] = said(getattr(group._inner, method), args)
+        row["foretold"] = refusals.expected(backend, method, tuple(args), 2, 0)
+        print(json.dumps(row), flush=True)
+# What the first rank has made in vain counts for nothing.
+dist.all_reduce(t, async_op=True).wait()
+dist.barrier()
+dist.destroy_process_group()
