@@ -93,9 +93,11 @@ def lines(traffic: Traffic) -> Iterator[str]:
     if len(shown) > MOST_ROWS:
         yield f"  ... and {len(shown) - MOST_ROWS} more rows in the JSON"
     if a_step and (others := len(traffic.rows) - len(shown)):
-        yield f"  outside the steps: {_others(traffic)} ({others} more in the JSON)" if (
-            others > 1
-        ) else f"  outside the steps: {_others(traffic)}"
+        yield (
+            f"  outside the steps: {_others(traffic)} ({others} more in the JSON)"
+            if (others > 1)
+            else f"  outside the steps: {_others(traffic)}"
+        )
     yield (
         f"  on links of {traffic.link} the rank with the most takes "
         f"{time_text(traffic.busiest_us)} {'a step' if a_step else 'in all'}, one call after the "
