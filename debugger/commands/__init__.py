@@ -39,6 +39,12 @@ COMMANDS = (
         "ExecCommand",
         "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
     ),
+    Entry(
+        "plan",
+        "plan",
+        "PlanCommand",
+        "match the programs of N ranks on one machine, before the run",
+    ),
     Entry("tui", "tui", "TuiCommand", "watch a run in the terminal, live or after the fact"),
     Entry("report", "report", "ReportCommand", "show what was found in a run"),
     Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),

@@ -73,10 +73,12 @@ MOST_STORE_KEYS = 1000
 _layer: Layer | None = None
 
 
-def install(run_directory: str | None = None) -> Layer | None:
+def install(
+    run_directory: str | None = None, make: Callable[[Path], Layer] | None = None
+) -> Layer | None:
     """Observe every group that this process creates from now on.
 
-    `run_directory` defaults to $DISTDEBUG_RUN_DIR. Returns None, having said why in one line,
+    `run_directory` defaults to $DISTDEBUG_RUN_DIR; `make` is the kind of layer. Returns None, having said why in one line,
     when the record cannot be kept. Calling it again changes nothing.
     """
     global _layer
@@ -87,7 +89,7 @@ def install(run_directory: str | None = None) -> Layer | None:
         return None
     atexit.register(_come_to_rest)  # first, so that it runs after all that others register
     try:
-        made = Layer(Path(path))
+        made = (make or Layer)(Path(path))
         made.observe()
     except Exception as error:
         report_own_fault("recording", error)
@@ -111,7 +113,11 @@ def _come_to_rest() -> None:
 class Layer:
     """Everything that observes this process, in a forked child as well. `directory`: of the run."""
 
-    def __init__(self, directory: Path) -> None:
+    agreeing: Callable[..., Agreement] = Agreement
+    """How ranks agree on what they do."""
+
+    def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
+        """`writer`: where the record goes, if not into a new flight record of this process."""
         stand_by()  # before all that goes in front of torch's functions here
         self.directory = directory
         # What the process is, and what is known of it.
@@ -119,7 +125,8 @@ class Layer:
         self.sockets = GlooSockets()
         self.level = DebugLevel()
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
-        writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
+        if writer is None:
+            writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
         self.recorder = recorder = Recorder(writer, _identity(), self.verdict)
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
@@ -132,7 +139,7 @@ class Layer:
         self.pipeline = Pipeline(
             recorder, self.level, self.breakpoints.before_calls, self.gradients.before
         )
-        self.agreement = Agreement(recorder, self.level, self.sockets)
+        self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)
         self.groups = Groups(
@@ -205,7 +212,7 @@ class Layer:
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
-            "watching waits for stores": lambda: on_store_waits(_store_watch(recorder)),
+            "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
         }
         for what, begin in parts.items():
@@ -307,7 +314,8 @@ def _note_data_end(recorder: Recorder) -> Callable[[int], None]:
     return note
 
 
-def _store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
+def store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
+    """Puts the waits of this process for stores on record."""
     details: dict[tuple[str, str, str], int] = {}
 
     def detail_of(op: str, store: Any, keys: Any) -> int:

@@ -37,16 +37,7 @@ class FlightFile:
             raise OSError("flight records need a little-endian machine")
         self.path = path
         self.detached = False
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
-            self._use(mmap.mmap(descriptor, layout.FILE_BYTES))
-            keep(self._map)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        self._use(self._made(path))
         self.rank = -1
         self._role = role
         self._started_ns = _now()
@@ -59,6 +50,20 @@ class FlightFile:
         self._counts: dict[int, int] = {}
         self._write_header()
         self.phase(Phase.RUNNING)
+
+    def _made(self, path: Path) -> mmap.mmap:
+        """The memory of the new record."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
+            mapped = mmap.mmap(descriptor, layout.FILE_BYTES)
+            keep(mapped)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+        return mapped
 
     def _use(self, mapped: mmap.mmap) -> None:
         self._map = mapped

@@ -23,6 +23,7 @@ FLOORS = {
     "launch": 3,
     "reports": 3,
     "rank": 3,
+    "plan": 4,
     "supervisor": 4,
     "benchmarks": 4,
     "inspection": 5,

@@ -182,6 +182,15 @@ class Exits:
         leave.__module__, leave.__name__, leave.__qualname__ = "sys", "exit", "exit"  # for pickle
         sys.exit = leave
 
+    def left_by(self, error: SystemExit) -> int:
+        """Where this process is run by a program of ours, which asks in the interpreter's place:
+        the status that it ends with."""
+        code = _code_of(error)
+        self._left(code, error.__context__)
+        if code is None:
+            return 0
+        return code & 0xFF if isinstance(code, int) else 1
+
     def _left(self, code: Any, cause: BaseException | None) -> None:
         """The process ends with this `sys.exit`, called while `cause` was handled."""
         if code is None or code == 0:

@@ -188,7 +188,11 @@ class Recorder:
         # `call_site.find`, without the cost of calling it for the usual case.
         kinds = call_site.kinds
         found = frame
-        while found is not None and kinds.get(found.f_code.co_filename) == _OWN:
+        while found is not None:
+            file = found.f_code.co_filename
+            kind = kinds.get(file)
+            if (call_site.frame_kind(file) if kind is None else kind) != _OWN:
+                break
             found = found.f_back
         library = None
         if found is None or kinds.get(found.f_code.co_filename) != _USER:

@@ -23,12 +23,14 @@ def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]
     ):
         for name in ("get", "wait"):
             if name in vars(store_class):
-                _watch_store(store_class, name, watch)
+                watch_store(store_class, name, watch)
 
 
-def _watch_store(
+def watch_store(
     store_class: Any, name: str, watch: Callable[[str, Any, Any], AbstractContextManager[None]]
 ) -> None:
+    """Hear of this operation of one kind of store."""
+
     def make(original: Wrapped) -> Wrapped:
         def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
             keys = args[0] if args else next(iter(kwargs.values()), "")

@@ -1,0 +1,184 @@
+"""`distdebug plan`: run every rank's program on this machine, without its peers, and match them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError
+from .base import Command
+
+UNDECIDED = ("likely", "true", "false")
+ACCELERATORS = ("auto", "none", "cuda")
+
+
+class PlanCommand(Command):
+    name = "plan"
+    help = "match the programs of N ranks on one machine, before the run"
+    epilog = (
+        "examples:\n"
+        "  distdebug plan -n 64 train.py --epochs 1\n"
+        "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
+        "\n"
+        "Every rank's program runs, a few at a time; nothing goes over a wire. Small values that\n"
+        "steer a program are exchanged for real, all others are stood in for. A decision that\n"
+        "depends on one of those is told as undecided, with its line."
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "distdebug plan -n N [flags] script [arguments]"
+        parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
+        group = parser.add_argument_group("distdebug")
+        group.add_argument(
+            "--nodes", type=_count, metavar="M", help="spread the ranks over M nodes"
+        )
+        group.add_argument(
+            "--local-size", type=_count, metavar="K", help="ranks on a node (default 8, or all)"
+        )
+        group.add_argument(
+            "--steps",
+            type=_count,
+            default=0,
+            metavar="K",
+            help="end each rank after K steps of an optimiser (default: where it ends by itself)",
+        )
+        group.add_argument(
+            "--ranks",
+            default="",
+            metavar="LIST",
+            help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
+        )
+        group.add_argument(
+            "--jobs", type=_count, default=0, metavar="J", help="run J ranks at a time"
+        )
+        group.add_argument(
+            "--real-bytes",
+            type=_bytes,
+            default=65536,
+            metavar="B",
+            help="exchange tensors of integers of up to B bytes for real (default 65536)",
+        )
+        group.add_argument(
+            "--undecided",
+            choices=UNDECIDED,
+            default="likely",
+            help="which way to go where a decision depends on a value that a plan does not have: "
+            "the likely one (default), or as if every such condition were true, or false",
+        )
+        group.add_argument(
+            "--time-limit",
+            type=_seconds,
+            default=120.0,
+            metavar="S",
+            help="give a rank up that runs for longer than S seconds (default 120)",
+        )
+        group.add_argument(
+            "--memory",
+            type=_megabytes,
+            default=0.0,
+            metavar="MB",
+            help="what all ranks that wait for others may have together (default: half of what "
+            "is free); those beyond it are run again later",
+        )
+        group.add_argument(
+            "--accelerator",
+            choices=ACCELERATORS,
+            default="auto",
+            help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
+            "never, or always",
+        )
+        group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+
+    def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+        """Everything behind the script is the script's, so argparse must not see it."""
+        from ..launch.torchrun_flags import split_command_line
+
+        return argparse.Namespace(request=split_command_line(argv, parser))
+
+    def run(self, args: argparse.Namespace) -> int:
+        # Imported here, so that `plan --help` answers at once.
+        from ..plan.planner import PlanOptions, chosen_ranks, plan_ranks, shown
+        from ..record.run_directory import RunDirectory
+
+        request = args.request
+        own = request.own
+        size = _world_size(request)
+        local_size = _local_size(own, size)
+        try:
+            ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
+        except ValueError as error:
+            raise UsageError(f"--ranks {own.ranks}: {error}") from error
+        options = PlanOptions(
+            target=request.script,
+            arguments=request.script_arguments,
+            world_size=size,
+            is_module=bool(request.torchrun.module),
+            local_size=local_size,
+            ranks=ranks,
+            steps=own.steps,
+            jobs=own.jobs,
+            real_bytes=own.real_bytes,
+            undecided=own.undecided,
+            time_s=own.time_limit,
+            memory_bytes=int(own.memory * (1 << 20)),
+            accelerator=own.accelerator,
+        )
+        directory = RunDirectory.create(explicit=own.run_dir)
+        try:
+            directory.write_json(
+                "run.json", {"command": shown(request.command_line), "world_size": size}
+            )
+            plan_ranks(directory, options)
+        finally:
+            directory.close()
+        return 0
+
+
+def _world_size(request: object) -> int:
+    given = getattr(request, "torchrun").nproc_per_node  # noqa: B009
+    if not str(given).isdigit() or int(given) < 1:
+        raise UsageError(f"-n {given}: a plan needs the number of all ranks, such as -n 64")
+    if "nproc_per_node" not in getattr(request, "given"):  # noqa: B009
+        raise UsageError("say how many ranks the job has, such as: distdebug plan -n 64 train.py")
+    return int(given)
+
+
+def _local_size(own: argparse.Namespace, size: int) -> int:
+    nodes, local = own.nodes, own.local_size
+    if nodes is None:
+        return int(local) if local else min(8, size)
+    if size % nodes:
+        raise UsageError(f"--nodes {nodes}: {size} ranks are not the same number on each")
+    if local and local * nodes != size:
+        raise UsageError(f"--nodes {nodes} and --local-size {local} do not make {size} ranks")
+    return int(size // nodes)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes, not {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0 or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
+    return value
+
+
+def _megabytes(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= 1e8:
+        raise argparse.ArgumentTypeError(f"must be from 1 to 100000000 MiB, not {text}")
+    return value

@@ -1,0 +1,295 @@
+"""Reads the programs that the planned ranks of a run directory have left behind.
+
+The files are ours, but a plan may have been copied from elsewhere: what is damaged is left out, and
+the program says from where on nothing is known of its rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..record.bounds import open_regular, whole
+from ..record.layout import AGREES_FLAG, ASYNC_FLAG, CallState, GroupState, Phase
+from ..record.program_writer import FILES, FOLDER
+from ..record.signature import CHAIN_STEP, MASK, Signature
+from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
+from .program import (
+    Created,
+    CutOff,
+    Destroyed,
+    Ended,
+    Event,
+    Made,
+    Program,
+    Undecided,
+    Waited,
+)
+
+_DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+
+
+def read_programs(run_dir: Path) -> dict[int, Program]:
+    """The program of each rank that was planned, by rank. Raises OSError where the folder of them
+    cannot be read; it is empty where nothing was planned."""
+    folder = run_dir / FOLDER
+    if not folder.is_dir():
+        return {}
+    signatures: dict[str, Signature] = {}
+    sites: dict[tuple[Any, ...], CallSite] = {}
+    ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
+    found = {}
+    for path in folder.glob(f"*.{FILES}"):
+        if path.stem.isdigit():
+            program = _Reader(int(path.stem), signatures, sites, ranks).read(path)
+            found[program.rank] = program
+    return dict(sorted(found.items()))
+
+
+class _Counts:
+    """The running values of a group or channel."""
+
+    __slots__ = ("balance", "before", "chain", "exact", "issued", "last")
+
+    def __init__(self) -> None:
+        self.issued = self.chain = self.exact = self.balance = 0
+        self.last: int | None = None
+        self.before: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
+
+    def save(self) -> None:
+        self.before = (self.issued, self.chain, self.exact, self.balance, self.last)
+
+    def take_back(self) -> None:
+        self.issued, self.chain, self.exact, self.balance, self.last = self.before
+
+
+class _Reader:
+    """One file. What all ranks say alike is kept once: `signatures`, `sites` and `ranks`."""
+
+    def __init__(
+        self,
+        rank: int,
+        signatures: dict[str, Signature],
+        sites: dict[tuple[Any, ...], CallSite],
+        ranks: dict[tuple[int, ...], tuple[int, ...]],
+    ) -> None:
+        self.rank = rank
+        self._all_signatures, self._all_sites, self._all_ranks = signatures, sites, ranks
+        self._world_size, self._local_rank, self._host, self._pid = 0, -1, "", 0
+        self._sites: dict[int, CallSite] = {}
+        self._signatures: dict[int, Signature] = {}
+        self._details: dict[int, Mapping[str, Any]] = {}
+        self._definitions: dict[int, Group] = {}
+        self._slots: dict[int, Group] = {}
+        self._counts: dict[tuple[str, int], _Counts] = {}
+        self._states: dict[int, GroupState] = {}
+        self._kinds: dict[int, tuple[int, int, int, int, int]] = {}
+        self._events: list[Event] = []
+        self._notes: list[tuple[int, Note]] = []
+        self._undecided: list[Undecided] = []
+        self._calls: dict[int, tuple[int, _Counts]] = {}
+        self._waits: list[tuple[int, int, int]] = []
+        self._exit_code: int | None = None
+        self._ended = False
+
+    def read(self, path: Path) -> Program:
+        with open(open_regular(path), "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # it was ended in the middle
+                try:
+                    row = json.loads(line)
+                    getattr(self, f"_on_{row[0]}", _nothing)(*row[1:])
+                except _DAMAGED:
+                    self._events.append(CutOff("its record is damaged from here on"))
+                    self._ended = True
+                    break
+        if not self._ended:
+            self._events.append(CutOff("its record ends here"))
+        return Program(
+            rank=self.rank,
+            world_size=self._world_size,
+            host=self._host,
+            local_rank=self._local_rank,
+            pid=self._pid,
+            groups={group.key: self._group(index) for index, group in self._slots.items()},
+            events=tuple(self._events),
+            notes=tuple(self._notes),
+            undecided=tuple(self._undecided),
+        )
+
+    def _group(self, index: int) -> Group:
+        counts = self._counts.get(("group", index), _Counts())
+        return replace(
+            self._slots[index],
+            state=self._states[index],
+            issued=counts.issued,
+            chain=counts.chain,
+            exact=counts.exact,
+            balance=counts.balance,
+            last=counts.last,
+        )
+
+    # -- definitions ---------------------------------------------------------------------------
+
+    def _on_rank(self, rank: int, world_size: int, local_rank: int, host: str, pid: int) -> None:
+        del rank  # the file's name tells it; a program may claim another one
+        self._world_size, self._local_rank = whole(world_size), whole(local_rank)
+        self._host, self._pid = str(host), whole(pid)
+
+    def _on_site(self, number: int, row: list[Any]) -> None:
+        key = (str(row[0]), whole(row[1]), str(row[2]), str(row[3]) if len(row) > 3 else "")
+        self._sites[number] = self._all_sites.setdefault(key, CallSite(*key))
+
+    def _on_signature(self, number: int, value: Any) -> None:
+        text = json.dumps(value)
+        known = self._all_signatures.get(text)
+        if known is None:
+            known = self._all_signatures[text] = Signature.from_json(text)
+        self._signatures[number] = known
+
+    def _on_detail(self, number: int, value: Mapping[str, Any]) -> None:
+        self._details[number] = dict(value)
+
+    def _on_group(self, number: int, value: Mapping[str, Any]) -> None:
+        timeout_s = value.get("timeout_s")
+        self._definitions[number] = Group(
+            key=_key(value),
+            desc=str(value["desc"]),
+            ranks=self._members(value["ranks"]),
+            backend=str(value["backend"]),
+            state=GroupState.READY,
+            timeout_s=None if timeout_s is None else float(timeout_s),
+        )
+
+    def _members(self, value: Any) -> tuple[int, ...]:
+        given = tuple(whole(one) for one in value)
+        return self._all_ranks.setdefault(given, given)
+
+    def _on_slot(self, index: int, definition: int) -> None:
+        self._slots[index] = self._definitions[definition]
+        self._states[index] = GroupState.READY
+
+    def _on_creation(self, number: int, value: Mapping[str, Any]) -> None:
+        del number
+        creation = Creation(
+            index=whole(value["index"]),
+            group=_key(value),
+            ranks=self._members(value["ranks"]),
+            backend=str(value["backend"]),
+            site=self._sites.get(whole(value["site"])),
+            world_seq=whole(value["world_seq"]),
+            time_ns=whole(value["t_ns"]),
+        )
+        self._events.append(Created(creation))
+
+    def _on_note(self, number: int, value: dict[str, Any]) -> None:
+        del number
+        note = Note(
+            kind=str(value.pop("kind")),
+            time_ns=whole(value.pop("t_ns")),
+            message=str(value.pop("message")),
+            site=self._sites.get(whole(value.pop("site", 0))),
+            data=value,
+        )
+        self._notes.append((len(self._events), note))
+
+    def _on_kind(self, number: int, *row: int) -> None:
+        op, signature, agree, exact, contribution = row
+        self._kinds[number] = (op, signature, agree, exact, contribution)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _on_call(
+        self, number: int, slot: int, kind: int, site: int, flags: int, thread: int, channel: int
+    ) -> None:
+        _, signature, agree, exact, contribution = self._kinds[kind]
+        message = channel >= 0
+        place = ("channel", channel) if message else ("group", slot)
+        counts = self._counts.get(place)
+        if counts is None:
+            counts = self._counts[place] = _Counts()
+        counts.save()
+        seq = counts.issued
+        counts.issued = seq + 1
+        counts.chain = (counts.chain * CHAIN_STEP + agree) & MASK
+        if not message:
+            if exact != agree:
+                counts.exact = (counts.exact + exact * (2 * seq + 1)) & MASK
+            counts.balance = (counts.balance + contribution * (2 * seq + 1)) & MASK
+        counts.last = number
+        self._calls[number] = (len(self._events), counts)
+        call = Call(
+            number=number,
+            group=self._slots[slot].key,
+            seq=seq,
+            signature=self._signatures[signature],
+            site=self._sites.get(site),
+            thread=thread,
+            state=CallState.ISSUED,
+            is_async=bool(flags & ASYNC_FLAG),
+            agrees=bool(flags & AGREES_FLAG),
+            chain=counts.chain,
+            exact=counts.exact if not message else 0,
+            balance=counts.balance if not message else 0,
+        )
+        self._events.append(Made(call))
+
+    def _on_refused(self, number: int) -> None:
+        at, counts = self._calls[number]
+        if counts.last == number and at == len(self._events) - 1:
+            counts.take_back()
+            self._events.pop()
+
+    def _on_wait(self, number: int, site: int) -> None:
+        self._events.append(Waited(number, self._sites.get(site)))
+
+    def _on_destroyed(self, index: int, site: int) -> None:
+        self._states[index] = GroupState.DESTROYED
+        self._events.append(Destroyed(self._slots[index].key, self._sites.get(site)))
+
+    def _on_waits(self, activity: int, detail: int, site: int) -> None:
+        self._waits.append((activity, detail, site))
+
+    def _on_left(self) -> None:
+        if self._waits:
+            self._waits.pop()
+
+    def _on_undecided(self, site: int, what: str) -> None:
+        said = Undecided(self._sites.get(site) or CallSite("", 0, ""), str(what))
+        if said not in self._undecided:
+            self._undecided.append(said)
+
+    def _on_phase(self, phase: int, exit_code: int) -> None:
+        if phase >= Phase.EXITING:
+            self._exit_code = whole(exit_code)
+
+    def _on_ended(self, exit_code: int | None, signal: int | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._events.append(Ended(exit_code, signal))
+
+    def _on_cut(self, why: str, site: int) -> None:
+        """By whoever ran the ranks: the wait that it was in says more than that does."""
+        if self._ended:
+            return
+        self._ended = True
+        found = self._sites.get(site)
+        if self._waits:
+            _, detail, site = self._waits[-1]
+            found = self._sites.get(site, found)
+            about = self._details.get(detail, {})
+            why = " ".join([why, *map(str, filter(None, (about.get("op"), about.get("key"))))])
+        self._events.append(CutOff(str(why), found))
+
+
+def _nothing(*row: Any) -> None:
+    """A line of a newer version."""
+    del row
+
+
+def _key(value: Mapping[str, Any]) -> GroupKey:
+    return (str(value["name"]), whole(value["incarnation"]))

@@ -1,0 +1,201 @@
+"""What planned ranks have for one another: parts of collectives, messages, and a store.
+
+Pure: requests in, answers out, or None while somebody else has to do something first. What was given
+once stays, so that a rank that is run again from its start is answered as it was the first time.
+What an answer depended on the moment for (a counter of the store, who sent first) is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .wire import Message
+
+Values = list[bytes | None]
+TIMED_OUT = "timed out"
+"""The first word of the answer to a wait for a key whose time is over."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """A rank's part in a collective. `values`: one for all, or one for each rank."""
+
+    text: str
+    values: Values
+
+    def of(self, rank: int) -> bytes | None:
+        """What it has for this one."""
+        if len(self.values) == 1:
+            return self.values[0]
+        return self.values[rank] if rank < len(self.values) else None
+
+
+@dataclass(slots=True)
+class Replies:
+    """What one rank was answered where the answer depended on the moment, in order; how many of
+    these the present run of it has had; and how many messages it has taken of each kind."""
+
+    kept: list[Message] = field(default_factory=list)
+    given: int = 0
+    taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+
+class Board:
+    """One plan's."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, dict[int, Offer]] = {}
+        self._messages: dict[tuple[Any, ...], dict[int, bytes | None]] = {}
+        self._arrivals: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+        self._sent: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._replies: dict[int, Replies] = {}
+        self._keys: dict[str, bytes] = {}
+        self._queues: dict[str, list[bytes]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Board: {len(self._slots)} collectives, {len(self._keys)} keys>"
+
+    def begin(self, rank: int) -> None:
+        """This rank starts, or starts anew."""
+        replies = self._replies.setdefault(rank, Replies())
+        replies.given = 0
+        replies.taken = {}
+        self._sent[rank] = {}
+
+    def told(self, rank: int, words: Sequence[Any], values: Values) -> None:
+        """Something that needs no answer."""
+        match words:
+            case ["offer", slot, text, member]:
+                self._slots.setdefault(slot, {})[member] = Offer(text, values)
+            case ["send", channel, source, target, tag]:
+                key = (channel, source, target, tag)
+                sent = self._sent[rank]
+                number = sent[key] = sent.get(key, 0) + 1
+                known = self._messages.setdefault(key, {})
+                if number not in known:
+                    known[number] = values[0]
+                    self._arrivals.setdefault((channel, target, tag), []).append((source, number))
+            case ["expect", channel, source, target, tag]:
+                taken = self._replies[rank].taken
+                key = (channel, source, target, tag)
+                taken[key] = taken.get(key, 0) + 1
+
+    def answer(self, rank: int, words: Sequence[Any], values: Values) -> Message | None:
+        """The answer to a request; None while it must wait."""
+        match words:
+            case ["collect", slot, text, member, sources]:
+                return self._collected(slot, text, member, sources)
+            case ["take", channel, source, target, tag, number]:
+                known = self._messages.get((channel, source, target, tag), {})
+                return ([], [known[number]]) if number in known else None
+        replies = self._replies[rank]
+        if replies.given < len(replies.kept):
+            replies.given += 1
+            return replies.kept[replies.given - 1]
+        found = self._of_the_moment(replies, words, values)
+        if found is not None:
+            replies.kept.append(found)
+            replies.given += 1
+        return found
+
+    def could_answer(self, rank: int, words: Sequence[Any], values: Values) -> bool:
+        """Whether the rank would get an answer to this now; gives none."""
+        match words:
+            case ["collect" | "take", *_]:
+                return self.answer(rank, words, values) is not None
+            case ["take_any", channel, target, tag]:
+                return bool(self._arrivals.get((channel, target, tag)))
+            case ["store", "get" | "wait", *names]:
+                return _all_in(names, self._keys)
+            case ["store", "pop", key]:
+                return bool(self._queues.get(key))
+        return True
+
+    def timed_out(self, rank: int) -> Message:
+        """The answer to this rank's wait for a key, which will never come."""
+        replies = self._replies[rank]
+        answer: Message = ([TIMED_OUT], [])
+        replies.kept.append(answer)
+        replies.given += 1
+        return answer
+
+    def _collected(
+        self, slot: str, text: str, member: int, sources: Sequence[int]
+    ) -> Message | None:
+        offers = self._slots.get(slot, {})
+        found: Values = []
+        for source in sources:
+            offer = offers.get(source)
+            if offer is None or offer.text != text:
+                return None  # not there, or of another call: then the two can never meet
+            found.append(offer.of(member))
+        return [], found
+
+    def _of_the_moment(
+        self, replies: Replies, words: Sequence[Any], values: Values
+    ) -> Message | None:
+        match words:
+            case ["take_any", channel, target, tag]:
+                return self._from_anybody(replies, channel, target, tag)
+            case ["store", *request]:
+                return self._stored(request, values)
+        return ["unknown"], []
+
+    def _from_anybody(
+        self, replies: Replies, channel: str, target: int, tag: int
+    ) -> Message | None:
+        for source, number in self._arrivals.get((channel, target, tag), []):
+            key = (channel, source, target, tag)
+            if number == replies.taken.get(key, 0) + 1:
+                replies.taken[key] = number
+                return [source], [self._messages[key][number]]
+        return None
+
+    def _stored(self, request: Sequence[Any], values: Values) -> Message | None:
+        keys = self._keys
+        given = [one or b"" for one in values]
+        match request:
+            case ["set", key]:
+                keys[key] = given[0]
+                return [], []
+            case ["get", *names]:
+                return ([], [keys[one] for one in names]) if _all_in(names, keys) else None
+            case ["wait", *names]:
+                return ([], []) if _all_in(names, keys) else None
+            case ["check", *names]:
+                return [_all_in(names, keys)], []
+            case ["add", key, amount]:
+                total = int(keys.get(key, b"0")) + int(amount)
+                keys[key] = str(total).encode()
+                return [total], []
+            case ["append", key]:
+                keys[key] = keys.get(key, b"") + given[0]
+                return [], []
+            case ["compare_set", key]:
+                expected, desired = given
+                if key not in keys:
+                    if not expected:
+                        keys[key] = desired
+                    return [], [desired if not expected else expected]
+                if keys[key] == expected:
+                    keys[key] = desired
+                return [], [keys[key]]
+            case ["delete", key]:
+                return [keys.pop(key, None) is not None], []
+            case ["count"]:
+                return [len(keys)], []
+            case ["push", key]:
+                self._queues.setdefault(key, []).append(given[0])
+                return [], []
+            case ["pop", key]:
+                queue = self._queues.get(key)
+                return ([], [queue.pop(0)]) if queue else None
+            case ["queue_length", key]:
+                return [len(self._queues.get(key, []))], []
+        return ["unknown"], []
+
+
+def _all_in(names: Sequence[str], keys: dict[str, bytes]) -> bool:
+    return all(one in keys for one in names)

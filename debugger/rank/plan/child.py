@@ -1,0 +1,185 @@
+"""A planned rank, from the fork to its end: what the interpreter does with a script, done here."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+from distcore.backend import register
+from distcore.plan.backend import NAME, PlanBackend
+
+from ...record.program_writer import ProgramWriter, program_path
+from ..install import RUN_DIRECTORY, install
+from ..log.own_faults import report_own_fault
+from ..torch_private import planning
+from .exchange import PlannedExchange, Planner
+from .layer import PlannedLayer
+from .request import Request
+from .store import PlannedStore
+from .taint import Taint
+from .wire import Line
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def main(request: Request, rank: int, connection: socket.socket) -> int:
+    """Be this rank; its exit code."""
+    planner = Planner(Line(connection), _telling_modules(connection))
+    _surroundings(request, rank)
+    writer = ProgramWriter(program_path(request.directory, rank))
+    writer.claim(rank, request.world_size, rank % request.local_size, 0)
+    taint = Taint()
+    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes)))
+    # The layer comes in front of these, as it does of torch's own.
+    planning.make_groups_on(NAME)
+    planning.make_stores(lambda name: PlannedStore(planner, name))
+    layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
+    if not isinstance(layer, PlannedLayer):
+        raise RuntimeError("the layer of a planned rank cannot be installed")
+    _virtual_time()
+    signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
+    code = _run(request, layer)
+    with contextlib.suppress(Exception):
+        planner.tell(["modules", *sorted(sys.modules)])
+    return code
+
+
+def _telling_modules(connection: socket.socket) -> Any:
+    line = Line(connection)
+    return lambda: line.tell(["modules", *sorted(sys.modules)])
+
+
+def _surroundings(request: Request, rank: int) -> None:
+    """The environment, the streams and the arguments of this rank."""
+    node, local_rank = divmod(rank, request.local_size)
+    nodes = -(-request.world_size // request.local_size)
+    local_size = min(request.local_size, request.world_size - node * request.local_size)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(request.world_size),
+        LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(local_size),
+        GROUP_RANK=str(node),
+        GROUP_WORLD_SIZE=str(nodes),
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(request.world_size),
+        ROLE_NAME="default",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_RUN_ID="plan",
+        DISTDEBUG_RANK_PID=str(os.getpid()),
+        DISTDEBUG_LEVEL="INFO",
+        TORCHDYNAMO_DISABLE="1",
+    )
+    os.environ[RUN_DIRECTORY] = request.run_dir
+    random.seed(f"distdebug plan {rank}")  # the same again, where the rank is run again
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(rank)
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    for number, ending in ((1, "out"), (2, "err")):
+        log = os.open(Path(request.run_dir) / "logs" / f"{rank}.{ending}", _FLAGS, 0o600)
+        os.dup2(log, number)
+        os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv[:] = [request.target, *request.arguments]
+
+
+def _virtual_time() -> None:
+    """A program's own alarms are for ranks that hang; here they would hit those that wait."""
+
+    def alarm(seconds: int = 0, /) -> int:
+        del seconds
+        return 0
+
+    signal.alarm = alarm
+    if hasattr(signal, "setitimer"):
+        signal.setitimer = lambda *_: (0.0, 0.0)  # type: ignore[assignment]
+
+
+def _out_of_time(layer: PlannedLayer, time_s: float) -> Any:
+    def end(_number: int, frame: types.FrameType | None) -> None:
+        site = layer.recorder.safe_site(frame)
+        writer = layer.recorder.writer
+        assert isinstance(writer, ProgramWriter)
+        writer.put("cut", f"it ran for {time_s:g} s", site)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return end
+
+
+def _run(request: Request, layer: PlannedLayer) -> int:
+    """Run the program as the interpreter does; its exit code."""
+    code = 0
+    try:
+        _execute(request)
+    except SystemExit as error:
+        code = layer.exits.left_by(error)
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
+    except BaseException as error:
+        code = 1
+        sys.excepthook(type(error), error, _from_the_script(error))
+    try:
+        private: Any = threading
+        private._shutdown()
+    except BaseException as error:
+        report_own_fault("the end of the threads", Exception(repr(error)))
+    private = atexit
+    try:
+        private._run_exitfuncs()
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    return code
+
+
+def _execute(request: Request) -> None:
+    if request.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(request.target, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, os.path.dirname(os.path.abspath(request.target)))
+    # Not run_path, which takes `__main__` back when it ends: exit handlers and threads want it.
+    module = types.ModuleType("__main__")
+    module.__file__ = request.target
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    target = request.target
+    if os.path.isdir(target):
+        sys.path[0] = target
+        runpy.run_path(target, run_name="__main__")
+        return
+    with open(target, "rb") as file:
+        code = compile(file.read(), target, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def _from_the_script(error: BaseException) -> types.TracebackType | None:
+    """The traceback without the frames of this file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+__all__ = ["main"]

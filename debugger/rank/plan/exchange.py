@@ -1,0 +1,101 @@
+"""The values of this rank's calls: given to and taken from the other planned ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .taint import Taint
+from .wire import Line, Message
+
+FEW_ELEMENTS = 16
+"""So many floats are numbers that steer a program; more are data."""
+MOST_OBJECT_BYTES = 64 << 20
+"""Bytes are objects, which always travel, up to so many."""
+_EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
+
+
+class Planner:
+    """This rank's line to who runs the plan. `before_wait` is called once, before it first waits."""
+
+    def __init__(self, line: Line, before_wait: Callable[[], None]) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+        self._before_wait: Callable[[], None] | None = before_wait
+
+    def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
+        """Say something that needs no answer."""
+        with self._lock:
+            self._line.tell(words, values)
+
+    def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
+        """Ask for something, and wait until it is there."""
+        first, self._before_wait = self._before_wait, None
+        if first is not None:
+            first()
+        with self._lock:
+            return self._line.ask(words, values)
+
+
+class PlannedExchange:
+    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels."""
+
+    def __init__(self, planner: Planner, taint: Taint, real_bytes: int) -> None:
+        self._planner = planner
+        self._taint = taint
+        self._real_bytes = real_bytes
+        self._expected: dict[tuple[str, int, int, int], int] = {}
+
+    def __repr__(self) -> str:
+        return f"<PlannedExchange of up to {self._real_bytes} bytes>"
+
+    def is_small(self, tensor: Tensor) -> bool:
+        if tensor.is_meta:
+            return False
+        dtype = tensor.dtype
+        if dtype is torch.uint8:
+            return tensor.nbytes <= max(MOST_OBJECT_BYTES, self._real_bytes)
+        if dtype in _EXACT:
+            return tensor.nbytes <= self._real_bytes
+        return tensor.numel() <= FEW_ELEMENTS and tensor.nbytes <= self._real_bytes
+
+    def is_real(self, tensor: Tensor) -> bool:
+        return not self._taint.has(tensor)
+
+    def mark(self, tensors: Sequence[Tensor], real: bool) -> None:
+        for one in tensors:
+            if real:
+                self._taint.drop(one)
+            else:
+                self._taint.add(one)
+
+    def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
+        self._planner.tell(["offer", slot, text, rank], parts)
+
+    def collect(
+        self, slot: str, text: str, rank: int, sources: Sequence[int]
+    ) -> list[bytes | None]:
+        return self._planner.ask(["collect", slot, text, rank, list(sources)])[1]
+
+    def send(self, channel: str, source: int, target: int, tag: int, value: bytes | None) -> None:
+        self._planner.tell(["send", channel, source, target, tag], [value])
+
+    def expect(self, channel: str, source: int, target: int, tag: int) -> int:
+        self._planner.tell(["expect", channel, source, target, tag])
+        key = (channel, source, target, tag)
+        number = self._expected[key] = self._expected.get(key, 0) + 1
+        return number
+
+    def take(self, channel: str, source: int, target: int, tag: int, number: int) -> bytes | None:
+        return self._planner.ask(["take", channel, source, target, tag, number])[1][0]
+
+    def take_any(self, channel: str, target: int, tag: int) -> tuple[int, bytes | None]:
+        words, values = self._planner.ask(["take_any", channel, target, tag])
+        source = int(words[0])
+        key = (channel, source, target, tag)
+        self._expected[key] = self._expected.get(key, 0) + 1
+        return source, values[0]

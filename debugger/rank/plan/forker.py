@@ -1,0 +1,142 @@
+"""The process that planned ranks are forked from: it has imported what they will import.
+
+`python -m debugger.rank.plan.forker`, with a `Request` on its standard input. A rank that imports
+its modules itself costs ten times the memory and twenty times the time of one that is forked from
+a process that has them: so the first rank tells what it has imported, and all others share it. The
+user's own modules are no part of that, for importing them may do anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+import torch
+import torch.distributed
+
+from ..record import call_site
+from . import child, memory
+from .request import Outcome, Request
+from .scheduler import Limits, Scheduler
+
+_PR_SET_PDEATHSIG = 1
+_MEMORY_SHARE = 0.5
+_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
+_NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
+
+
+class Forker:
+    """This process, for one plan."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        memory_bytes = request.memory_bytes or int(memory.available_bytes() * _MEMORY_SHARE)
+        limits = Limits(request.jobs, memory_bytes, request.time_s)
+        self.scheduler = Scheduler(
+            request.directory, list(request.ranks), limits, self._fork, self._import_all
+        )
+
+    def run(self) -> None:
+        """All ranks, to their ends."""
+        began_s = time.monotonic()
+        _open_many_files()
+        self._import_all(_FIRST)
+        with contextlib.closing(self.scheduler):
+            self.scheduler.run()
+        scheduler = self.scheduler
+        outcome = Outcome(
+            scheduler.ended,
+            scheduler.cut,
+            scheduler.runs,
+            time.monotonic() - began_s,
+            scheduler.most_bytes,
+            scheduler.most_waiting,
+        )
+        path = self._request.directory / Outcome.NAME
+        path.write_text(outcome.to_json())
+        path.chmod(0o600)
+
+    def _import_all(self, names: list[str] | tuple[str, ...]) -> None:
+        """Import these, but for what is the user's own."""
+        with open(os.devnull, "w") as nowhere:
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                for name in names:
+                    if name not in sys.modules and _is_installed(name):
+                        with contextlib.suppress(BaseException):
+                            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
+
+    def _fork(self, rank: int, connection: socket.socket) -> int:
+        threads = threading.active_count()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            return pid
+        self._become_rank(rank, connection, threads)
+
+    def _become_rank(self, rank: int, connection: socket.socket, threads: int) -> NoReturn:
+        code = 120
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            with contextlib.suppress(OSError):
+                os.setsid()
+            self.scheduler.drop_lines(connection)
+            assert threads >= 1
+            code = child.main(self._request, rank, connection)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module belongs to Python or to an installed package."""
+    top = name.partition(".")[0]
+    if name in _NEVER or top in _NEVER:
+        return False
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    origin = None if spec is None else spec.origin
+    if not origin:
+        return False
+    return call_site.frame_kind(origin) != call_site.USER
+
+
+def _open_many_files() -> None:
+    """Every rank that waits takes two descriptors here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    del soft
+
+
+def main() -> None:
+    request = Request.from_json(sys.stdin.read())
+    os.environ.clear()
+    os.environ.update(request.environment)
+    torch.set_num_threads(1)
+    Forker(request).run()
+
+
+if __name__ == "__main__":
+    main()

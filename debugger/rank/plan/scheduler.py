@@ -1,0 +1,364 @@
+"""Who of the planned ranks runs when: a few at a time, the others wait for what only they can give.
+
+A rank that waits for a value keeps its process, and somebody else gets its place. Where the memory
+does not do for all that wait, some of them are ended, and run again from their start when what they
+wait for is there: a program does the same again, and is told what it was told before.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...record.program_writer import program_path
+from . import memory
+from .board import Board
+from .wire import Unpacker, packed
+
+_CHUNK = 1 << 18
+_LONGEST_WAIT_S = 60.0
+"""A store's wait that a program gives up within this time is given up in a plan; any longer one is
+a wait that a run would be stopped in."""
+_LOOK_EVERY_S = 0.25
+_GRACE_S = 1.0
+
+Fork = Callable[[int, socket.socket], int]
+"""(rank, its end of the line) -> pid. Does not return in the child."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """A rank that has a process, or had one."""
+
+    rank: int
+    pid: int = 0
+    connection: socket.socket | None = None
+    unpacker: Unpacker = field(default_factory=Unpacker)
+    request: tuple[list[Any], list[bytes | None]] | None = None
+    """What it waits for; it stays known of one that was ended meanwhile."""
+    limit_s: float = 0.0
+    since_s: float = 0.0
+    used_s: float = 0.0
+    told_to_end_s: float = 0.0
+    private_bytes: int = 0
+    runs: int = 0
+    waited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`jobs` run at a time. All that wait may have `memory_bytes` of their own together. A rank may
+    run for `time_s`."""
+
+    jobs: int
+    memory_bytes: int
+    time_s: float
+
+
+class Scheduler:
+    """Runs the ranks of one plan, until each has ended or cannot go on. `modules` is told what the
+    first rank has imported."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ranks: list[int],
+        limits: Limits,
+        fork: Fork,
+        modules: Callable[[list[str]], None],
+    ) -> None:
+        self._directory = directory
+        self._limits = limits
+        self._fork = fork
+        self._modules = modules
+        self._board = Board()
+        self._new = deque(ranks)
+        self._running: dict[int, Planned] = {}
+        self._waiting: dict[int, Planned] = {}
+        self._ended_for_room: dict[int, Planned] = {}
+        self._selector = selectors.DefaultSelector()
+        self._first = True
+        self.ended: dict[int, int] = {}
+        """The raw status of each rank's process, by rank."""
+        self.cut: dict[int, str] = {}
+        self.runs = 0
+        """Processes that were started."""
+        self.most_waiting = 0
+        self.most_bytes = 0
+        """Of private memory, the most that one rank had when it was looked at."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler: {len(self._running)} run, {len(self._waiting)} wait, "
+            f"{len(self._new)} are to come>"
+        )
+
+    def run(self) -> None:
+        """Until all is over."""
+        looked_s = time.monotonic()
+        while True:
+            self._start()
+            if not self._running:
+                if self._waiting or self._ended_for_room:
+                    if not self._let_time_pass():
+                        self._end_all()
+                        return
+                    continue
+                if not self._new:
+                    return
+            for key, _ in self._selector.select(_LOOK_EVERY_S):
+                planned: Planned = key.data[1]
+                if key.data[0] == "line":
+                    self._hear(planned)
+                else:
+                    self._reap(planned)
+            now_s = time.monotonic()
+            if now_s - looked_s > _LOOK_EVERY_S:
+                looked_s = now_s
+                self._look(now_s)
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Give free places to those that can go on, then to those that have not begun."""
+        while len(self._running) < self._limits.jobs:
+            if self._continue_one() or self._restart_one():
+                continue
+            if not self._new or (self._first and self.runs):
+                return  # the first rank runs alone: the others are to find what it has imported
+            self._begin(Planned(self._new.popleft()))
+
+    def _begin(self, planned: Planned) -> None:
+        ours, theirs = socket.socketpair()
+        self._board.begin(planned.rank)
+        self.runs += 1
+        planned.runs += 1
+        planned.unpacker = Unpacker()
+        planned.request = None
+        planned.told_to_end_s = planned.used_s = 0.0
+        planned.since_s = time.monotonic()
+        planned.pid = self._fork(planned.rank, theirs)
+        theirs.close()
+        planned.connection = ours
+        self._selector.register(ours, selectors.EVENT_READ, ("line", planned))
+        descriptor = os.pidfd_open(planned.pid)
+        self._selector.register(descriptor, selectors.EVENT_READ, ("end", planned))
+        self._running[planned.rank] = planned
+
+    def _continue_one(self) -> bool:
+        for planned in self._waiting.values():
+            assert planned.request is not None
+            answer = self._board.answer(planned.rank, *planned.request)
+            if answer is not None:
+                del self._waiting[planned.rank]
+                self._resume(planned, answer)
+                return True
+        return False
+
+    def _resume(self, planned: Planned, answer: Any) -> None:
+        planned.request = None
+        planned.since_s = time.monotonic()
+        self._running[planned.rank] = planned
+        self._say(planned, answer)
+
+    def _restart_one(self) -> bool:
+        for planned in self._ended_for_room.values():
+            assert planned.request is not None
+            if self._board.could_answer(planned.rank, *planned.request):
+                del self._ended_for_room[planned.rank]
+                self._begin(planned)
+                return True
+        return False
+
+    # -- hearing -------------------------------------------------------------------------------
+
+    def _hear(self, planned: Planned) -> None:
+        assert planned.connection is not None
+        try:
+            data = planned.connection.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(planned.connection)
+            planned.connection.close()
+            planned.connection = None
+            return
+        for words, values in planned.unpacker.feed(data):
+            self._told(planned, words, values)
+
+    def _told(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
+        if words[0] in ("offer", "send", "expect"):
+            self._board.told(planned.rank, words, values)
+        elif words[0] == "limit":
+            planned.limit_s = float(words[1])
+        elif words[0] == "modules":
+            if self._first:
+                self._modules([str(name) for name in words[1:]])
+            self._first = False
+        else:
+            answer = self._board.answer(planned.rank, words, values)
+            if answer is not None:
+                self._say(planned, answer)
+            else:
+                self._park(planned, words, values)
+
+    def _say(self, planned: Planned, answer: Any) -> None:
+        if planned.connection is not None:
+            try:
+                planned.connection.sendall(packed(*answer))
+            except OSError:
+                pass  # it has ended, which is seen elsewhere
+
+    def _park(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
+        planned.request = (words, values)
+        planned.waited += 1
+        planned.used_s += time.monotonic() - planned.since_s
+        self._running.pop(planned.rank, None)
+        self._waiting[planned.rank] = planned
+        self._first = False
+        planned.private_bytes = memory.private_bytes(planned.pid)
+        self.most_bytes = max(self.most_bytes, planned.private_bytes)
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        held = sum(one.private_bytes for one in self._waiting.values())
+        while held > self._limits.memory_bytes and len(self._waiting) > 1:
+            latest = next(reversed(self._waiting.values()))
+            held -= latest.private_bytes
+            del self._waiting[latest.rank]
+            self._ended_for_room[latest.rank] = latest
+            self._kill(latest)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _kill(self, planned: Planned) -> None:
+        """End its process, and everything that it has started; see `_reap`."""
+        for end in (os.killpg, os.kill):
+            try:
+                end(planned.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def _reap(self, planned: Planned) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data[0] == "end" and key.data[1] is planned:
+                self._selector.unregister(key.fileobj)
+                os.close(key.fd)
+        # What it said last is still on the line.
+        while planned.connection is not None:
+            self._hear(planned)
+        try:
+            _, status = os.waitpid(planned.pid, 0)
+        except ChildProcessError:
+            status = 0
+        self._running.pop(planned.rank, None)
+        self._first = False
+        if planned.rank in self._ended_for_room:
+            return
+        if planned.rank in self._waiting and planned.rank not in self.cut:
+            del self._waiting[planned.rank]
+        self._kill_group(planned.pid)
+        if planned.rank in self.cut:
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+            return
+        self.ended[planned.rank] = status
+        if os.WIFSIGNALED(status):
+            self._note(planned.rank, ["ended", None, os.WTERMSIG(status)])
+        else:
+            self._note(planned.rank, ["ended", os.WEXITSTATUS(status), None])
+
+    def _kill_group(self, pid: int) -> None:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _note(self, rank: int, row: list[Any]) -> None:
+        """The last line of a rank's program, which its process could not write."""
+        import json
+
+        path = program_path(self._directory, rank)
+        try:
+            whole = not path.exists() or path.read_bytes().endswith(b"\n")
+            with path.open("ab") as file:
+                file.write(b"" if whole else b"\n")
+                file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            pass  # its program is read as one that breaks off
+
+    def _look(self, now_s: float) -> None:
+        """At those that run: whose time is up, and whether the memory is."""
+        for planned in list(self._running.values()):
+            used_s = planned.used_s + now_s - planned.since_s
+            if planned.told_to_end_s and now_s - planned.told_to_end_s > _GRACE_S:
+                self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
+                self._kill(planned)
+            elif used_s > self._limits.time_s and not planned.told_to_end_s:
+                planned.told_to_end_s = now_s
+                try:
+                    os.kill(planned.pid, signal.SIGXCPU)  # it puts its line on record
+                except ProcessLookupError:
+                    pass
+        if self._running and memory.is_short():
+            largest = max(self._running.values(), key=lambda one: memory.private_bytes(one.pid))
+            self.cut.setdefault(largest.rank, "the machine's memory was full")
+            self._kill(largest)
+
+    def _let_time_pass(self) -> bool:
+        """Nobody can go on, so waits for keys come to their time limit: the shortest one first.
+        False where no wait has one."""
+        timed = [
+            planned
+            for planned in self._waiting.values()
+            if planned.request is not None
+            and planned.request[0][:2] in (["store", "wait"], ["store", "get"])
+            and 0 < planned.limit_s <= _LONGEST_WAIT_S
+        ]
+        if not timed:
+            return False
+        first = min(timed, key=lambda one: (one.limit_s, one.rank))
+        del self._waiting[first.rank]
+        self._resume(first, self._board.timed_out(first.rank))
+        return True
+
+    def _end_all(self) -> None:
+        """Those that are left wait for one another, or for what nobody gives."""
+        for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
+            words = planned.request[0] if planned.request is not None else []
+            self.cut[planned.rank] = _waits_for(words)
+        for planned in list(self._waiting.values()):
+            self._kill(planned)
+            self._reap(planned)
+        for planned in list(self._ended_for_room.values()):
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+        self._waiting.clear()
+        self._ended_for_room.clear()
+
+    def drop_lines(self, own: socket.socket) -> None:
+        """This is a rank: the lines of the others are not its own."""
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+        del own
+
+    def close(self) -> None:
+        """End whoever is left."""
+        for planned in [*self._running.values(), *self._waiting.values()]:
+            self._kill(planned)
+
+
+def _waits_for(words: list[Any]) -> str:
+    match words:
+        case ["collect", _, text, *_]:
+            return f"it waits for the values of {text}, which never come"
+        case ["take" | "take_any", *_]:
+            return "it waits for a message that never comes"
+        case ["store", *_]:
+            return "it waits for a key that nobody sets"
+    return "it waits for what never comes"

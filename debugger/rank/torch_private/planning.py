@@ -1,0 +1,178 @@
+"""What a planned rank needs to have changed in torch: whose groups are made, and whose stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcore.torch_private import rename_backend
+
+from .modules import Wrapped, c10d, dist
+from .probe import patch
+
+MakeStore = Callable[[str], Any]
+
+
+class StorageReference:
+    """Knows whether a storage is still there, without keeping it. Nobody else gets its address
+    meanwhile."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, storage: Any) -> None:
+        self._reference = storage._weak_ref()
+
+    def expired(self) -> bool:
+        """Whether it has gone."""
+        kind: Any = torch.UntypedStorage
+        return bool(kind._expired(self._reference))
+
+    def __del__(self) -> None:
+        kind: Any = torch.UntypedStorage
+        kind._free_weak_ref(self._reference)
+
+
+def storage_address(tensor: Tensor) -> int:
+    """What tells its storage from others that there are; 0 where it has none."""
+    try:
+        storage: Any = tensor.untyped_storage()
+        return int(storage._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def make_groups_on(backend: str) -> None:
+    """From now on every group is made on this backend of ours, and answers by the name that the
+    program gave. Nobody waits for the other ranks of a new group."""
+
+    def helper(original: Wrapped) -> Wrapped:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            if len(given) > 3:
+                asked, given[3] = given[3], c10d.Backend(backend)
+            else:
+                asked = kwargs.get("backend")
+                kwargs = {**kwargs, "backend": c10d.Backend(backend)}
+            for at, name in ((6, "backend_options"), (6, "pg_options")):
+                if name in kwargs:
+                    kwargs[name] = None
+                elif len(given) > at:
+                    given[at] = None
+            created = original(*given, **kwargs)
+            group = created[0]
+            if isinstance(group, c10d.ProcessGroup):
+                _rename(group, backend, str(asked))
+            return created
+
+        return create
+
+    patch(c10d, "_new_process_group_helper", helper)
+    patch(c10d, "_store_based_barrier", lambda _: _nothing)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+
+
+def _rename(group: Any, backend: str, asked: str) -> None:
+    """What torch says of the group: the names that the program gave."""
+    shown = asked
+    if asked in ("undefined", "None", ""):
+        shown = "nccl" if torch.cuda.is_available() else "gloo"
+    config = shown if ":" in shown else f"cpu:{shown},cuda:{shown}"
+    world = c10d._world
+    name = dict(part.split(":") for part in config.split(",")).get("cpu", shown)
+    if ":" not in shown:
+        name = shown
+    rename_backend(group, backend, name)
+    if group in world.pg_backend_config:
+        world.pg_backend_config[group] = config
+
+
+def make_stores(make: MakeStore) -> None:
+    """From now on every store that the program makes, or meets the others in, is what `make` gives
+    for its address."""
+
+    def joining(original: Wrapped) -> Wrapped:
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        return init_process_group
+
+    def rendezvous(original: Wrapped) -> Wrapped:
+        def meet(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+            found_rank, found_size = _whoami(url, rank, world_size)
+            if min(found_rank, found_size) < 0:
+                yield from original(url, rank, world_size, **kwargs)
+                return
+            yield make(_address(url)), found_rank, found_size
+
+        return meet
+
+    patch(c10d, "init_process_group", joining)
+    patch(c10d, "rendezvous", rendezvous)
+    for name in ("TCPStore", "FileStore", "HashStore"):
+        _replace_store(name, make)
+
+
+def _whoami(url: str, rank: int, world_size: int) -> tuple[int, int]:
+    import os
+    from urllib.parse import parse_qs, urlparse
+
+    asked = parse_qs(urlparse(url).query)
+    if rank < 0:
+        rank = int(asked.get("rank", [os.environ.get("RANK", "-1")])[0])
+    if world_size < 0:
+        world_size = int(asked.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
+    return rank, world_size
+
+
+def _address(url: str) -> str:
+    import os
+    from urllib.parse import urlparse
+
+    found = urlparse(url)
+    if found.scheme == "env":
+        return f"tcp:{os.environ.get('MASTER_PORT', '')}"
+    if found.scheme == "tcp":
+        return f"tcp:{found.port}"
+    return f"{found.scheme}:{found.path}"
+
+
+def _replace_store(name: str, make: MakeStore) -> None:
+    theirs = getattr(dist, name, None)
+    if theirs is None:
+        return
+    own = 0
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        nonlocal own
+        if name == "HashStore":
+            own += 1
+            where = f"own:{id(planned)}:{own}"
+        elif name == "FileStore":
+            where = f"file:{args[0] if args else kwargs.get('file_name', '')}"
+        else:
+            where = f"tcp:{args[1] if len(args) > 1 else kwargs.get('port', 0)}"
+        store = make(where)
+        timeout = kwargs.get("timeout")
+        if timeout is not None:
+            store.set_timeout(timeout)
+        return store
+
+    class Planned(type):
+        """`isinstance` and calls, as of the class that it stands for."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return planned(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, theirs)
+
+    stand_in = Planned(name, (), {"__doc__": theirs.__doc__})
+    for module in (dist, c10d):
+        if getattr(module, name, None) is theirs:
+            setattr(module, name, stand_in)

@@ -1,0 +1,212 @@
+"""Writes what one planned rank does, all of it and in order: one line of JSON for each event.
+
+A plan asks what every rank *would* do, from its first call to its last, so its record is no ring and
+has no room that runs out. It is written by the same calls of the layer as a flight record, whose
+running values it keeps in private memory. What is written survives the process.
+
+A line is a list that begins with a word:
+
+    ["rank", rank, world size, local rank, host, pid]
+    ["site" | "signature" | "detail" | "environment" | "group" | "channel" | "creation" | "note",
+     number, JSON]                                    definitions, numbered from 1 by their kind
+    ["slot", index, group definition]                 a group has this place from now on
+    ["kind", number, op code, signature, agree, exact, contribution]    a distinct call
+    ["call", number, slot, kind, site, flags, thread, channel]
+    ["wait", call, site]                              for an asynchronous call
+    ["refused", call]                                 it counts as if it had not been made
+    ["destroyed", slot, site]
+    ["waits", activity, detail, site] ["left"]        for something that is no call
+    ["undecided", site, what]
+    ["phase", phase, exit code]
+    ["ended", exit code, signal] ["cut", why, site]   by whoever runs the ranks
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from . import layout
+from .layout import ASYNC_FLAG, Activity, Definition, GroupState, Phase
+from .slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
+from .writer import FlightWriter
+
+FOLDER = "programs"
+"""Below the run directory; a rank's file is `<rank>.program`."""
+FILES = "program"
+WORDS = {
+    Definition.SIGNATURE: "signature",
+    Definition.SITE: "site",
+    Definition.GROUP: "group",
+    Definition.CHANNEL: "channel",
+    Definition.CREATION: "creation",
+    Definition.DETAIL: "detail",
+    Definition.ENVIRONMENT: "environment",
+    Definition.NOTE: "note",
+}
+_IN_CALL = int(Activity.IN_CALL)
+
+
+def program_path(directory: Path, rank: int) -> Path:
+    """Where the program of a rank lies in its run directory."""
+    return directory / FOLDER / f"{int(rank)}.{FILES}"
+
+
+class ProgramWriter(FlightWriter):
+    """The program of this process, from which nothing is ever dropped.
+
+    `find_line`: the id of the user's line at or above a frame, once somebody can tell.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._kinds: dict[tuple[int, int, int, int, int], int] = {}
+        self._open: set[int] = set()
+        self.find_line: Callable[[FrameType | None], int] = _nowhere
+        # Its file has its rank's name from the start: there is none that could be given another.
+        super().__init__(path.with_suffix(".none"))
+
+    def _made(self, path: Path) -> mmap.mmap:
+        del path
+        return mmap.mmap(-1, layout.FILE_BYTES)
+
+    def put(self, *row: Any) -> None:
+        """Write one line."""
+        text = json.dumps(row, separators=(",", ":"), ensure_ascii=True, default=str)
+        os.write(self._descriptor, f"{text}\n".encode())
+
+    def detach(self) -> None:
+        """In a forked child: what it does is no part of the rank's program."""
+        super().detach()
+        self._descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+    # -- who this is, and how far it has come --------------------------------------------------
+
+    def claim(self, rank: int, world_size: int, local_rank: int, restart_count: int) -> None:
+        super().claim(rank, world_size, local_rank, restart_count)
+        self.put("rank", rank, world_size, local_rank, os.uname().nodename, os.getpid())
+
+    def phase(self, phase: Phase, exit_code: int = 0) -> None:
+        super().phase(phase, exit_code)
+        self.put("phase", int(phase), exit_code)
+
+    # -- definitions ---------------------------------------------------------------------------
+
+    def define(self, kind: Definition, text: str, key: Hashable = None) -> int:
+        known = (int(kind), text if key is None else key)
+        with self._lock:
+            number = self._ids.get(known)
+            if number is None:
+                number = self._counts[int(kind)] = self._counts.get(int(kind), 0) + 1
+                self._ids[known] = number
+                self.put(WORDS[kind], number, json.loads(text))
+            return number
+
+    @property
+    def heap_half_full(self) -> bool:
+        return False
+
+    def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
+        with self._lock:
+            definition = self._add(Definition.GROUP, record)
+            slot = GroupSlot(self._next_group)
+            self._next_group += 1
+            self._group_slots[slot.index] = slot
+            self.put("slot", slot.index, definition)
+            return slot
+
+    def group_state(self, slot: GroupSlot, state: GroupState) -> None:
+        if self._group_slots.get(slot.index) is slot and state is GroupState.DESTROYED:
+            del self._group_slots[slot.index]
+            self.put("destroyed", slot.index, self.find_line(sys._getframe(1)))
+
+    def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
+        with self._lock:
+            slot = ChannelSlot(self._next_channel)
+            self._next_channel += 1
+            self._add(Definition.CHANNEL, record)
+            return slot
+
+    def _write_counts(self, slot: GroupSlot | ChannelSlot, latest: int = 0) -> None:
+        """They follow from the events."""
+
+    def _checkpoint(self, group: int, issued: int, chain: int, exact: int, balance: int) -> None:
+        """Nothing is ever overwritten here."""
+
+    # -- events --------------------------------------------------------------------------------
+
+    def begin(
+        self, group: GroupSlot, call: CallDescription, site: int, flags: int
+    ) -> tuple[int, ThreadSlot]:
+        number, thread = super().begin(group, call, site, flags)
+        channel = -1 if call.channel is None else call.channel.index
+        self.put("call", number, group.index, self._kind(call), site, flags, thread.index, channel)
+        if flags & ASYNC_FLAG:
+            self._open.add(number)
+        return number, thread
+
+    def _kind(self, call: CallDescription) -> int:
+        key = (call.op_code, call.signature_id, call.agree, call.exact, call.contribution)
+        known = self._kinds.get(key)
+        if known is None:
+            known = self._kinds[key] = len(self._kinds) + 1
+            self.put("kind", known, *key)
+        return known
+
+    def take_back(self, number: int, group: GroupSlot, call: CallDescription) -> bool:
+        taken = super().take_back(number, group, call)
+        if taken:
+            self.put("refused", number)
+        return taken
+
+    def enter_wait(self, mark: int, site: int) -> ThreadSlot:
+        self.waited(mark - 1, site)
+        return super().enter_wait(mark, site)
+
+    def finish(
+        self,
+        number: int,
+        thread: ThreadSlot | None,
+        started_ns: int = 0,
+        completed_ns: int = 0,
+    ) -> None:
+        if number in self._open:
+            self.waited(number, self.find_line(sys._getframe(1)))
+        super().finish(number, thread, started_ns, completed_ns)
+
+    def waited(self, number: int, site: int) -> None:
+        """The program waits for this asynchronous call, if it has not done so before."""
+        if number in self._open:
+            self._open.discard(number)
+            self.put("wait", number, site)
+
+    @property
+    def unwaited(self) -> list[int]:
+        """The asynchronous calls that the program has not waited for yet."""
+        return sorted(self._open)
+
+    def enter(self, activity: int, call: int, detail: int, site: int) -> ThreadSlot:
+        if activity != _IN_CALL:
+            self.put("waits", activity, detail, site)
+        return super().enter(activity, call, detail, site)
+
+    def leave(self, thread: ThreadSlot) -> None:
+        if thread.nested and thread.nested[-1][0] != _IN_CALL:
+            self.put("left")
+        super().leave(thread)
+
+    def undecided(self, site: int, what: str) -> None:
+        """The program decides something by a value that a plan does not have."""
+        self.put("undecided", site, what)
+
+
+def _nowhere(frame: FrameType | None) -> int:
+    del frame
+    return 0

@@ -1,0 +1,52 @@
+"""The backend "plan": in place of whatever backend the program names, for every device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from ..groups.process_group import CoreGroup, Origin
+from .engine import PlanEngine, PlannedLife
+from .exchange import Exchange
+
+NAME = "plan"
+
+
+class PlannedGroup(CoreGroup):
+    """A group whose calls are planned. It answers by the name of the backend that it stands for."""
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier has no value, so nobody waits for one."""
+
+
+@dataclass
+class PlanBackend:
+    """See `distcore.backend.Backend`. `exchange`: where the values of small tensors come from."""
+
+    exchange: Exchange
+    name: str = NAME
+    devices: tuple[str, ...] = ("cpu", "cuda", "meta")
+
+    def __post_init__(self) -> None:
+        self._made: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def create(self, origin: Origin, group_class: type[CoreGroup]) -> CoreGroup:
+        """A group, at once: nobody is waited for. Groups of the same name and ranks that are made
+        one after the other are told apart by their number."""
+        del group_class
+        key = (origin.name, origin.ranks)
+        number = self._made[key] = self._made.get(key, 0) + 1
+        ranks = ",".join(map(str, origin.ranks))
+        token = f"{origin.name}/{number}/{ranks}"
+        life = PlannedLife(origin.name, origin.ranks, origin.rank, token)
+
+        def make_alike(other: Origin) -> CoreGroup:
+            return self.create(other, PlannedGroup)
+
+        engine = PlanEngine(life, self.exchange)
+        return PlannedGroup(replace(origin, token=token), engine, make_alike)

@@ -1,0 +1,413 @@
+"""The engine of a plan: outputs get what can be known of them, and nobody waits who need not.
+
+Every call is counted, and every tensor keeps its shape. Of small tensors the real values are
+exchanged (see `exchange`); all others are marked as not known, and hold what is likeliest: that all
+ranks have what this one has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..base.buffers import bytes_of, tensor_over
+from ..base.reduction import Reduction
+from ..engine.parts import whole_of
+from ..engine.session import Body
+from ..engine.staging import Reach, Staging
+from ..engine.work import CallWork, JoinedWork
+from ..errors import Aborted, GroupFailed
+from .exchange import Exchange
+from .work import PlannedCall, PlannedWork, Step
+
+COPIED_BYTES = 1 << 20
+"""Larger tensors get no likely values: memory that is never touched costs nothing."""
+
+
+def _plain(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+REACH = Reach(("cpu", "cuda", "meta"), (), _plain)
+
+
+class PlannedLife:
+    """The state of one planned group: a `Life` of the engine. Nothing can fail on the way."""
+
+    def __init__(self, name: str, ranks: Sequence[int], rank: int, token: str) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.token = token
+        self.calls = 0
+        self.failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<PlannedLife {self.name!r}: rank {self.rank}, {self.calls} calls>"
+
+    def unusable(self) -> BaseException:
+        return GroupFailed(f"group {self.name!r} cannot be used any more: {self.failure}")
+
+    def drain(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def abort(self, reason: str) -> None:
+        self.failure = self.failure or Aborted(f"group {self.name!r} was aborted: {reason}")
+
+    def close(self) -> None:
+        self.failure = self.failure or Aborted(f"group {self.name!r} was destroyed")
+
+
+class PlannedStaging(Staging):
+    """Copies in when the call is made, and back when its result is there."""
+
+    def _stand_in(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), None
+
+    def around(self, body: Body) -> Body:
+        if not self._copies:
+            return body
+
+        def staged(call: PlannedCall) -> None:
+            self.load()
+            body(call)
+            call.later(self.store)
+
+        return planned(staged)
+
+
+def planned(body: Body) -> Body:
+    """A body that leaves to `PlannedCall.later` what waits for others."""
+    body.is_planned = True  # type: ignore[attr-defined]
+    return body
+
+
+class PlanEngine:
+    """All of `engine.base.Engine`."""
+
+    name = "plan"
+    reach = REACH
+
+    def __init__(self, session: PlannedLife, exchange: Exchange) -> None:
+        self.session = session
+        self._exchange = exchange
+        self._rank = session.rank
+        self._size = len(session.ranks)
+        self._everyone = range(self._size)
+
+    def __repr__(self) -> str:
+        return f"<PlanEngine of {self.session!r}>"
+
+    def staging(self) -> Staging:
+        return PlannedStaging(self.reach)
+
+    def start(
+        self, text: str, timeout_s: float, at_once: bool, body: Body, tensors: Sequence[Tensor]
+    ) -> CallWork:
+        """Count the call; what waits for others comes when the program waits for the call."""
+        del timeout_s
+        session = self.session
+        if session.failure is not None:
+            raise session.unusable()
+        slot = f"{session.token}#{session.calls}"
+        session.calls += 1
+        # What is put together of several calls wants their results where it makes them.
+        deferred = not at_once and hasattr(body, "is_planned")
+        call = PlannedCall(slot, text, not deferred)
+        body(call)
+        return PlannedWork(text, tensors, call.steps)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def _guess(self, tensors: Sequence[Tensor]) -> None:
+        whole = whole_of(tensors)
+        self._exchange.mark([whole] if whole is not None else tensors, real=False)
+
+    def _known(self, tensors: Sequence[Tensor]) -> None:
+        whole = whole_of(tensors)
+        self._exchange.mark([whole] if whole is not None else tensors, real=True)
+
+    def _value(self, tensor: Tensor) -> bytes | None:
+        """What this rank has to give; None where that is not known, or too much."""
+        exchange = self._exchange
+        if exchange.is_small(tensor) and exchange.is_real(tensor):
+            return bytes(bytes_of(tensor))
+        return None
+
+    def _fill(self, outputs: Sequence[Tensor], data: Tensor) -> None:
+        """The likeliest values, where they cost little."""
+        if data.is_meta or sum(one.nbytes for one in outputs) > COPIED_BYTES:
+            return
+        source = bytes_of(data)
+        for one in outputs:
+            if one.nbytes == data.nbytes and not one.is_meta and one is not data:
+                bytes_of(one)[:] = source
+
+    def _scale(self, tensor: Tensor, reduction: Reduction) -> None:
+        """The likeliest sum: that of equal parts."""
+        if reduction.op == "SUM" and tensor.nbytes <= COPIED_BYTES and not tensor.is_meta:
+            if tensor.is_floating_point() and tensor.numel():
+                tensor_over(bytes_of(tensor), tensor.dtype).mul_(self._size)
+
+    def _reduced(
+        self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
+    ) -> bool:
+        """Put the reduction of these into the tensor; False where one of them is not known."""
+        if any(one is None or len(one) != tensor.nbytes for one in values):
+            return False
+        parts = [tensor_over(memoryview(bytearray(one or b"")), tensor.dtype) for one in values]
+        if tensor.numel():
+            total = reduction.prepare(parts[0], parts[0])
+            for one in parts[1:]:
+                reduction.combine(total, reduction.prepare(one, one))
+            reduction.finish(total, self._size)
+            bytes_of(tensor)[:] = bytes_of(total)
+        return True
+
+    def _written(self, values: Sequence[bytes | None], outputs: Sequence[Tensor]) -> None:
+        """Put each value into its output; those that are not known stay as they are."""
+        unknown = []
+        for value, one in zip(values, outputs, strict=True):
+            if value is None or len(value) != one.nbytes:
+                unknown.append(one)
+            elif value:
+                bytes_of(one)[:] = value
+        self._known(outputs)
+        if unknown:
+            self._exchange.mark(unknown, real=False)
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot = call.part()
+            if self._offered(slot, call.text, [tensor]):
+                call.later(lambda: self._take_reduction(slot, call.text, tensor, reduction))
+            else:
+                self._scale(tensor, reduction)
+                self._guess([tensor])
+
+        return planned(body)
+
+    def _offered(self, slot: str, text: str, tensors: Sequence[Tensor]) -> bool:
+        """Give what this rank has, one value for all or one for each; False where the result is not
+        known whatever the others have."""
+        if not all(self._exchange.is_small(one) for one in tensors):
+            return False
+        values = [self._value(one) for one in tensors]
+        self._exchange.offer(slot, text, self._rank, values)
+        return all(one is not None for one in values)
+
+    def _take_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
+        values = self._exchange.collect(slot, text, self._rank, self._everyone)
+        if self._reduced(values, tensor, reduction):
+            self._known([tensor])
+        else:
+            self._scale(tensor, reduction)
+            self._guess([tensor])
+
+    def reduce(self, tensor: Tensor, root: int, reduction: Reduction) -> Body:
+        whole = self.all_reduce(tensor, reduction)
+
+        def body(call: PlannedCall) -> None:
+            if self._rank == root:
+                whole(call)
+            else:
+                self._offered(call.part(), call.text, [tensor])
+
+        return planned(body)
+
+    def reduce_scatter(
+        self, output: Tensor, inputs: Sequence[Tensor], reduction: Reduction
+    ) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot, text = call.part(), call.text
+            own = inputs[self._rank]
+
+            def guess() -> None:
+                self._fill([output], own)
+                self._scale(output, reduction)
+                self._guess([output])
+
+            def take() -> None:
+                values = self._exchange.collect(slot, text, self._rank, self._everyone)
+                if self._reduced(values, output, reduction):
+                    self._known([output])
+                else:
+                    guess()
+
+            if self._offered(slot, text, list(inputs)):
+                call.later(take)
+            else:
+                guess()
+
+        return planned(body)
+
+    def broadcast(self, tensor: Tensor, root: int) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot, text = call.part(), call.text
+            if self._rank == root:
+                self._offered(slot, text, [tensor])
+            elif not self._exchange.is_small(tensor):
+                self._guess([tensor])
+            else:
+                call.later(lambda: self._take([tensor], slot, text, [root]))
+
+        return planned(body)
+
+    def _take(
+        self, outputs: Sequence[Tensor], slot: str, text: str, sources: Sequence[int]
+    ) -> None:
+        self._written(self._exchange.collect(slot, text, self._rank, sources), outputs)
+
+    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot, text = call.part(), call.text
+            small = self._exchange.is_small(tensor)
+            if small:
+                self._offered(slot, text, [tensor])
+            self._fill(outputs, tensor)
+            if not small:
+                own_is_real = self._exchange.is_real(tensor)
+                self._guess(outputs)
+                if own_is_real and whole_of(outputs) is None:
+                    self._copy(tensor, outputs[self._rank])
+            else:
+                call.later(lambda: self._take(outputs, slot, text, self._everyone))
+
+        return planned(body)
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        if source.nbytes == target.nbytes and not (source.is_meta or target.is_meta):
+            if source.nbytes:
+                bytes_of(target)[:] = bytes_of(source)
+            self._exchange.mark([target], real=self._exchange.is_real(source))
+
+    def gather(self, outputs: Sequence[Tensor] | None, tensor: Tensor, root: int) -> Body:
+        every = None if outputs is None else self.all_gather(outputs, tensor)
+
+        def body(call: PlannedCall) -> None:
+            if every is not None and self._rank == root:
+                every(call)
+            else:
+                self._offered(call.part(), call.text, [tensor])
+
+        return planned(body)
+
+    def scatter(self, output: Tensor, inputs: Sequence[Tensor] | None, root: int) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot, text = call.part(), call.text
+            if inputs is not None and self._rank == root:
+                self._offered(slot, text, list(inputs))
+                self._copy(inputs[self._rank], output)
+            elif not self._exchange.is_small(output):
+                self._guess([output])
+            else:
+                call.later(lambda: self._take([output], slot, text, [root]))
+
+        return planned(body)
+
+    def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Body:
+        def body(call: PlannedCall) -> None:
+            slot, text = call.part(), call.text
+            values = [self._value(one) for one in inputs]
+            self._exchange.offer(slot, text, self._rank, values)
+            small = all(self._exchange.is_small(one) for one in outputs)
+            if not small:
+                self._guess(outputs)
+                if whole_of(outputs) is None:
+                    self._copy(inputs[self._rank], outputs[self._rank])
+            else:
+                call.later(lambda: self._take(outputs, slot, text, self._everyone))
+
+        return planned(body)
+
+    def barrier(self) -> Body:
+        """A barrier has no value, so nobody waits for one."""
+
+        def body(call: PlannedCall) -> None:
+            call.part()
+
+        return planned(body)
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]
+    ) -> Body:
+        pairs = zip(tensors, reductions, strict=True)
+        return self.together([self.all_reduce(one, its) for one, its in pairs])
+
+    def together(self, bodies: Sequence[Body]) -> Body:
+        def body(call: PlannedCall) -> None:
+            for one in bodies:
+                one(call)
+
+        return planned(body)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def send(
+        self,
+        text: str,
+        timeout_s: float,
+        tensor: Tensor,
+        peer: int,
+        tag: int,
+        tensors: Sequence[Tensor],
+    ) -> CallWork:
+        del timeout_s
+        value = self._value(tensor)
+        self._exchange.send(self.session.token, self._rank, peer, tag, value)
+        return PlannedWork(text, tensors[:1], [])
+
+    def receive(
+        self,
+        text: str,
+        timeout_s: float,
+        tensor: Tensor,
+        peer: int | None,
+        tag: int,
+        tensors: Sequence[Tensor],
+        arrived: Callable[[], None] | None,
+    ) -> CallWork:
+        del timeout_s
+        exchange, token = self._exchange, self.session.token
+        came_from = [-1 if peer is None else peer]
+        steps: list[Step] = []
+        if peer is None:
+
+            def take_any() -> None:
+                came_from[0], value = exchange.take_any(token, self._rank, tag)
+                self._written([value], [tensor])
+
+            steps.append(take_any)
+        else:
+            number = exchange.expect(token, peer, self._rank, tag)
+            if exchange.is_small(tensor):
+
+                def take() -> None:
+                    value = exchange.take(token, peer, self._rank, tag, number)
+                    self._written([value], [tensor])
+
+                steps.append(take)
+            else:
+                self._guess([tensor])
+        if arrived is not None:
+            steps.append(arrived)
+        return PlannedWork(text, tensors[:1], steps, lambda: came_from[0])
+
+    def begin_batch(self) -> None:
+        """Nothing to do: calls do not wait for each other."""
+
+    def end_batch(self, works: Sequence[Any]) -> CallWork:
+        return JoinedWork(works)

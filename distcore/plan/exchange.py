@@ -1,0 +1,51 @@
+"""What a planned group asks for the values of small tensors: who has them, and whether they are real.
+
+A plan moves no data. What it cannot do without (flags, sizes, objects, a few numbers) is exchanged
+between the planned ranks by whoever runs them; everything else is a value that stands in for the
+one that a real run would have, and is marked as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Exchange(Protocol):
+    """How the values of this rank's calls come and go. Ranks are group ranks.
+
+    A `slot` names one collective, and a `channel` one sequence of messages, in the same words on
+    all ranks that take part. None in the place of bytes: a value that is not known.
+    """
+
+    def is_small(self, tensor: Tensor) -> bool:
+        """Whether tensors of this dtype and size are exchanged; the same on all ranks."""
+
+    def is_real(self, tensor: Tensor) -> bool:
+        """Whether the elements are those that a real run would have."""
+
+    def mark(self, tensors: Sequence[Tensor], real: bool) -> None:
+        """From now on these hold real values, or ones that only stand in for them."""
+
+    def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
+        """This rank's part in a collective: one value for all, or one for each rank of the group.
+        `text` is the call's, which must be the same on all ranks."""
+
+    def collect(
+        self, slot: str, text: str, rank: int, sources: Sequence[int]
+    ) -> list[bytes | None]:
+        """What these ranks have for this one. Waits for them."""
+
+    def send(self, channel: str, source: int, target: int, tag: int, value: bytes | None) -> None:
+        """The next message from one rank of the group to another."""
+
+    def expect(self, channel: str, source: int, target: int, tag: int) -> int:
+        """This rank will take the next message of that kind: its number."""
+
+    def take(self, channel: str, source: int, target: int, tag: int, number: int) -> bytes | None:
+        """That message. Waits for it."""
+
+    def take_any(self, channel: str, target: int, tag: int) -> tuple[int, bytes | None]:
+        """The next message from whoever sends one, and who that is. Waits for it."""

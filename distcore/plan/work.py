@@ -1,0 +1,107 @@
+"""The handles of planned calls: what is left to do when somebody wants the result, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.futures import Future
+
+from ..engine.work import NO_TIMEOUT, CallWork
+
+Step = Callable[[], None]
+
+
+class PlannedCall:
+    """One call on its way. `slot` names it on all ranks; a call may be made of several parts.
+
+    `later(step)`: what waits for other ranks, and comes when the program waits for the call; at
+    once where `at_once`.
+    """
+
+    def __init__(self, slot: str, text: str, at_once: bool) -> None:
+        self.text = text
+        self.steps: list[Step] = []
+        self._slot = slot
+        self._parts = 0
+        self._at_once = at_once
+
+    def part(self) -> str:
+        """The name of its next part."""
+        self._parts += 1
+        return f"{self._slot}.{self._parts}"
+
+    def later(self, step: Step) -> None:
+        """Do this when the result is wanted."""
+        if self._at_once:
+            step()
+        else:
+            self.steps.append(step)
+
+
+class PlannedWork(CallWork):
+    """Of a call that was planned: it is done when it was waited for.
+
+    Asked whether it is complete it says no once, as a call that has just been made does; a program
+    that asks again wants to know when it is, and gets its result.
+    """
+
+    __slots__ = ("_asked", "_done", "_source", "_steps", "_tensors", "text")
+
+    def __init__(
+        self,
+        text: str,
+        tensors: Sequence[Tensor],
+        steps: list[Step],
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.text = text
+        self._tensors = tensors
+        self._steps = steps
+        self._source = source
+        self._asked = False
+        self._done = False
+
+    def __repr__(self) -> str:
+        return f"<PlannedWork {self.text}: {'done' if self._done else 'pending'}>"
+
+    def _finish(self) -> None:
+        while self._steps:
+            self._steps.pop(0)()
+        self._done = True
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Take the result; `timeout` has no meaning in a plan, where nothing takes time."""
+        del timeout
+        self._finish()
+        return True
+
+    def is_completed(self) -> bool:
+        if self._done:
+            return True
+        if not self._asked:
+            self._asked = True
+            return False
+        self._finish()
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        return list(self._tensors)
+
+    def _source_rank(self) -> int:
+        if self._source is None:
+            return super()._source_rank()
+        self._finish()
+        return self._source()
+
+    def get_future(self) -> Any:
+        self._finish()
+        future: Future[list[Tensor]] = Future()
+        future.set_result(list(self._tensors))
+        return future
