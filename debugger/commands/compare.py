@@ -65,20 +65,24 @@ class CompareCommand(Command):
 def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     """The calls of all ranks of a run, or of a plan. Raises UsageError where there are none."""
     from ..plan.compare.document import Side
+    from ..plan.programs import read_programs
     from ..plan.traffic import calls
     from ..record.records import Records, newest_ranks
     from ..record.unpacking import opened
 
     with opened(run) as directory:
+        place = clean(run or str(directory.path))
+        programs = read_programs(directory.path)
+        if programs:
+            return Side(place, is_plan=True), calls.of_programs(programs)
         records = Records(directory.ranks)
         records.look()
         # A command may have started several worlds, one after the other: the newest counts.
         ranks = newest_ranks(records.snapshots()[-1:])
         if not ranks:
             faults = "; ".join(map(directory.as_known, records.faults.values()))
-            place = clean(run or str(directory.path))
             raise UsageError(f"{place} has no rank's record. {faults}".rstrip())
-        return Side(clean(run or str(directory.path))), calls.of_ranks(ranks.values())
+        return Side(place), calls.of_ranks(ranks.values())
 
 
 def _ignored(text: str) -> frozenset[str]:
