@@ -141,7 +141,7 @@ def _tails(
     begin = max(a.lost, b.lost)
     row, another = a.calls[begin - a.lost :], b.calls[begin - b.lost :]
     found = _along(one, other, row, another, exact)
-    if found.hard is not None and found.alike < len(row) and _turns(one, other, loop, other_loop):
+    if found.hard is not None and _turns(one, other, loop, other_loop, not found.alike):
         steps = Difference(STEPS, begin, begin)
         if loop is not None and other_loop is not None:
             steps = replace(steps, times=loop.times, other_times=other_loop.times)
@@ -151,16 +151,23 @@ def _tails(
     return found
 
 
-def _turns(one: Actor, other: Actor, loop: Loop | None, other_loop: Loop | None) -> bool:
-    """Whether both repeat the same step, from wherever in it each is known."""
+def _turns(
+    one: Actor, other: Actor, loop: Loop | None, other_loop: Loop | None, at_once: bool
+) -> bool:
+    """Whether both repeat the same step, from wherever in it each is known, and, if they do not
+    differ `at_once`, as with other steps at the same number, do the same after it."""
     if loop is None or other_loop is None or loop.period != other_loop.period:
         return False
-    rows = [
-        [actor.structure(call) for call in actor.calls.calls[its.stop - its.period : its.stop]]
-        for actor, its in ((one, loop), (other, other_loop))
-    ]
-    first, second = rows
-    return any(first == second[turn:] + second[:turn] for turn in range(len(second)))
+    sides = ((one, loop), (other, other_loop))
+    first, second = (_structures(actor, its.stop - its.period, its.stop) for actor, its in sides)
+    if all(first != second[turn:] + second[:turn] for turn in range(len(second))):
+        return False
+    ends = [_structures(actor, its.stop, len(actor.calls.calls)) for actor, its in sides]
+    return at_once or ends[0] == ends[1]
+
+
+def _structures(actor: Actor, begin: int, end: int) -> list[tuple[object, ...]]:
+    return [actor.structure(call) for call in actor.calls.calls[begin:end]]
 
 
 def _parted_before(row: Sequence[Call], another: Sequence[Call]) -> Difference | None:

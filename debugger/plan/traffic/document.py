@@ -50,7 +50,7 @@ def _amount(amount: Amount) -> dict[str, Any]:
         "bytes": list(amount.size_bytes),
         "total_calls": amount.total_calls,
         "total_bytes": amount.total_bytes,
-        "sent_bytes": {name: round(value) for name, value in amount.sent_bytes.items()},
+        "link_bytes": {name: round(value) for name, value in amount.link_bytes.items()},
         "time_us": {name: round(value, 3) for name, value in amount.time_us.items()},
         "fastest": amount.fastest,
     }
@@ -67,7 +67,7 @@ def lines(traffic: Traffic) -> Iterator[str]:
     if a_step:
         calls = span_text(traffic.step_calls, str)
         yield f"  a step is what repeats: {calls} calls, {traffic.steps} times"
-    cells = [("group", "op", "calls", "bytes", "sends", "takes", "by")]
+    cells = [("group", "op", "calls", "bytes", "on its link", "takes", "by")]
     shown = [row for row in traffic.rows if row.step is not None] if a_step else traffic.rows
     for row in list(shown)[:MOST_ROWS]:
         amount = row.step if a_step and row.step is not None else row.whole
@@ -78,7 +78,7 @@ def lines(traffic: Traffic) -> Iterator[str]:
                 row.op,
                 span_text(amount.calls, str),
                 span_text(amount.size_bytes, bytes_text),
-                bytes_text(amount.sent_bytes[by]) if by else "-",
+                bytes_text(amount.link_bytes[by]) if by else "-",
                 time_text(amount.time_us[by]) if by else "-",
                 by,
             )

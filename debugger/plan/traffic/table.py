@@ -28,14 +28,15 @@ class GroupRole:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """`calls` and `size_bytes` are of one rank (of those that make any), the totals of all. What is
-    sent, and the time it takes, are by each algorithm, of the rank with the most."""
+    """`calls` and `size_bytes` are of one rank (of those that make any), the totals of all. What
+    passes the link of a rank one after the other, and the time it takes, are by each algorithm, of
+    the rank with the most."""
 
     calls: Span
     size_bytes: Span
     total_calls: int
     total_bytes: int
-    sent_bytes: Mapping[str, float]
+    link_bytes: Mapping[str, float]
     time_us: Mapping[str, float]
 
     @property
@@ -77,7 +78,7 @@ class Traffic:
 class _Sum:
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     size_bytes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    sent_bytes: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
+    link_bytes: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     time_us: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def amount(self) -> Amount:
@@ -87,7 +88,7 @@ class _Sum:
             size_bytes=_span(self.size_bytes.values()),
             total_calls=sum(self.calls.values()),
             total_bytes=sum(self.size_bytes.values()),
-            sent_bytes=_most(self.sent_bytes),
+            link_bytes=_most(self.link_bytes),
             time_us=_most(self.time_us),
         )
 
@@ -186,7 +187,7 @@ def _add(total: _Sum, rank: int, price: Priced) -> None:
     total.calls[rank] += 1
     total.size_bytes[rank] += size_bytes
     for cost, time_us in timed:
-        total.sent_bytes[rank, cost.algorithm] += cost.size_bytes
+        total.link_bytes[rank, cost.algorithm] += cost.size_bytes
         total.time_us[rank, cost.algorithm] += time_us
 
 
