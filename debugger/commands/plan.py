@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
+from . import ci_flags
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -89,6 +93,15 @@ class PlanCommand(Command):
             help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
             "never, or always",
         )
+        group.add_argument(
+            "--buffered-sends",
+            type=_bytes,
+            metavar="N",
+            help="sends of up to N bytes a channel do not wait for their receives (default: as the "
+            "backend does: none on gloo, which never sends before, 65536 on others)",
+        )
+        group.add_argument("--strict", action="store_true", help="fail for warnings, too")
+        ci_flags.add(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -99,8 +112,13 @@ class PlanCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
+        from ..plan.conclusion import PlanFacts, conclude
+        from ..plan.model import Model
         from ..plan.planner import PlanOptions, chosen_ranks, plan_ranks, shown
+        from ..plan.programs import read_programs
         from ..record.run_directory import RunDirectory
+        from ..reports import text
+        from ..supervisor.output import colour_wanted
 
         request = args.request
         own = request.own
@@ -125,15 +143,38 @@ class PlanCommand(Command):
             memory_bytes=int(own.memory * (1 << 20)),
             accelerator=own.accelerator,
         )
+        ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
         directory = RunDirectory.create(explicit=own.run_dir)
+        started_ns = time.time_ns()
+        command = shown(request.command_line)
         try:
             directory.write_json(
-                "run.json", {"command": shown(request.command_line), "world_size": size}
+                "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
             )
             plan_ranks(directory, options)
+            facts = PlanFacts(
+                command=command,
+                of=size,
+                cores=own.jobs or len(os.sched_getaffinity(0)),
+                seconds=(time.time_ns() - started_ns) / 1e9,
+                steps=own.steps,
+                strict=own.strict,
+                started_ns=started_ns,
+            )
+            programs = read_programs(directory.path)
+            report = conclude(directory, programs, Model(own.buffered_sends), facts)
         finally:
             directory.close()
-        return 0
+        sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
+        for failure in directory.failures:
+            _say(failure)
+        if ci is not None:
+            ci.finish(directory, report, _say)
+        return int(report["exit_code"])
+
+
+def _say(sentence: str) -> None:
+    print(f"distdebug: {sentence}", file=sys.stderr)
 
 
 def _world_size(request: object) -> int:

@@ -20,6 +20,8 @@ from ..record.program_writer import FOLDER
 from ..record.run_directory import RunDirectory
 
 _FORKER = "rank.plan.forker"
+_START = "import sys; sys.path.pop(0); from {module} import main; main()"
+"""Without the folder that it is started in: modules of the user's there may have any name."""
 _OUTCOME = "planned.json"
 
 
@@ -82,7 +84,7 @@ def plan_ranks(directory: RunDirectory, options: PlanOptions) -> Planned:
         "environment": environment,
     }
     done = subprocess.run(
-        [sys.executable, "-m", f"{package}.{_FORKER}"],
+        [sys.executable, "-c", _START.format(module=f"{package}.{_FORKER}")],
         input=json.dumps(request),
         text=True,
         env={**environment, "PYTHONPATH": _path_to_us(package, environment)},

@@ -77,7 +77,8 @@ class Program:
 
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
-    number of events that came before it.
+    number of events that came before it. `came_from`: who sent what a receive from any source has
+    taken, by the number of the call, where the program knows: it may go on by that.
     """
 
     rank: int
@@ -89,3 +90,4 @@ class Program:
     events: Sequence[Event] = ()
     notes: Sequence[tuple[int, Note]] = ()
     undecided: Sequence[Undecided] = ()
+    came_from: Mapping[int, int] = field(default_factory=dict)

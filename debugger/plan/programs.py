@@ -90,6 +90,7 @@ class _Reader:
         self._events: list[Event] = []
         self._notes: list[tuple[int, Note]] = []
         self._undecided: list[Undecided] = []
+        self._came_from: dict[int, int] = {}
         self._calls: dict[int, tuple[int, _Counts]] = {}
         self._waits: list[tuple[int, int, int]] = []
         self._exit_code: int | None = None
@@ -119,6 +120,7 @@ class _Reader:
             events=tuple(self._events),
             notes=tuple(self._notes),
             undecided=tuple(self._undecided),
+            came_from=self._came_from,
         )
 
     def _group(self, index: int) -> Group:
@@ -243,6 +245,13 @@ class _Reader:
         if counts.last == number and at == len(self._events) - 1:
             counts.take_back()
             self._events.pop()
+
+    def _on_came(self, number: int, source: int) -> None:
+        made = self._events[self._calls[number][0]]
+        if isinstance(made, Made):
+            key = made.call.group
+            ranks = next(group.ranks for group in self._slots.values() if group.key == key)
+            self._came_from[number] = ranks[source]
 
     def _on_wait(self, number: int, site: int) -> None:
         self._events.append(Waited(number, self._sites.get(site)))

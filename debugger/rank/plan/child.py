@@ -22,11 +22,13 @@ from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log.own_faults import report_own_fault
 from ..torch_private import planning
+from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
 from .request import Request
 from .store import PlannedStore
 from .taint import Taint
+from .values import Values
 from .wire import Line
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,13 +41,16 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
-    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes)))
+    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes, writer.came)))
     # The layer comes in front of these, as it does of torch's own.
     planning.make_groups_on(NAME)
     planning.make_stores(lambda name: PlannedStore(planner, name))
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
+    decisions = Decisions(request.undecided)
+    decisions.tell(layer.recorder, writer)
+    Values(taint, decisions).follow()
     _virtual_time()
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
     code = _run(request, layer)

@@ -26,6 +26,8 @@ class Planner:
         self._line = line
         self._lock = threading.Lock()
         self._before_wait: Callable[[], None] | None = before_wait
+        self.kept: list[Any] = []
+        """What must live as long as the rank."""
 
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
@@ -44,10 +46,14 @@ class Planner:
 class PlannedExchange:
     """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels."""
 
-    def __init__(self, planner: Planner, taint: Taint, real_bytes: int) -> None:
+    def __init__(
+        self, planner: Planner, taint: Taint, real_bytes: int, came: Callable[[int], None]
+    ) -> None:
+        """`came` is told who sent what this thread has received from any source."""
         self._planner = planner
         self._taint = taint
         self._real_bytes = real_bytes
+        self._came = came
         self._expected: dict[tuple[str, int, int, int], int] = {}
 
     def __repr__(self) -> str:
@@ -96,6 +102,7 @@ class PlannedExchange:
     def take_any(self, channel: str, target: int, tag: int) -> tuple[int, bytes | None]:
         words, values = self._planner.ask(["take_any", channel, target, tag])
         source = int(words[0])
+        self._came(source)
         key = (channel, source, target, tag)
         self._expected[key] = self._expected.get(key, 0) + 1
         return source, values[0]

@@ -1,6 +1,6 @@
 """The process that planned ranks are forked from: it has imported what they will import.
 
-`python -m debugger.rank.plan.forker`, with a `Request` on its standard input. A rank that imports
+Its standard input is a `Request`. A rank that imports
 its modules itself costs ten times the memory and twenty times the time of one that is forked from
 a process that has them: so the first rank tells what it has imported, and all others share it. The
 user's own modules are no part of that, for importing them may do anything.
@@ -72,7 +72,7 @@ class Forker:
             with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 for name in names:
                     if name not in sys.modules and _is_installed(name):
-                        with contextlib.suppress(BaseException):
+                        with contextlib.suppress(Exception):
                             importlib.import_module(name)
         gc.collect()
         gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
@@ -137,6 +137,3 @@ def main() -> None:
     torch.set_num_threads(1)
     Forker(request).run()
 
-
-if __name__ == "__main__":
-    main()

@@ -25,6 +25,7 @@ class PlannedStore(dist.Store):  # type: ignore[misc]
         self._planner = planner
         self._name = name
         self._timeout = DEFAULT_TIMEOUT
+        planner.kept.append(self)  # C++ finds nothing of it once Python has dropped its object
 
     def __repr__(self) -> str:
         return f"<PlannedStore {self._name!r}>"

@@ -6,6 +6,9 @@ reference, whose address nobody else gets while it is kept.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -20,6 +23,7 @@ class Taint:
     def __init__(self) -> None:
         self._marked: dict[int, StorageReference] = {}
         self._sweep_at = _SWEEP_AT
+        self._everywhere = 0
 
     def __repr__(self) -> str:
         return f"<Taint of {len(self._marked)} storages>"
@@ -29,10 +33,21 @@ class Taint:
 
     def has(self, tensor: Tensor) -> bool:
         """Whether it holds a value that is not known."""
+        if self._everywhere:
+            return True
         if not self._marked:
             return False
         address = storage_address(tensor)
         return address in self._marked
+
+    @contextlib.contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Within, nothing counts as known."""
+        self._everywhere += 1
+        try:
+            yield
+        finally:
+            self._everywhere -= 1
 
     def add(self, tensor: Tensor) -> None:
         """Its values are not known from now on."""

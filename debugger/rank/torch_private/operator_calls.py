@@ -78,7 +78,7 @@ def accesses(
     """The tensors whose elements this call looks at, each with "read" or "written"."""
     if getattr(operator, "namespace", "") != "aten":
         return  # of communication, or made by somebody else
-    parameters = _parameters(operator)
+    parameters = accesses_of(operator)
     if parameters is None:
         return
     for place, (name, how) in enumerate(parameters):
@@ -97,7 +97,7 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
 
 
 @functools.cache
-def _parameters(operator: Any) -> tuple[tuple[str, str], ...] | None:
+def accesses_of(operator: Any) -> tuple[tuple[str, str], ...] | None:
     """By place, each parameter's name, and what the operator does to the elements of what it is
     given; None for an operator that looks at none: one that makes a view, or one of metadata."""
     name, _, overload = str(operator.name()).partition(".")

@@ -176,3 +176,33 @@ def _replace_store(name: str, make: MakeStore) -> None:
     for module in (dist, c10d):
         if getattr(module, name, None) is theirs:
             setattr(module, name, stand_in)
+
+
+def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) -> None:
+    """Hear of what waits for futures where nobody else sees it: `over(n)` says that those of calls
+    with the number n and later ones were waited for. DDP's reducer waits for its calls within the
+    backward pass that has made them; `calls()` is how many were made so far."""
+    import torch.autograd
+    import torch.autograd.graph
+    import torch.futures
+
+    def backward(original: Wrapped) -> Wrapped:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = calls()
+            found = original(*args, **kwargs)
+            over(before)
+            return found
+
+        return run
+
+    for module in (torch.autograd, torch.autograd.graph):
+        patch(module, "_engine_run_backward", backward)
+
+    def future(original: Wrapped) -> Wrapped:
+        def wait(self: Any) -> Any:
+            over(0)
+            return original(self)
+
+        return wait
+
+    patch(torch.futures.Future, "wait", future)

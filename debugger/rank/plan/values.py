@@ -1,0 +1,197 @@
+"""Follows values that are not known through the program: from tensor to tensor, and into numbers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..torch_private.planned_operators import (
+    Watching,
+    looks_at_elements,
+    tensors_of,
+    watch_thread,
+    written_by,
+)
+from .decisions import Decisions
+from .numbers import UndecidedFloat, known_as, teach_math, unknown_in
+from .taint import Taint
+
+_OVERWRITES = frozenset(
+    {"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+    | {"cauchy_", "geometric_", "log_normal_", "eye_"}
+)
+"""Operators whose first argument keeps nothing of what it held."""
+_SHAPED_BY_VALUES = frozenset(
+    {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+    | {"unique_dim_consecutive", "repeat_interleave", "bincount"}
+)
+_READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
+
+
+class Values(Watching):
+    """Of this process. `device`: what the program's devices are here, where they are others."""
+
+    def __init__(
+        self,
+        taint: Taint,
+        decisions: Decisions,
+        adapted: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+    ) -> None:
+        self._taint = taint
+        self._decisions = decisions
+        self._adapted = adapted
+        self._reading = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<Values: {self._taint!r}, {self._decisions!r}>"
+
+    def follow(self) -> None:
+        """From now on, in all threads that Python starts."""
+        teach_math()
+        for name in _READS:
+            self._patch_read(name)
+        for name in ("__repr__", "__str__", "__format__"):
+            self._patch_print(name)
+        original = threading.Thread.run
+
+        def run(thread: threading.Thread) -> None:
+            watch_thread(self)
+            original(thread)
+
+        threading.Thread.run = run  # type: ignore[method-assign]
+        watch_thread(self)
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def operator(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        taint = self._taint
+        if not taint:
+            return call()
+        unknown = [one for one in tensors_of((args, kwargs)) if taint.has(one)]
+        if not unknown:
+            return call()
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
+        if name == "_local_scalar_dense" or name == "equal":
+            return self._value(name, call())
+        if not looks_at_elements(func):
+            return call()
+        if name in _SHAPED_BY_VALUES or (name == "index" and self._by_mask(args)):
+            self._decisions.depends(f"a shape that {name} makes of values that are not known")
+        found = call()
+        if name in _OVERWRITES:
+            target = args[0]
+            if not any(taint.has(one) for one in tensors_of((args[1:], kwargs))):
+                taint.drop(target)
+            else:
+                taint.add(target)
+            return found
+        for one in tensors_of(found):
+            taint.add(one)
+        for one in written_by(func, args, kwargs):
+            taint.add(one)
+        return found
+
+    def _by_mask(self, args: tuple[Any, ...]) -> bool:
+        return any(
+            one.dtype in (torch.bool, torch.uint8) and self._taint.has(one)
+            for one in tensors_of(args[1:])
+        )
+
+    def _value(self, name: str, found: Any) -> Any:
+        """A number that leaves the tensors: to Python, which is told elsewhere; or within torch."""
+        if getattr(self._reading, "depth", 0):
+            return found
+        if isinstance(found, bool):
+            return self._decisions.condition(found, "a comparison of values that are not known")
+        self._decisions.depends(f"{name} of a value that is not known, within torch")
+        return found
+
+    def communication(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        """Its results are marked by the group; the copies that it makes of its arguments are not
+        seen, so while it runs all is unknown where one of them is."""
+        del func
+        if not any(self._taint.has(one) for one in tensors_of((args, kwargs))):
+            return call()
+        with self._taint.everywhere():
+            return call()
+
+    # -- Python --------------------------------------------------------------------------------
+
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._adapted is not None:
+            func, args, kwargs = self._adapted(func, args, kwargs)
+        found = func(*args, **kwargs)
+        if unknown_in(args) is not None or (kwargs and unknown_in(kwargs) is not None):
+            for one in tensors_of(found):
+                if not one.is_meta:
+                    self._taint.add(one)
+            name = getattr(func, "__name__", "")
+            if name.endswith("_") or name == "__setitem__" or name.startswith("__i"):
+                for one in tensors_of(args[:1]):
+                    self._taint.add(one)
+        return found
+
+    def _patch_read(self, name: str) -> None:
+        kind: Any = Tensor
+        original = getattr(kind, name)
+
+        @functools.wraps(original)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._taint or not self._is_unknown(tensor):
+                return original(tensor, *args, **kwargs)
+            self._reading.depth = getattr(self._reading, "depth", 0) + 1
+            try:
+                found = original(tensor, *args, **kwargs)
+            finally:
+                self._reading.depth -= 1
+            if self._reading.depth:
+                return found
+            return self._read(name, found)
+
+        setattr(kind, name, read)
+
+    def _is_unknown(self, tensor: Any) -> bool:
+        local = getattr(tensor, "_local_tensor", None)
+        try:
+            return self._taint.has(tensor if local is None else local)
+        except Exception:
+            return False
+
+    def _read(self, name: str, found: Any) -> Any:
+        decisions = self._decisions
+        match name:
+            case "item" | "tolist":
+                return known_as(found, decisions)
+            case "__bool__":
+                return decisions.condition(found, "a condition on a tensor whose value is not known")
+            case "__int__" | "__index__":
+                decisions.depends("an integer made of a tensor whose value is not known")
+                return found
+            case "__float__":
+                decisions.depends("float() of a tensor whose value is not known: use item()")
+                return found
+        decisions.depends("values that are not known leave torch for numpy, and are lost sight of")
+        return found
+
+    def _patch_print(self, name: str) -> None:
+        kind: Any = Tensor
+        original = getattr(kind, name)
+
+        @functools.wraps(original)
+        def show(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._decisions.unheard():
+                return original(tensor, *args, **kwargs)
+
+        setattr(kind, name, show)
+
+
+__all__ = ["UndecidedFloat", "Values"]

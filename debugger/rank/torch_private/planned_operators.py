@@ -1,0 +1,120 @@
+"""Every operator and function of torch that a thread calls, seen from two places: below autograd,
+with plain tensors, and where Python calls it, with whatever numbers it was given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .operator_calls import accesses_of
+
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+_PLAIN = (Tensor, Parameter)
+
+Call = Callable[[], Any]
+
+
+class Watching:
+    """What a thread's operators are told to. The methods make the call by `call()`."""
+
+    def operator(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> Any:
+        """An operator on plain tensors."""
+        raise NotImplementedError
+
+    def communication(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> Any:
+        """One that makes a call of a group."""
+        raise NotImplementedError
+
+    def function(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A function as Python calls it."""
+        raise NotImplementedError
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any]:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    dispatch_base: Any = TorchDispatchMode
+    function_base: Any = TorchFunctionMode
+
+    class Operators(dispatch_base):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        def __init__(self, watching: Watching) -> None:
+            super().__init__()
+            self._watching = watching
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Without this, the first operator would load the compiler. It leaves us alone."""
+            return False
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if types and not all(one in _PLAIN for one in types):
+                return NotImplemented  # a subclass first makes its own calls of it
+            given = kwargs or {}
+            call = functools.partial(func, *args, **given)
+            if getattr(func, "namespace", "") in _COMMUNICATION:
+                return self._watching.communication(func, args, given, call)
+            return self._watching.operator(func, args, given, call)
+
+    class Functions(function_base):  # type: ignore[misc]
+        def __init__(self, watching: Watching) -> None:
+            super().__init__()
+            self._watching = watching
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            del types
+            return self._watching.function(func, args, kwargs or {})
+
+    return Operators, Functions
+
+
+def watch_thread(watching: Watching) -> None:
+    """From now on, until it ends, the calls of this thread are told."""
+    for kind in _classes():
+        kind(watching).__enter__()
+
+
+def tensors_of(given: Any) -> Iterator[Tensor]:
+    """The tensors in arguments, or in results."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from tensors_of(one)
+    elif isinstance(given, dict):
+        yield from tensors_of(list(given.values()))
+
+
+def looks_at_elements(operator: Any) -> bool:
+    """Whether what an operator gives depends on the elements that it is given: not so of views, and
+    of what only has another's shape."""
+    return accesses_of(operator) is not None
+
+
+def written_by(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors among its arguments that an operator writes."""
+    for place, (name, how) in enumerate(accesses_of(operator) or ()):
+        if how == "written":
+            yield from tensors_of(args[place] if place < len(args) else kwargs.get(name))
