@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..plan.traffic.costs import Link
 
 
-def add_link_flags(parser: argparse.ArgumentParser) -> None:
+def add_link_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """`--latency-us` and `--bandwidth-gbs`."""
     parser.add_argument(
         "--latency-us",
