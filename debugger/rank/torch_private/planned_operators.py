@@ -22,7 +22,9 @@ Call = Callable[[], Any]
 class Watching:
     """What a thread's operators are told to. The methods make the call by `call()`."""
 
-    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+    def operator(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> Any:
         """An operator on plain tensors."""
         raise NotImplementedError
 
@@ -32,14 +34,16 @@ class Watching:
         """One that makes a call of a group."""
         raise NotImplementedError
 
-    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def function(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A function as Python calls it."""
         raise NotImplementedError
 
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    from torch._subclasses.fake_tensor import FakeTensor as fake
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,10 +70,9 @@ def _classes() -> tuple[Any, Any]:
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             given = kwargs or {}
-            if any(issubclass(one, fake) for one in types):
-                # Without elements, so nothing can be followed. Its mode lies below this one.
-                return func(*args, **given)
             if types and not all(one in _PLAIN for one in types):
+                if any(issubclass(one, FakeTensor) for one in types):
+                    return func(*args, **given)  # which has no values
                 return NotImplemented  # a subclass first makes its own calls of it
             call = functools.partial(func, *args, **given)
             if getattr(func, "namespace", "") in _COMMUNICATION:
