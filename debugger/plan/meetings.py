@@ -15,7 +15,7 @@ from ..record.snapshot import GroupKey
 from .model import tree_children, tree_parent
 
 if TYPE_CHECKING:
-    from .simulation import Thread
+    from .runnable import Thread
 
 
 class End:

@@ -6,7 +6,7 @@ diagnosis judges it as any run that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,9 +24,11 @@ from ..record.snapshot import (
     Snapshot,
     Wait,
 )
+from .calls import hashes_of
 from .model import Model
 from .program import Program
-from .simulation import Simulation, Thread, hashes_of
+from .runnable import Thread
+from .simulation import Simulation
 from .standing import Standing
 from .threads import place_of
 
@@ -72,10 +74,12 @@ def simulate(
     last_ns = simulation.now_ns
     taken_ns = last_ns + int(LASTED_S * SECOND_NS)
     ranks = {
-        number: _rank(standing, simulation.threads[number], taken_ns)
+        number: _rank(standing, simulation.threads[number], taken_ns, programs.keys())
         for number, standing in simulation.ranks.items()
     }
     world_size = max((program.world_size for program in programs.values()), default=0)
+    if len(programs) < world_size:
+        world_size = 0  # nothing follows from the absence of the others
     now = Snapshot(taken_ns, world_size, ranks)
     before = replace(
         now, taken_ns=last_ns + 1, ranks={number: replace(rank) for number, rank in ranks.items()}
@@ -83,7 +87,9 @@ def simulate(
     return Outcome(now, before, simulation.ranks, last_ns)
 
 
-def _rank(standing: Standing, threads: Sequence[Thread], taken_ns: int) -> Rank:
+def _rank(
+    standing: Standing, threads: Sequence[Thread], taken_ns: int, planned: Container[int]
+) -> Rank:
     program, end = standing.program, standing.exit
     history = PlannedHistory(standing)
     ended = end is not None
@@ -114,7 +120,7 @@ def _rank(standing: Standing, threads: Sequence[Thread], taken_ns: int) -> Rank:
         layer_serial=len(standing.calls),
         free_threads=0 if known and waits else 1,
         location=standing.cut.site if standing.cut is not None else last.site if last else None,
-        groups=dict(_groups(standing, history)),
+        groups=dict(_groups(standing, history, planned)),
         channels=tuple(
             Channel(*key, issued=count.issued, chain=count.chain, last=count.last)
             for key, count in standing.channels.items()
@@ -145,23 +151,28 @@ def _balance(standing: Standing, group: GroupKey, history: PlannedHistory) -> in
     """This rank's share in the balance of the group's splits. That of calls that are over is left
     out: together with the others' it is nothing."""
     member = standing.groups[group]
-    if not any(kind.splits for kind in member.kinds.values()):
+    if not member.place.whole or not any(kind.splits for kind in member.kinds.values()):
         return 0
     chains = history.chains_after(group, member.issued)
     return chains[2] if chains is not None else 0
 
 
-def _groups(standing: Standing, history: PlannedHistory) -> Iterator[tuple[GroupKey, Group]]:
+def _groups(
+    standing: Standing, history: PlannedHistory, planned: Container[int]
+) -> Iterator[tuple[GroupKey, Group]]:
     for key, group in standing.program.groups.items():
         member = standing.groups[key]
         if not member.ready:
             continue
+        ranks = member.place.ranks
+        if not member.place.whole:  # whom the plan does not have, nobody waits for
+            ranks = tuple(rank for rank in ranks if rank in planned)
         yield (
             key,
             Group(
                 key=key,
                 desc=group.desc,
-                ranks=member.place.ranks,
+                ranks=ranks,
                 backend=group.backend,
                 state=GroupState.DESTROYED if member.destroyed else GroupState.READY,
                 issued=member.issued,

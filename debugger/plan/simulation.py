@@ -17,83 +17,22 @@ Rules:
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from ..diagnosis.facts.needs import bytes_of
 from ..record.layout import Activity
-from ..record.signature import (
-    ANY_SOURCE,
-    CHAIN_STEP,
-    MASK,
-    RULES,
-    Rule,
-    Signature,
-    agreement_hash,
-    exact_hash,
-    hash64,
-)
 from ..record.snapshot import Call, GroupKey, Note
-from .meetings import End, Meeting, MeetingPlace, Posted, Tree
-from .model import Model, Waits, backend_of, on_device
+from .calls import Calls, Kind
+from .meetings import End, Meeting, MeetingPlace
+from .model import Model
 from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
-from .standing import ChannelCount, Membership, Standing, Stop
+from .runnable import Runnable, Thread
+from .standing import Membership, Standing, Stop
 from .threads import AllThreads, Doing, InTurn, Joins, by_thread, place_of
 
 TICK_NS = 1000
 """What each step takes."""
-
-
-class Thread:
-    """One thread of a rank. `stop`: what it stands still in."""
-
-    __slots__ = ("at", "clock_ns", "doings", "makes", "order", "rank", "stop", "yielded")
-
-    def __init__(self, rank: Standing, doings: list[Doing], order: int, clock_ns: int) -> None:
-        self.rank = rank
-        self.doings = doings
-        self.order = order
-        self.clock_ns = clock_ns
-        self.at = 0
-        self.stop: Stop | None = None
-        self.makes: Membership | None = None
-        """The group that it has when what it waits for is there."""
-        self.yielded = False
-
-
-class Kind:
-    """All that the simulation needs to know of a signature, in one group of one rank."""
-
-    __slots__ = ("agree", "backend", "blocks", "exact", "on_device", "signature", "splits", "waits")
-
-    def __init__(
-        self,
-        model: Model,
-        signature: Signature,
-        member: Membership,
-        rank: int,
-        hashes: tuple[int, int],
-    ) -> None:
-        self.signature = signature  # which keeps its id
-        rule = RULES.get(signature.op, Rule())
-        self.backend = backend = backend_of(member.backend, signature)
-        self.on_device = on_device(backend)
-        self.blocks = model.blocks_host(backend, signature.op)
-        self.splits = rule.splits
-        self.agree, self.exact = hashes
-        self.waits = Waits.FOR_ALL
-        if signature.peer is None:
-            self.waits = model.collective(backend, signature, len(member.place.ranks), rank)
-
-
-def hashes_of(signature: Signature) -> tuple[int, int]:
-    """What a call adds to the chains of its group, or of its channel."""
-    if signature.peer is not None:
-        content = hash64((signature.dtypes, signature.counts))
-        return content, content
-    return agreement_hash(signature), exact_hash(signature)
 
 
 class Simulation:
@@ -108,11 +47,9 @@ class Simulation:
         self._planned = frozenset(programs)
         self._places: dict[tuple[GroupKey, tuple[int, ...]], MeetingPlace] = {}
         self._creations: dict[Hashable, Meeting] = {}
-        self._hashes: dict[int, tuple[int, int]] = {}
-        """By the id of the signature, which the programs keep alive."""
         self._order = itertools.count()
-        self._ready: list[tuple[int, int, Thread]] = []
-        self._parked: dict[Hashable, list[Thread]] = {}
+        self._runnable = Runnable()
+        self._calls = Calls(model, self._planned, self._runnable)
         self._turns: dict[Hashable, int] = {}
         self._several: set[int] = set()
         """The ranks with more than one thread."""
@@ -121,9 +58,7 @@ class Simulation:
 
     def run(self) -> None:
         """To the end."""
-        ready = self._ready
-        while ready:
-            _, _, thread = heapq.heappop(ready)
+        while (thread := self._runnable.pop()) is not None:
             self._advance(thread)
 
     @property
@@ -154,10 +89,7 @@ class Simulation:
         threads = [Thread(standing, row, next(self._order), start_ns) for row in rows]
         self.threads[program.rank] = threads
         for thread in threads:
-            self._push(thread)
-
-    def _push(self, thread: Thread) -> None:
-        heapq.heappush(self._ready, (thread.clock_ns, thread.order, thread))
+            self._runnable.push(thread)
 
     def _advance(self, thread: Thread) -> None:
         """Until it must wait."""
@@ -176,7 +108,7 @@ class Simulation:
             if not goes_on:
                 return
         if thread.rank.program.rank in self._several:
-            self._unpark(("threads", thread.rank.program.rank), thread.clock_ns)
+            self._runnable.unpark(("threads", thread.rank.program.rank), thread.clock_ns)
 
     def _do(self, thread: Thread, doing: Doing) -> bool:
         thread.clock_ns += TICK_NS
@@ -205,33 +137,10 @@ class Simulation:
         thread.at += 1
         return True
 
-    def _stands_still(self, thread: Thread, end: End, stop: Stop) -> bool:
-        """The thread waits for that; False, so that it does not go on."""
-        thread.stop = stop
-        end.waiters.append(thread)
-        return False
-
-    def _over(self, end: End, now_ns: int) -> None:
-        """It is over: who waits for it goes on."""
-        end.done_ns = now_ns
-        for thread in end.waiters:
-            thread.clock_ns = max(thread.clock_ns, now_ns)
-            self._push(thread)
-        end.waiters.clear()
-
-    def _park(self, thread: Thread, what: Hashable) -> bool:
-        self._parked.setdefault(what, []).append(thread)
-        return False
-
-    def _unpark(self, what: Hashable, now_ns: int) -> None:
-        for thread in self._parked.pop(what, ()):
-            thread.clock_ns = max(thread.clock_ns, now_ns)
-            self._push(thread)
-
     def _in_turn(self, thread: Thread, doing: InTurn) -> bool:
         where = (thread.rank.program.rank, doing.where)
         if self._turns.get(where, 0) < doing.turn:
-            return self._park(thread, (*where, doing.turn))
+            return self._runnable.park(thread, (*where, doing.turn))
         thread.at += 1
         return True
 
@@ -239,7 +148,7 @@ class Simulation:
         rank = thread.rank.program.rank
         for other in self.threads[rank]:
             if other is not thread and (other.at < len(other.doings) or other.stop is not None):
-                return self._park(thread, ("threads", rank))
+                return self._runnable.park(thread, ("threads", rank))
         thread.at += 1
         return True
 
@@ -260,16 +169,12 @@ class Simulation:
         if member is not None:
             kind = member.kinds.get(id(signature))
             if kind is None:
-                known = self._hashes.get(id(signature))
-                if known is None:
-                    known = self._hashes[id(signature)] = hashes_of(signature)
-                kind = Kind(self.model, signature, member, rank.program.rank, known)
-                member.kinds[id(signature)] = kind
+                kind = self._calls.kind_of(rank, member, signature)
             if signature.peer is None:
                 seq = member.issued
-                end = self._collective(rank, member, kind, number, now_ns)
+                end = self._calls.collective(rank, member, kind, number, now_ns)
             else:
-                seq, end = self._message(rank, member, call, kind, number, now_ns)
+                seq, end = self._calls.message(rank, member, call, kind, number, now_ns)
         rank.calls.append(call)
         rank.seqs.append(seq)
         rank.issued_ns.append(now_ns)
@@ -280,133 +185,22 @@ class Simulation:
             return True
         if call.is_async or kind is None or not kind.blocks:
             return True
-        return self._stands_still(thread, end, Stop(Activity.IN_CALL, now_ns, number, call.site))
+        return self._runnable.stands_still(
+            thread, end, Stop(Activity.IN_CALL, now_ns, number, call.site)
+        )
 
     def _made_in_turn(self, rank: Standing, call: Call, now_ns: int) -> None:
         where = (rank.program.rank, place_of(call))
         turn = self._turns[where] = self._turns.get(where, 0) + 1
-        self._unpark((*where, turn), now_ns)
-        self._unpark(("call", rank.program.rank, call.number), now_ns)
-
-    def _collective(
-        self, rank: Standing, member: Membership, kind: Kind, number: int, now_ns: int
-    ) -> End | int:
-        place = member.place
-        seq = member.issued
-        member.issued = seq + 1
-        member.last = number
-        member.chain = (member.chain * CHAIN_STEP + kind.agree) & MASK
-        if kind.exact != kind.agree:
-            member.exact = (member.exact + kind.exact * (2 * seq + 1)) & MASK
-        meeting = place.meetings.get(seq)
-        if meeting is None:
-            meeting = place.meetings[seq] = Meeting(kind.agree)
-        elif meeting.agree != kind.agree:
-            meeting.bad = True
-        meeting.came += 1
-        if kind.splits:
-            meeting.splits[member.at] = kind.signature
-        all_came = meeting.came == place.size
-        if all_came:
-            if kind.splits and place.whole and not meeting.splits_fit():
-                meeting.bad = True
-            if kind.on_device:
-                meeting.ready = True
-                self._over_on_device(place, now_ns)
-            else:
-                del place.meetings[seq]
-                if not meeting.bad:
-                    self._over(meeting, now_ns)
-        if kind.signature.root == rank.program.rank:
-            self._root_came(meeting, now_ns)
-        if kind.waits is Waits.FOR_ALL:
-            return meeting
-        if kind.waits is Waits.FOR_NOBODY:
-            return now_ns
-        if kind.waits is Waits.FOR_TREE and place.whole:
-            return self._down_the_tree(place, meeting, member.at, kind, now_ns)
-        if meeting.of_root is None:
-            meeting.of_root = End()
-            if kind.signature.root not in self._planned:
-                meeting.of_root.done_ns = now_ns
-        return meeting.of_root
-
-    def _over_on_device(self, place: MeetingPlace, now_ns: int) -> None:
-        while True:
-            meeting = place.meetings.get(place.next_on_device)
-            if meeting is None or not meeting.ready or meeting.bad:
-                return
-            del place.meetings[place.next_on_device]
-            place.next_on_device += 1
-            self._over(meeting, now_ns)
-
-    def _root_came(self, meeting: Meeting, now_ns: int) -> None:
-        if meeting.of_root is None:
-            meeting.of_root = End()
-        if not meeting.bad and not meeting.of_root.done_ns:
-            self._over(meeting.of_root, now_ns)
-
-    def _down_the_tree(
-        self, place: MeetingPlace, meeting: Meeting, at: int, kind: Kind, now_ns: int
-    ) -> End:
-        if meeting.tree is None:
-            root = place.places.get(kind.signature.root or 0, 0)
-            meeting.tree = Tree(len(place.ranks), root)
-        own, over = meeting.tree.comes(at)
-        if not meeting.bad:
-            for end in over:
-                self._over(end, now_ns)
-        return own
-
-    def _message(
-        self,
-        rank: Standing,
-        member: Membership,
-        call: Call,
-        kind: Kind,
-        number: int,
-        now_ns: int,
-    ) -> tuple[int, End | int]:
-        signature, own, place = kind.signature, rank.program.rank, member.place
-        peer = signature.peer
-        assert peer is not None
-        channel = rank.channels.setdefault(
-            (call.group, signature.op, peer, signature.tag), ChannelCount()
-        )
-        seq = channel.issued
-        channel.issued = seq + 1
-        channel.chain = (channel.chain * CHAIN_STEP + kind.agree) & MASK
-        channel.last = number
-        if peer == ANY_SOURCE:
-            peer = rank.program.came_from.get(call.number, ANY_SOURCE)
-        if peer != ANY_SOURCE and peer not in self._planned:
-            return seq, now_ns
-        tag = 0 if kind.on_device else signature.tag  # NCCL knows none
-        end = End()
-        posted = Posted(end, own, now_ns, next(self._order), bytes_of(signature))
-        if signature.op == "send":
-            other = place.receive_for(own, peer, tag)
-            if other is None:
-                waiting_bytes = place.post_send(posted, peer, tag)
-                if waiting_bytes <= self.model.room_bytes(kind.backend):
-                    end.done_ns = now_ns
-        else:
-            other = place.send_for(peer, own, tag)
-            if other is None:
-                place.post_receive(posted, peer, tag)
-        if other is None:
-            rank.posted = True
-            return seq, end
-        if not other.end.done_ns:
-            self._over(other.end, max(now_ns, other.time_ns))
-        return seq, max(now_ns, other.time_ns)
+        self._runnable.unpark((*where, turn), now_ns)
+        self._runnable.unpark(("call", rank.program.rank, call.number), now_ns)
 
     def _wait(self, thread: Thread, doing: Waited) -> bool:
         rank = thread.rank
         number = rank.own_number(doing.number)
         if number is None:
             if rank.program.rank in self._several:
-                return self._park(thread, ("call", rank.program.rank, doing.number))
+                return self._runnable.park(thread, ("call", rank.program.rank, doing.number))
             thread.at += 1
             return True
         thread.at += 1
@@ -419,7 +213,7 @@ class Simulation:
         if kind is not None and not kind.blocks:
             return True
         stop = Stop(Activity.IN_CALL, thread.clock_ns, number, doing.site or call.site)
-        return self._stands_still(thread, end, stop)
+        return self._runnable.stands_still(thread, end, stop)
 
     # -- groups, and the end -------------------------------------------------------------------
 
@@ -464,13 +258,13 @@ class Simulation:
             meeting = self._creations[where] = Meeting(0)
         meeting.came += 1
         if meeting.came == len(self._planned.intersection(ranks)):
-            self._over(meeting, thread.clock_ns)
+            self._runnable.over(meeting, thread.clock_ns)
         if meeting.done_ns or not blocks:
             if member is not None:
                 member.ready = True
             return True
         thread.makes = member
-        return self._stands_still(thread, meeting, stop)
+        return self._runnable.stands_still(thread, meeting, stop)
 
     def _destroy(self, thread: Thread, doing: Destroyed) -> bool:
         if not self._drained(thread, doing.group):
@@ -495,7 +289,7 @@ class Simulation:
             kind = rank.groups[call.group].kinds[id(call.signature)]
             if kind.on_device:
                 stop = Stop(Activity.IN_CALL, thread.clock_ns, number, call.site)
-                return self._stands_still(thread, end, stop)
+                return self._runnable.stands_still(thread, end, stop)
         return True
 
     def _end(self, thread: Thread, doing: Ended) -> bool:
@@ -504,7 +298,7 @@ class Simulation:
             return False
         if rank.posted and not thread.yielded:
             thread.yielded = True  # what others do before this moment comes first
-            self._push(thread)
+            self._runnable.push(thread)
             return False
         thread.at = len(thread.doings)
         rank.exit, rank.ended_ns = doing, thread.clock_ns

@@ -172,7 +172,7 @@ class _Record:
                 "backend": group.backend,
                 "timeout_s": group.timeout_s,
             }
-            found += layout.GROUP.pack(
+            row = layout.GROUP.pack(
                 self._define(Definition.GROUP, record, None),
                 int(group.state),
                 group.issued,
@@ -182,6 +182,7 @@ class _Record:
                 group.balance,
                 0 if group.last is None else group.last + 1,
             )
+            found += row.ljust(layout.GROUP_BYTES, b"\0")
         return bytes(found)
 
     def _write_channels(self) -> bytes:

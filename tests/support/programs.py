@@ -112,7 +112,7 @@ class Programs:
 
     def each(self, signature: Signature, group: str = WORLD, **more: Any) -> None:
         for builder in self.ranks:
-            if builder.rank in builder.groups[group, 0].ranks:
+            if (group, 0) in builder.groups:
                 builder.makes(signature, group, **more)
 
     def new_group(self, name: str, ranks: Sequence[int]) -> None:
