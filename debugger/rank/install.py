@@ -122,7 +122,7 @@ class Layer:
         self.directory = directory
         # What the process is, and what is known of it.
         self.main_thread = MainThread()
-        self.sockets = GlooSockets()
+        self.sockets = self.remembering()
         self.level = DebugLevel()
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
         if writer is None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from distcore.backend import register
 from distcore.plan.backend import NAME, PlanBackend
@@ -41,10 +41,18 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
-    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes, writer.came)))
+    exchange = PlannedExchange(
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait
+    )
+    register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
     planning.make_groups_on(NAME)
-    planning.make_stores(lambda name: PlannedStore(planner, name))
+
+    def store(address: str) -> PlannedStore:
+        alone = address.startswith("own:")
+        return PlannedStore(planner, f"{address}:{rank}" if alone else address)
+
+    planning.make_stores(store)
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
@@ -52,6 +60,7 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     decisions.tell(layer.recorder, writer)
     Values(taint, decisions).follow()
     _virtual_time()
+    _no_other_program(layer, writer)
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
     code = _run(request, layer)
     with contextlib.suppress(Exception):
@@ -115,6 +124,21 @@ def _virtual_time() -> None:
     signal.alarm = alarm
     if hasattr(signal, "setitimer"):
         signal.setitimer = lambda *_: (0.0, 0.0)  # type: ignore[assignment]
+
+
+def _no_other_program(layer: PlannedLayer, writer: ProgramWriter) -> None:
+    """A rank that becomes another program is planned up to there."""
+
+    def become(*_: Any, **__: Any) -> NoReturn:
+        site = layer.recorder.safe_site(sys._getframe(1))
+        writer.put("cut", "it becomes another program, which is not planned", site)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)
+
+    for name in ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe"):
+        setattr(os, name, become)
 
 
 def _out_of_time(layer: PlannedLayer, time_s: float) -> Any:

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -31,6 +32,8 @@ from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
 _MEMORY_SHARE = 0.5
+_USUAL_BYTES = 64 << 20
+"""Of memory of its own, what a rank of a small program takes."""
 _FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
@@ -39,8 +42,11 @@ class Forker:
     """This process, for one plan."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
         memory_bytes = request.memory_bytes or int(memory.available_bytes() * _MEMORY_SHARE)
+        # Where they cannot all be kept, each barrier would have most of them run again.
+        fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
+        complete = len(request.ranks) == request.world_size
+        self._request = replace(request, barriers_wait=fit and complete)
         limits = Limits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all
