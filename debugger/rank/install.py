@@ -114,6 +114,7 @@ class Layer:
     """Everything that observes this process, in a forked child as well. `directory`: of the run."""
 
     agreeing: Callable[..., Agreement] = Agreement
+    remembering: Callable[[], GlooSockets] = GlooSockets
     """How ranks agree on what they do."""
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:

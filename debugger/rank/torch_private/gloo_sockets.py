@@ -61,8 +61,8 @@ class GlooSockets:
 
 
 class NoSockets(GlooSockets):
-    """Where nothing goes over a wire: to look costs a listing of all descriptors for each group that
-    is made, whose number grows with that of the ranks."""
+    """Where nothing goes over a wire. To look costs a listing of all descriptors for each group
+    that is made, of which a mesh of many ranks makes hundreds."""
 
     @contextlib.contextmanager
     def remembered(self, group: str = "") -> Iterator[None]:
