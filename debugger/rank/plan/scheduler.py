@@ -28,6 +28,7 @@ _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
 """A store's wait that a program gives up within this time is given up in a plan; any longer one is
 a wait that a run would be stopped in."""
+_LONGEST_SLEEP_S = 3600.0
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 1.0
 
@@ -48,6 +49,8 @@ class Planned:
     """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
     then."""
     cpu_ticks: int = -1
+    slept_s: float = 0.0
+    """Of planned time."""
     limit_s: float = 0.0
     since_s: float = 0.0
     used_s: float = 0.0
@@ -113,7 +116,7 @@ class Scheduler:
             self._start()
             if not self._running:
                 if self._waiting or self._ended_for_room:
-                    if not self._let_time_pass():
+                    if not self._let_time_pass() and not self._others_still_run():
                         self._end_all()
                         return
                     continue
@@ -137,9 +140,11 @@ class Scheduler:
         while len(self._running) < self._limits.jobs:
             if self._continue_one() or self._restart_one():
                 continue
-            if not self._new or (self._first and self.runs):
-                return  # the first rank runs alone: the others are to find what it has imported
-            self._begin(Planned(self._new.popleft()))
+            # The first rank runs alone: the others are to find what it has imported.
+            if self._new and not (self._first and self.runs):
+                self._begin(Planned(self._new.popleft()))
+            elif not self._wake_one():
+                return
 
     def _begin(self, planned: Planned) -> None:
         ours, theirs = socket.socketpair()
@@ -148,7 +153,7 @@ class Scheduler:
         planned.runs += 1
         planned.unpacker = Unpacker()
         planned.requests = {}
-        planned.told_to_end_s = planned.used_s = 0.0
+        planned.told_to_end_s = planned.used_s = planned.slept_s = 0.0
         planned.since_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
         theirs.close()
@@ -166,8 +171,33 @@ class Scheduler:
                 return True
         return False
 
+    def _wake_one(self) -> bool:
+        """Who sleeps is woken when nobody else can begin or go on: no time passes meanwhile."""
+        sleepers = [
+            (planned.slept_s + float(request[0][1]), planned.rank, number)
+            for planned in self._waiting.values()
+            for number, request in planned.requests.items()
+            if request[0][0] == "sleep"
+        ]
+        if not sleepers:
+            return False
+        until_s, rank, number = min(sleepers)
+        planned = self._waiting.pop(rank)
+        del planned.requests[number]
+        planned.slept_s = max(planned.slept_s, until_s)
+        if planned.slept_s > _LONGEST_SLEEP_S:
+            self.cut[rank] = f"it has slept for {planned.slept_s:.0f} s, and nothing has come of it"
+            self._kill(planned)
+            self._running[rank] = planned  # until its end is seen
+            return True
+        self._goes_on(planned)
+        self._say(planned, number, ([], []))
+        return True
+
     def _answer_one(self, planned: Planned) -> bool:
         for number, request in planned.requests.items():
+            if request[0][0] == "sleep":
+                continue
             answer = self._board.answer(planned.rank, *request)
             if answer is not None:
                 del planned.requests[number]
@@ -216,7 +246,8 @@ class Scheduler:
                 self._modules([str(name) for name in words[1:]])
             self._first = False
         else:
-            answer = self._board.answer(planned.rank, words, values)
+            asleep = words[0] == "sleep"
+            answer = None if asleep else self._board.answer(planned.rank, words, values)
             if answer is not None:
                 self._say(planned, number, answer)
             else:
@@ -349,6 +380,20 @@ class Scheduler:
         self._goes_on(planned)
         self._say(planned, number, self._board.timed_out(rank))
         return True
+
+    def _others_still_run(self) -> bool:
+        """Whether a rank that waits has another thread that does something, or has said it."""
+        before = {one.rank: memory.cpu_ticks(one.pid) for one in self._waiting.values()}
+        heard = self._selector.select(_LOOK_EVERY_S)
+        for key, _ in heard:
+            planned: Planned = key.data[1]
+            if key.data[0] == "line":
+                self._hear(planned)
+            else:
+                self._reap(planned)
+        return bool(heard) or any(
+            memory.cpu_ticks(one.pid) > before.get(one.rank, 0) for one in self._waiting.values()
+        )
 
     def _end_all(self) -> None:
         """Those that are left wait for one another, or for what nobody gives."""
