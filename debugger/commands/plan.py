@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
-from . import ci_flags
+from . import ci_flags, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -25,6 +25,7 @@ class PlanCommand(Command):
         "examples:\n"
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
+        "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
         "\n"
         "Every rank's program runs, a few at a time; nothing goes over a wire. Small values that\n"
         "steer a program are exchanged for real, all others are stood in for. A decision that\n"
@@ -102,6 +103,7 @@ class PlanCommand(Command):
         )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         ci_flags.add(group)
+        plan_scale.add_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -122,7 +124,8 @@ class PlanCommand(Command):
 
         request = args.request
         own = request.own
-        size = _world_size(request)
+        plan_scale.check(own)
+        size = plan_scale.planned_size(request) or _world_size(request)
         local_size = _local_size(own, size)
         try:
             ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
@@ -144,6 +147,11 @@ class PlanCommand(Command):
             accelerator=own.accelerator,
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
+        run = None
+        if own.scale is not None:
+            code, run = plan_scale.run_really(request)
+            if code:
+                return code
         directory = RunDirectory.create(explicit=own.run_dir)
         started_ns = time.time_ns()
         command = shown(request.command_line)
@@ -166,6 +174,7 @@ class PlanCommand(Command):
         finally:
             directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
+        plan_scale.tell(directory, programs, report, own, run)
         for failure in directory.failures:
             _say(failure)
         if ci is not None:

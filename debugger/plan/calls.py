@@ -172,6 +172,8 @@ class Calls:
             return seq, now_ns
         tag = 0 if kind.on_device else signature.tag  # NCCL knows none
         end = End()
+        if self._model.strict and call.number in rank.lost:
+            return seq, end
         posted = Posted(end, own, now_ns, next(self._order), bytes_of(signature))
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)

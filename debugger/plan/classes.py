@@ -9,12 +9,27 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..record.signature import ANY_SOURCE, Signature
-from ..record.snapshot import Group, GroupKey
+from ..record.snapshot import CallSite, Creation, Group, GroupKey
 from .program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
+
+
+TELLING = frozenset(
+    {
+        "caught_exception",
+        "data_exhausted",
+        "exception",
+        "exit",
+        "finding",
+        "forked",
+        "not_in_group",
+        "unwaited_work",
+    }
+)
+"""Notes about what the program does; others are about the process, as which one has a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +62,7 @@ def _fingerprint(program: Program, known: dict[Hashable, int]) -> bytes:
     signatures: dict[tuple[int, GroupKey], Hashable] = {}
     row = array("q")
     calls: dict[int, int] = {}
-    for event in program.events:
+    for event in _with_creations_together(program):
         key: Hashable
         if isinstance(event, Made):
             call = event.call
@@ -60,13 +75,49 @@ def _fingerprint(program: Program, known: dict[Hashable, int]) -> bytes:
             key = (places.get(call.group), what, call.site, call.is_async)
         elif isinstance(event, Waited):
             key = ("waits", calls.get(event.number, -1), event.site)
+        elif isinstance(event, Creations):
+            key = ("makes", event.site, event.sizes, event.own)
         else:
-            key = _rare(program.rank, event, places)
+            key = _rare(event, places)
         row.append(known.setdefault(key, len(known)))
     for at, note in program.notes:
+        if note.kind not in TELLING:
+            continue
         key = ("note", at, note.kind, note.message, note.site)
         row.append(known.setdefault(key, len(known)))
     return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Creations:
+    """Groups that one line makes, one after the other: which of them a rank is in is its place in a
+    mesh. `own`: the sizes of those."""
+
+    site: CallSite | None
+    sizes: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+def _with_creations_together(program: Program) -> Iterator[Event | Creations]:
+    row: list[Creation] = []
+    for event in program.events:
+        if isinstance(event, Created):
+            if row and row[-1].site != event.creation.site:
+                yield _together(program.rank, row)
+                row = []
+            row.append(event.creation)
+            continue
+        if row:
+            yield _together(program.rank, row)
+            row = []
+        yield event
+    if row:
+        yield _together(program.rank, row)
+
+
+def _together(rank: int, row: list[Creation]) -> Creations:
+    own = tuple(len(one.ranks) for one in row if rank in one.ranks)
+    return Creations(row[0].site, tuple(len(one.ranks) for one in row), own)
 
 
 def _role(rank: int, signature: Signature, group: Group | None) -> Hashable:
@@ -89,15 +140,12 @@ def _role(rank: int, signature: Signature, group: Group | None) -> Hashable:
     )
 
 
-def _rare(rank: int, event: Event, places: Mapping[GroupKey, int]) -> Hashable:
+def _rare(event: Event, places: Mapping[GroupKey, int]) -> Hashable:
     match event:
-        case Created(creation):
-            mine = rank in creation.ranks
-            return ("makes", mine, len(creation.ranks), creation.site)
         case Destroyed(group, site):
             return ("destroys", places.get(group), site)
         case Ended(code, signal):
             return ("ends", code, signal)
-        case CutOff(why, site):
+        case CutOff(why=why, site=site):
             return ("cut off", why, site)
     return ()

@@ -104,7 +104,6 @@ def _rank(
             alive=False, exit_code=end.exit_code, signal=end.signal, ended_ns=standing.ended_ns
         )
     known = standing.cut is None
-    last = standing.calls[-1] if standing.calls else None
     return Rank(
         rank=program.rank,
         world_size=program.world_size,
@@ -119,7 +118,7 @@ def _rank(
         exit_code=end.exit_code if end is not None else None,
         layer_serial=len(standing.calls),
         free_threads=0 if known and waits else 1,
-        location=standing.cut.site if standing.cut is not None else last.site if last else None,
+        location=standing.cut.site if standing.cut is not None else standing.site,
         groups=dict(_groups(standing, history, planned)),
         channels=tuple(
             Channel(*key, issued=count.issued, chain=count.chain, last=count.last)

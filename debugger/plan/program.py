@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..record.layout import Activity
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
 
 
@@ -54,10 +56,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Nothing more is known of the rank: its time or memory was up, or it went round and round."""
+    """Nothing more is known of the rank: its time or memory was up, or it waits for ever for what
+    nobody gives. `activity` and `detail`: what for, where it is no call (see `Wait`)."""
 
     why: str
     site: CallSite | None = None
+    activity: Activity | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 Event = Made | Waited | Created | Destroyed | Ended | CutOff

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.bounds import open_regular, whole
-from ..record.layout import AGREES_FLAG, ASYNC_FLAG, CallState, GroupState, Phase
+from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState, Phase
 from ..record.program_writer import FILES, FOLDER
 from ..record.signature import CHAIN_STEP, MASK, Signature
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
@@ -281,17 +281,22 @@ class _Reader:
             self._ended = True
             self._events.append(Ended(exit_code, signal))
 
-    def _on_cut(self, why: str, site: int) -> None:
-        """By whoever ran the ranks: the wait that it was in says more than that does."""
+    def _on_cut(self, why: str, site: int, waits: bool = False) -> None:
+        """By whoever ran the ranks. `waits`: the rank was in something that never ends; that it was
+        in a wait for a call is on record only where the program itself waits for it."""
         if self._ended:
             return
         self._ended = True
         found = self._sites.get(site)
-        if self._waits:
-            _, detail, site = self._waits[-1]
+        last = self._events[-1] if self._events else None
+        if waits and self._waits:
+            activity, detail, site = self._waits[-1]
             found = self._sites.get(site, found)
             about = self._details.get(detail, {})
-            why = " ".join([why, *map(str, filter(None, (about.get("op"), about.get("key"))))])
+            self._events.append(CutOff(str(why), found, Activity(activity), about))
+            return
+        if waits and isinstance(last, Made) and last.call.is_async:
+            self._events.append(Waited(last.call.number, last.call.site))
         self._events.append(CutOff(str(why), found))
 
 

@@ -131,11 +131,19 @@ class Simulation:
                 at_ns = thread.clock_ns
                 thread.rank.notes.append(_at(doing, at_ns))
             case CutOff():
-                thread.rank.cut = doing
-                thread.at = len(thread.doings)
+                self._cut_off(thread, doing)
                 return False
         thread.at += 1
         return True
+
+    @staticmethod
+    def _cut_off(thread: Thread, doing: CutOff) -> None:
+        thread.at = len(thread.doings)
+        if doing.activity is None:
+            thread.rank.cut = doing
+            return
+        detail = dict(doing.detail)
+        thread.stop = Stop(doing.activity, thread.clock_ns, None, doing.site, detail)
 
     def _in_turn(self, thread: Thread, doing: InTurn) -> bool:
         where = (thread.rank.program.rank, doing.where)
@@ -175,6 +183,7 @@ class Simulation:
                 end = self._calls.collective(rank, member, kind, number, now_ns)
             else:
                 seq, end = self._calls.message(rank, member, call, kind, number, now_ns)
+        rank.site = call.site or rank.site
         rank.calls.append(call)
         rank.seqs.append(seq)
         rank.issued_ns.append(now_ns)
@@ -204,6 +213,7 @@ class Simulation:
             thread.at += 1
             return True
         thread.at += 1
+        rank.site = doing.site or rank.site
         end = rank.ends[number]
         if isinstance(end, int) or end.done_ns:
             return True
@@ -270,6 +280,7 @@ class Simulation:
         if not self._drained(thread, doing.group):
             return False
         thread.at += 1
+        thread.rank.site = doing.site or thread.rank.site
         member = thread.rank.groups.get(doing.group)
         if member is not None:
             member.destroyed = True

@@ -9,7 +9,7 @@ from typing import Any
 from ..record.layout import Activity
 from ..record.snapshot import Call, CallSite, Creation, GroupKey, Note
 from .meetings import End, MeetingPlace
-from .program import CutOff, Ended, Program
+from .program import CutOff, Ended, Made, Program, Waited
 
 
 @dataclass(slots=True)
@@ -70,6 +70,9 @@ class Standing:
         self.cut: CutOff | None = None
         self.posted = False
         """It has made messages that might still be open when it ends."""
+        self.lost = lost_sends(program)
+        self.site: CallSite | None = None
+        """The line of the last thing that it did."""
 
     def own_number(self, number: int) -> int | None:
         """The place in the lists of the call that has this number in the program."""
@@ -82,3 +85,25 @@ class Standing:
         """When the call was over; 0: it is under way."""
         end = self.ends[number]
         return end if isinstance(end, int) else end.done_ns
+
+
+def lost_sends(program: Program) -> frozenset[int]:
+    """The numbers of sends that the rank never waits for, when nothing that it does afterwards
+    involves their receivers: it ends, and nobody knows whether they have left by then."""
+    waited = {event.number for event in program.events if isinstance(event, Waited)}
+    met: set[int] = set()
+    lost = []
+    for event in reversed(program.events):
+        if not isinstance(event, Made):
+            continue
+        call = event.call
+        peer = call.signature.peer
+        if call.signature.op == "send" and call.is_async and call.number not in waited:
+            if peer not in met:
+                lost.append(call.number)
+            continue
+        group = program.groups.get(call.group)
+        met.update([peer] if peer is not None else group.ranks if group is not None else ())
+        if group is not None and len(met) >= program.world_size:
+            break
+    return frozenset(lost)

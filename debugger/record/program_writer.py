@@ -19,7 +19,7 @@ A line is a list that begins with a word:
     ["waits", activity, detail, site] ["left"]        for something that is no call
     ["undecided", site, what]
     ["phase", phase, exit code]
-    ["ended", exit code, signal] ["cut", why, site]   by whoever runs the ranks
+    ["ended", exit code, signal] ["cut", why, site, waits]     by whoever runs the ranks
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from datetime import timedelta
 from ..groups.process_group import CoreGroup, Origin
 from .engine import PlanEngine, PlannedLife
 from .exchange import Exchange
+from .work import PlannedCall
 
 NAME = "plan"
 
@@ -18,7 +19,12 @@ class PlannedGroup(CoreGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier has no value, so nobody waits for one."""
+        """As barrier: nobody is late in a plan."""
+        del timeout, wait_all_ranks
+        number, self._monitored = self._monitored, self._monitored + 1
+        slot = f"{self._origin.token}!{number}"
+        assert isinstance(self._engine, PlanEngine)
+        self._engine.meet(slot, PlannedCall(slot, "monitored_barrier()", True))
 
 
 @dataclass
@@ -39,10 +45,10 @@ class PlanBackend:
         """A group, at once: nobody is waited for. Groups of the same name and ranks that are made
         one after the other are told apart by their number."""
         del group_class
-        key = (origin.name, origin.ranks)
+        key = (f"{self.exchange.world(origin.store)}/{origin.name}", origin.ranks)
         number = self._made[key] = self._made.get(key, 0) + 1
         ranks = ",".join(map(str, origin.ranks))
-        token = f"{origin.name}/{number}/{ranks}"
+        token = f"{key[0]}/{number}/{ranks}"
         life = PlannedLife(origin.name, origin.ranks, origin.rank, token)
 
         def make_alike(other: Origin) -> CoreGroup:

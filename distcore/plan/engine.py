@@ -7,6 +7,7 @@ ranks have what this one has.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ def _plain(tensor: Any) -> bool:
 
 
 REACH = Reach(("cpu", "cuda", "meta"), (), _plain)
+
+
+def _ignore(found: object) -> None:
+    del found
 
 
 class PlannedLife:
@@ -105,6 +110,8 @@ class PlanEngine:
         self._rank = session.rank
         self._size = len(session.ranks)
         self._everyone = range(self._size)
+        self._begun: weakref.WeakSet[PlannedWork] = weakref.WeakSet()
+        """Calls that wait for others when they are waited for."""
 
     def __repr__(self) -> str:
         return f"<PlanEngine of {self.session!r}>"
@@ -126,7 +133,14 @@ class PlanEngine:
         deferred = not at_once and hasattr(body, "is_planned")
         call = PlannedCall(slot, text, not deferred)
         body(call)
-        return PlannedWork(text, tensors, call.steps)
+        if at_once and text == "barrier()":
+            # Behind a barrier the calls before it are complete, with most backends.
+            for one in list(self._begun):
+                one.synchronize()
+        work = PlannedWork(text, tensors, call.steps)
+        if call.steps:
+            self._begun.add(work)
+        return work
 
     # -- values --------------------------------------------------------------------------------
 
@@ -156,9 +170,10 @@ class PlanEngine:
 
     def _scale(self, tensor: Tensor, reduction: Reduction) -> None:
         """The likeliest sum: that of equal parts."""
-        if reduction.op == "SUM" and tensor.nbytes <= COPIED_BYTES and not tensor.is_meta:
-            if tensor.is_floating_point() and tensor.numel():
-                tensor_over(bytes_of(tensor), tensor.dtype).mul_(self._size)
+        if reduction.op != "SUM" or tensor.is_meta or not tensor.is_floating_point():
+            return
+        if 0 < tensor.nbytes <= COPIED_BYTES:
+            tensor_over(bytes_of(tensor), tensor.dtype).mul_(self._size)
 
     def _reduced(
         self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
@@ -334,12 +349,19 @@ class PlanEngine:
         return planned(body)
 
     def barrier(self) -> Body:
-        """A barrier has no value, so nobody waits for one."""
+        """Waited for only where the exchange wants that: it has no value."""
 
         def body(call: PlannedCall) -> None:
-            call.part()
+            self.meet(call.part(), call)
 
         return planned(body)
+
+    def meet(self, slot: str, call: PlannedCall) -> None:
+        """Be there, and wait for the others where that is wanted."""
+        exchange, text = self._exchange, call.text
+        if exchange.barriers_wait:
+            exchange.offer(slot, text, self._rank, [b""])
+            call.later(lambda: _ignore(exchange.collect(slot, text, self._rank, self._everyone)))
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]

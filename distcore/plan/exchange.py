@@ -1,4 +1,4 @@
-"""What a planned group asks for the values of small tensors: who has them, and whether they are real.
+"""What a planned group asks for the values of small tensors: who has them, and which are real.
 
 A plan moves no data. What it cannot do without (flags, sizes, objects, a few numbers) is exchanged
 between the planned ranks by whoever runs them; everything else is a value that stands in for the
@@ -8,7 +8,7 @@ one that a real run would have, and is marked as such.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ class Exchange(Protocol):
     A `slot` names one collective, and a `channel` one sequence of messages, in the same words on
     all ranks that take part. None in the place of bytes: a value that is not known.
     """
+
+    def world(self, store: Any) -> str:
+        """What tells the groups that meet in this store from those that meet in others."""
 
     def is_small(self, tensor: Tensor) -> bool:
         """Whether tensors of this dtype and size are exchanged; the same on all ranks."""

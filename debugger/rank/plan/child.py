@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import os
 import random
 import runpy
@@ -11,9 +12,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from distcore.backend import register
 from distcore.plan.backend import NAME, PlanBackend
@@ -21,11 +24,12 @@ from distcore.plan.backend import NAME, PlanBackend
 from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log.own_faults import report_own_fault
-from ..torch_private import planning
+from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
 from .request import Request
+from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
 from .values import Values
@@ -41,22 +45,53 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
-    register(PlanBackend(PlannedExchange(planner, taint, request.real_bytes, writer.came)))
+    exchange = PlannedExchange(
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait
+    )
+    register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
     planning.make_groups_on(NAME)
-    planning.make_stores(lambda name: PlannedStore(planner, name))
+
+    def store(address: str) -> PlannedStore:
+        alone = address.startswith("own:")
+        return PlannedStore(planner, f"{address}:{rank}" if alone else address)
+
+    planning.make_stores(store)
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
-    Values(taint, decisions).follow()
-    _virtual_time()
+    Values(taint, decisions, _accelerator(request)).follow()
+    if request.steps:
+        Steps(request.steps).observe()
+    _planned_time(planner)
+    _no_other_program(layer, writer)
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
     code = _run(request, layer)
     with contextlib.suppress(Exception):
         planner.tell(["modules", *sorted(sys.modules)])
     return code
+
+
+def _accelerator(request: Request) -> planned_accelerator.Adapt | None:
+    """What turns the program's calls for GPUs into such for the CPU, where it is to have any."""
+    chosen = request.accelerator
+    asked = chosen == "auto" and planned_accelerator.is_asked_for(_source(request))
+    if chosen == "cuda" or asked:
+        return planned_accelerator.pretend(request.local_size)
+    return None
+
+
+def _source(request: Request) -> str:
+    """The file of the program; "" where it cannot be told before it runs."""
+    if not request.is_module:
+        folder_of = os.path.join(request.target, "__main__.py")
+        return folder_of if os.path.isdir(request.target) else request.target
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(request.target)
+        return str(spec.origin) if spec is not None and spec.origin else ""
+    return ""
 
 
 def _telling_modules(connection: socket.socket) -> Any:
@@ -87,6 +122,7 @@ def _surroundings(request: Request, rank: int) -> None:
         DISTDEBUG_RANK_PID=str(os.getpid()),
         DISTDEBUG_LEVEL="INFO",
         TORCHDYNAMO_DISABLE="1",
+        CUDA_VISIBLE_DEVICES="",
     )
     os.environ[RUN_DIRECTORY] = request.run_dir
     random.seed(f"distdebug plan {rank}")  # the same again, where the rank is run again
@@ -105,16 +141,48 @@ def _surroundings(request: Request, rank: int) -> None:
     sys.argv[:] = [request.target, *request.arguments]
 
 
-def _virtual_time() -> None:
-    """A program's own alarms are for ranks that hang; here they would hit those that wait."""
+def _planned_time(planner: Planner) -> None:
+    """A rank that sleeps gives its place to others, and finds that the time has passed. A program's
+    own alarms are for ranks that hang; here they would hit those that wait."""
 
     def alarm(seconds: int = 0, /) -> int:
         del seconds
         return 0
 
+    slept_s = 0.0
+
+    def sleep(seconds: float, /) -> None:
+        nonlocal slept_s
+        length_s = float(seconds)
+        if length_s < 0:
+            raise ValueError("sleep length must be non-negative")
+        planner.ask(["sleep", length_s])
+        slept_s += length_s
+
+    def later(clock: Callable[[], Any], unit: int) -> Callable[[], Any]:
+        return lambda: clock() + (slept_s if unit == 1 else int(slept_s * unit))
+
     signal.alarm = alarm
-    if hasattr(signal, "setitimer"):
-        signal.setitimer = lambda *_: (0.0, 0.0)  # type: ignore[assignment]
+    signal.setitimer = lambda *_: (0.0, 0.0)  # type: ignore[assignment]
+    time.sleep = sleep
+    for name in ("time", "monotonic", "perf_counter"):
+        setattr(time, name, later(getattr(time, name), 1))
+        setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), 1_000_000_000))
+
+
+def _no_other_program(layer: PlannedLayer, writer: ProgramWriter) -> None:
+    """A rank that becomes another program is planned up to there."""
+
+    def become(*_: Any, **__: Any) -> NoReturn:
+        site = layer.recorder.safe_site(sys._getframe(1))
+        writer.put("cut", "it becomes another program, which is not planned", site)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)
+
+    for name in ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe"):
+        setattr(os, name, become)
 
 
 def _out_of_time(layer: PlannedLayer, time_s: float) -> Any:

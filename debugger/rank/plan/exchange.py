@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..torch_private.planning import store_name
 from .taint import Taint
 from .wire import Line, Message
 
@@ -24,32 +24,35 @@ class Planner:
 
     def __init__(self, line: Line, before_wait: Callable[[], None]) -> None:
         self._line = line
-        self._lock = threading.Lock()
         self._before_wait: Callable[[], None] | None = before_wait
         self.kept: list[Any] = []
         """What must live as long as the rank."""
 
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
-        with self._lock:
-            self._line.tell(words, values)
+        self._line.tell(words, values)
 
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Ask for something, and wait until it is there."""
         first, self._before_wait = self._before_wait, None
         if first is not None:
             first()
-        with self._lock:
-            return self._line.ask(words, values)
+        return self._line.ask(words, values)
 
 
 class PlannedExchange:
     """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels."""
 
     def __init__(
-        self, planner: Planner, taint: Taint, real_bytes: int, came: Callable[[int], None]
+        self,
+        planner: Planner,
+        taint: Taint,
+        real_bytes: int,
+        came: Callable[[int], None],
+        barriers_wait: bool,
     ) -> None:
         """`came` is told who sent what this thread has received from any source."""
+        self.barriers_wait = barriers_wait
         self._planner = planner
         self._taint = taint
         self._real_bytes = real_bytes
@@ -58,6 +61,9 @@ class PlannedExchange:
 
     def __repr__(self) -> str:
         return f"<PlannedExchange of up to {self._real_bytes} bytes>"
+
+    def world(self, store: Any) -> str:
+        return store_name(store)
 
     def is_small(self, tensor: Tensor) -> bool:
         if tensor.is_meta:

@@ -19,7 +19,9 @@ import socket
 import sys
 import threading
 import time
-from typing import NoReturn
+import weakref
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -31,6 +33,8 @@ from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
 _MEMORY_SHARE = 0.5
+_USUAL_BYTES = 64 << 20
+"""Of memory of its own, what a rank of a small program takes."""
 _FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
@@ -39,8 +43,11 @@ class Forker:
     """This process, for one plan."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
         memory_bytes = request.memory_bytes or int(memory.available_bytes() * _MEMORY_SHARE)
+        # Where they cannot all be kept, each barrier would have most of them run again.
+        fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
+        complete = len(request.ranks) == request.world_size
+        self._request = replace(request, barriers_wait=fit and complete)
         limits = Limits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all
@@ -74,6 +81,7 @@ class Forker:
                     if name not in sys.modules and _is_installed(name):
                         with contextlib.suppress(Exception):
                             importlib.import_module(name)
+        _leave_libraries()
         gc.collect()
         gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
 
@@ -103,6 +111,16 @@ class Forker:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+
+def _leave_libraries() -> None:
+    """Libraries of operators that are here already take themselves apart at the end of a process,
+    which takes a rank a tenth of its time, and serves nobody where the process is gone then."""
+    registry: Any = vars(weakref.finalize).get("_registry", {})
+    for finalizer in list(registry):
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__name__", "") == "_del_library":
+            finalizer.atexit = False
 
 
 def _is_installed(name: str) -> bool:
@@ -136,4 +154,3 @@ def main() -> None:
     os.environ.update(request.environment)
     torch.set_num_threads(1)
     Forker(request).run()
-

@@ -31,6 +31,7 @@ class Request:
     time_s: float = 120.0
     memory_bytes: int = 0
     accelerator: str = "auto"
+    barriers_wait: bool = True
 
     @property
     def directory(self) -> Path:

@@ -7,6 +7,7 @@ wait for is there: a program does the same again, and is told what it was told b
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -27,9 +28,11 @@ _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
 """A store's wait that a program gives up within this time is given up in a plan; any longer one is
 a wait that a run would be stopped in."""
+_LONGEST_SLEEP_S = 3600.0
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 1.0
 
+Request = tuple[list[Any], list[bytes | None]]
 Fork = Callable[[int, socket.socket], int]
 """(rank, its end of the line) -> pid. Does not return in the child."""
 
@@ -42,8 +45,12 @@ class Planned:
     pid: int = 0
     connection: socket.socket | None = None
     unpacker: Unpacker = field(default_factory=Unpacker)
-    request: tuple[list[Any], list[bytes | None]] | None = None
-    """What it waits for; it stays known of one that was ended meanwhile."""
+    requests: dict[int, Request] = field(default_factory=dict)
+    """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
+    then."""
+    cpu_ticks: int = -1
+    slept_s: float = 0.0
+    """Of planned time."""
     limit_s: float = 0.0
     since_s: float = 0.0
     used_s: float = 0.0
@@ -89,6 +96,7 @@ class Scheduler:
         self.ended: dict[int, int] = {}
         """The raw status of each rank's process, by rank."""
         self.cut: dict[int, str] = {}
+        self._stuck: set[int] = set()
         self.runs = 0
         """Processes that were started."""
         self.most_waiting = 0
@@ -108,7 +116,7 @@ class Scheduler:
             self._start()
             if not self._running:
                 if self._waiting or self._ended_for_room:
-                    if not self._let_time_pass():
+                    if not self._let_time_pass() and not self._others_still_run():
                         self._end_all()
                         return
                     continue
@@ -132,9 +140,11 @@ class Scheduler:
         while len(self._running) < self._limits.jobs:
             if self._continue_one() or self._restart_one():
                 continue
-            if not self._new or (self._first and self.runs):
-                return  # the first rank runs alone: the others are to find what it has imported
-            self._begin(Planned(self._new.popleft()))
+            # The first rank runs alone: the others are to find what it has imported.
+            if self._new and not (self._first and self.runs):
+                self._begin(Planned(self._new.popleft()))
+            elif not self._wake_one():
+                return
 
     def _begin(self, planned: Planned) -> None:
         ours, theirs = socket.socketpair()
@@ -142,8 +152,8 @@ class Scheduler:
         self.runs += 1
         planned.runs += 1
         planned.unpacker = Unpacker()
-        planned.request = None
-        planned.told_to_end_s = planned.used_s = 0.0
+        planned.requests = {}
+        planned.told_to_end_s = planned.used_s = planned.slept_s = 0.0
         planned.since_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
         theirs.close()
@@ -155,24 +165,55 @@ class Scheduler:
 
     def _continue_one(self) -> bool:
         for planned in self._waiting.values():
-            assert planned.request is not None
-            answer = self._board.answer(planned.rank, *planned.request)
-            if answer is not None:
+            if self._answer_one(planned):
                 del self._waiting[planned.rank]
-                self._resume(planned, answer)
+                self._goes_on(planned)
                 return True
         return False
 
-    def _resume(self, planned: Planned, answer: Any) -> None:
-        planned.request = None
+    def _wake_one(self) -> bool:
+        """Who sleeps is woken when nobody else can begin or go on: no time passes meanwhile."""
+        sleepers = [
+            (planned.slept_s + float(request[0][1]), planned.rank, number)
+            for planned in self._waiting.values()
+            for number, request in planned.requests.items()
+            if request[0][0] == "sleep"
+        ]
+        if not sleepers:
+            return False
+        until_s, rank, number = min(sleepers)
+        planned = self._waiting.pop(rank)
+        del planned.requests[number]
+        planned.slept_s = max(planned.slept_s, until_s)
+        if planned.slept_s > _LONGEST_SLEEP_S:
+            self.cut[rank] = f"it has slept for {planned.slept_s:.0f} s, and nothing has come of it"
+            self._kill(planned)
+            self._running[rank] = planned  # until its end is seen
+            return True
+        self._goes_on(planned)
+        self._say(planned, number, ([], []))
+        return True
+
+    def _answer_one(self, planned: Planned) -> bool:
+        for number, request in planned.requests.items():
+            if request[0][0] == "sleep":
+                continue
+            answer = self._board.answer(planned.rank, *request)
+            if answer is not None:
+                del planned.requests[number]
+                self._say(planned, number, answer)
+                return True
+        return False
+
+    def _goes_on(self, planned: Planned) -> None:
         planned.since_s = time.monotonic()
+        planned.cpu_ticks = -1
         self._running[planned.rank] = planned
-        self._say(planned, answer)
 
     def _restart_one(self) -> bool:
         for planned in self._ended_for_room.values():
-            assert planned.request is not None
-            if self._board.could_answer(planned.rank, *planned.request):
+            requests = planned.requests.values()
+            if any(self._board.could_answer(planned.rank, *one) for one in requests):
                 del self._ended_for_room[planned.rank]
                 self._begin(planned)
                 return True
@@ -195,6 +236,7 @@ class Scheduler:
             self._told(planned, words, values)
 
     def _told(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
+        number, words = words[0], words[1:]
         if words[0] in ("offer", "send", "expect"):
             self._board.told(planned.rank, words, values)
         elif words[0] == "limit":
@@ -204,24 +246,28 @@ class Scheduler:
                 self._modules([str(name) for name in words[1:]])
             self._first = False
         else:
-            answer = self._board.answer(planned.rank, words, values)
+            asleep = words[0] == "sleep"
+            answer = None if asleep else self._board.answer(planned.rank, words, values)
             if answer is not None:
-                self._say(planned, answer)
+                self._say(planned, number, answer)
             else:
-                self._park(planned, words, values)
+                planned.requests[number] = (words, values)
+                self._park(planned)
 
-    def _say(self, planned: Planned, answer: Any) -> None:
+    def _say(self, planned: Planned, number: int, answer: Any) -> None:
         if planned.connection is not None:
             try:
-                planned.connection.sendall(packed(*answer))
+                planned.connection.sendall(packed([number, *answer[0]], answer[1]))
             except OSError:
                 pass  # it has ended, which is seen elsewhere
 
-    def _park(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
-        planned.request = (words, values)
+    def _park(self, planned: Planned) -> None:
+        """It cannot go on for now, or one of its threads cannot."""
+        if planned.rank not in self._running:
+            return
         planned.waited += 1
         planned.used_s += time.monotonic() - planned.since_s
-        self._running.pop(planned.rank, None)
+        del self._running[planned.rank]
         self._waiting[planned.rank] = planned
         self._first = False
         planned.private_bytes = memory.private_bytes(planned.pid)
@@ -265,7 +311,8 @@ class Scheduler:
             del self._waiting[planned.rank]
         self._kill_group(planned.pid)
         if planned.rank in self.cut:
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+            stuck = planned.rank in self._stuck
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, stuck])
             return
         self.ended[planned.rank] = status
         if os.WIFSIGNALED(status):
@@ -281,8 +328,6 @@ class Scheduler:
 
     def _note(self, rank: int, row: list[Any]) -> None:
         """The last line of a rank's program, which its process could not write."""
-        import json
-
         path = program_path(self._directory, rank)
         try:
             whole = not path.exists() or path.read_bytes().endswith(b"\n")
@@ -295,6 +340,13 @@ class Scheduler:
     def _look(self, now_s: float) -> None:
         """At those that run: whose time is up, and whether the memory is."""
         for planned in list(self._running.values()):
+            if planned.requests and not self._answer_one(planned):
+                # One of its threads waits; whether the others do anything is seen by the clock.
+                ticks = memory.cpu_ticks(planned.pid)
+                if ticks == planned.cpu_ticks:
+                    self._park(planned)
+                    continue
+                planned.cpu_ticks = ticks
             used_s = planned.used_s + now_s - planned.since_s
             if planned.told_to_end_s and now_s - planned.told_to_end_s > _GRACE_S:
                 self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
@@ -314,29 +366,46 @@ class Scheduler:
         """Nobody can go on, so waits for keys come to their time limit: the shortest one first.
         False where no wait has one."""
         timed = [
-            planned
+            (planned.limit_s, planned.rank, number)
             for planned in self._waiting.values()
-            if planned.request is not None
-            and planned.request[0][:2] in (["store", "wait"], ["store", "get"])
+            for number, request in planned.requests.items()
+            if request[0][:2] in (["store", "wait"], ["store", "get"])
             and 0 < planned.limit_s <= _LONGEST_WAIT_S
         ]
         if not timed:
             return False
-        first = min(timed, key=lambda one: (one.limit_s, one.rank))
-        del self._waiting[first.rank]
-        self._resume(first, self._board.timed_out(first.rank))
+        _, rank, number = min(timed)
+        planned = self._waiting.pop(rank)
+        del planned.requests[number]
+        self._goes_on(planned)
+        self._say(planned, number, self._board.timed_out(rank))
         return True
+
+    def _others_still_run(self) -> bool:
+        """Whether a rank that waits has another thread that does something, or has said it."""
+        before = {one.rank: memory.cpu_ticks(one.pid) for one in self._waiting.values()}
+        heard = self._selector.select(_LOOK_EVERY_S)
+        for key, _ in heard:
+            planned: Planned = key.data[1]
+            if key.data[0] == "line":
+                self._hear(planned)
+            else:
+                self._reap(planned)
+        return bool(heard) or any(
+            memory.cpu_ticks(one.pid) > before.get(one.rank, 0) for one in self._waiting.values()
+        )
 
     def _end_all(self) -> None:
         """Those that are left wait for one another, or for what nobody gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
-            words = planned.request[0] if planned.request is not None else []
+            words = next((request[0] for request in planned.requests.values()), [])
             self.cut[planned.rank] = _waits_for(words)
+            self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
             self._kill(planned)
             self._reap(planned)
         for planned in list(self._ended_for_room.values()):
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, True])
         self._waiting.clear()
         self._ended_for_room.clear()
 

@@ -18,21 +18,21 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 class PlannedStore(dist.Store):  # type: ignore[misc]
-    """`name` tells the stores of one plan apart: by address, as the program has them."""
+    """`address` tells the stores of one plan apart."""
 
-    def __init__(self, planner: Planner, name: str) -> None:
+    def __init__(self, planner: Planner, address: str) -> None:
         super().__init__()
         self._planner = planner
-        self._name = name
+        self.address = address
         self._timeout = DEFAULT_TIMEOUT
         planner.kept.append(self)  # C++ finds nothing of it once Python has dropped its object
 
     def __repr__(self) -> str:
-        return f"<PlannedStore {self._name!r}>"
+        return f"<PlannedStore {self.address!r}>"
 
     def _key(self, key: Any) -> str:
         text = key.decode("latin-1") if isinstance(key, bytes) else str(key)
-        return f"{self._name}/{text}"
+        return f"{self.address}/{text}"
 
     def _ask(
         self,
@@ -112,7 +112,7 @@ class PlannedStore(dist.Store):  # type: ignore[misc]
 
     def clone(self) -> PlannedStore:
         """Another object for the same keys."""
-        twin = type(self)(self._planner, self._name)
+        twin = type(self)(self._planner, self.address)
         twin._timeout = self._timeout
         return twin
 

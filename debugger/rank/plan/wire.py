@@ -3,9 +3,11 @@ it. Both ends are one program's; nothing is ever unpickled."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,22 +62,48 @@ class Unpacker:
 
 
 class Line:
-    """The rank's end. `ask` waits for the answer; one thread speaks at a time."""
+    """The rank's end. `ask` waits for the answer; any thread may, while others do."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unpacker = Unpacker()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[int, Message] = {}
+        self._numbers = itertools.count()
+        self._somebody_reads = False
+        self._ended = False
 
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
-        self._connection.sendall(packed(words, values))
+        with self._sending:
+            self._connection.sendall(packed([-1, *words], values))
 
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
-        self.tell(words, values)
+        number = next(self._numbers)
+        with self._sending:
+            self._connection.sendall(packed([number, *words], values))
         while True:
+            with self._changed:
+                while number not in self._answers and self._somebody_reads:
+                    self._changed.wait()
+                if number in self._answers:
+                    return self._answers.pop(number)
+                if self._ended:
+                    raise ConnectionError("the process that runs the plan has gone")
+                self._somebody_reads = True
+            self._read()
+
+    def _read(self) -> None:
+        """One piece of what is said to this rank, for whichever of its threads."""
+        data = b""
+        try:
             data = self._connection.recv(_CHUNK)
-            if not data:
-                raise ConnectionError("the process that runs the plan has gone")
-            for answer in self._unpacker.feed(data):
-                return answer
+        finally:
+            with self._changed:
+                self._somebody_reads = False
+                self._ended = not data
+                for words, values in self._unpacker.feed(data):
+                    self._answers[words[0]] = (words[1:], values)
+                self._changed.notify_all()

@@ -43,6 +43,7 @@ class Watching:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,9 +69,11 @@ def _classes() -> tuple[Any, Any]:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            if types and not all(one in _PLAIN for one in types):
-                return NotImplemented  # a subclass first makes its own calls of it
             given = kwargs or {}
+            if types and not all(one in _PLAIN for one in types):
+                if any(issubclass(one, FakeTensor) for one in types):
+                    return func(*args, **given)  # which has no values
+                return NotImplemented  # a subclass first makes its own calls of it
             call = functools.partial(func, *args, **given)
             if getattr(func, "namespace", "") in _COMMUNICATION:
                 return self._watching.communication(func, args, given, call)

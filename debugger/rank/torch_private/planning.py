@@ -142,6 +142,13 @@ def _address(url: str) -> str:
     return f"{found.scheme}:{found.path}"
 
 
+def store_name(store: Any) -> str:
+    """The address of a planned store, whatever prefixes stand before it; "" of another one."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return str(getattr(store, "address", ""))
+
+
 def _replace_store(name: str, make: MakeStore) -> None:
     theirs = getattr(dist, name, None)
     if theirs is None:
@@ -152,7 +159,7 @@ def _replace_store(name: str, make: MakeStore) -> None:
         nonlocal own
         if name == "HashStore":
             own += 1
-            where = f"own:{id(planned)}:{own}"
+            where = f"own:{own}"
         elif name == "FileStore":
             where = f"file:{args[0] if args else kwargs.get('file_name', '')}"
         else:

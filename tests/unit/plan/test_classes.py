@@ -54,7 +54,9 @@ def test_groups_count_by_their_place_and_size() -> None:
     for rank in range(8):
         made[rank].makes(all_reduce(8), "1" if rank < 4 else "2")
     made.end()
-    assert found(made) == [tuple(range(4)), tuple(range(4, 8))]  # who creates a group first
+    assert found(made) == [tuple(range(8))]
+    made[3].makes(all_reduce(8))
+    assert found(made) == [(0, 1, 2, 4, 5, 6, 7), (3,)]
 
 
 def test_another_line_shape_or_end_is_another_class() -> None:

@@ -1,0 +1,181 @@
+"""A fake accelerator: a program that asks for `cuda` gets answers, and its tensors are on the CPU.
+
+Devices keep the names that the program gives them; where a tensor is made on one, or moved to one,
+it stays in main memory. What torch.cuda is asked about itself is answered as of idle GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .modules import Wrapped, dist
+from .probe import patch
+
+Adapt = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_CUDA = re.compile(r"cuda(:\d+)?")
+_CPU = torch.device("cpu")
+_MEMORY_BYTES = 80 << 30
+_COUNTERS = (
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "utilization",
+)
+_NOTHING = (
+    "synchronize",
+    "empty_cache",
+    "init",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_per_process_memory_fraction",
+)
+
+
+def is_asked_for(script: str) -> bool:
+    """Whether this program names NCCL."""
+    try:
+        with open(script, "rb") as file:
+            return b"nccl" in file.read(1 << 20).lower()
+    except OSError:
+        return False
+
+
+class FakeStream:
+    """A stream, or an event: nothing on it ever has to be waited for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        self.cuda_stream = self.stream_id = self.priority = 0
+
+    def __repr__(self) -> str:
+        return "<FakeStream>"
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        del error
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or FakeStream()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        del other
+        return 1.0
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    record = wait = wait_event = wait_stream = synchronize = _nothing
+
+
+def pretend(devices: int) -> Adapt:
+    """Answer for torch.cuda with so many devices. What it returns turns a function's call into one
+    on the CPU: (function, args, kwargs) -> the same."""
+    cuda: Any = torch.cuda
+    current = [int(os.environ.get("LOCAL_RANK", "0")) % devices]
+    properties = types.SimpleNamespace(
+        name="planned", total_memory=_MEMORY_BYTES, major=9, minor=0, multi_processor_count=132
+    )
+
+    def set_device(device: Any) -> None:
+        index = _index(device)
+        if index >= devices:
+            raise RuntimeError(f"CUDA error: invalid device ordinal ({index} of {devices})")
+        if index >= 0:
+            current[0] = index
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: False,
+        "device_count": lambda: devices,
+        "current_device": lambda: current[0],
+        "set_device": set_device,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: (properties.major, properties.minor),
+        "is_bf16_supported": lambda *_, **__: True,
+        "mem_get_info": lambda *_: (_MEMORY_BYTES, _MEMORY_BYTES),
+        "memory_stats": lambda *_: {},
+        "memory_summary": lambda *_, **__: "",
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "initial_seed": lambda: torch.initial_seed(),
+        "current_stream": lambda *_: FakeStream(),
+        "default_stream": lambda *_: FakeStream(),
+        "stream": lambda *_: contextlib.nullcontext(),
+        "device": lambda *_: contextlib.nullcontext(),
+        "is_current_stream_capturing": lambda: False,
+        "Stream": FakeStream,
+        "Event": FakeStream,
+    }
+    answers |= dict.fromkeys(_COUNTERS, lambda *_, **__: 0)
+    answers |= dict.fromkeys(_NOTHING, lambda *_, **__: None)
+    for name, answer in answers.items():
+        setattr(cuda, name, answer)
+    for name in ("is_nccl_available",):
+        patch(dist.distributed_c10d, name, lambda _: lambda: True)
+    patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
+    return _on_the_cpu
+
+
+def _index(device: Any) -> int:
+    if isinstance(device, int):
+        return device
+    found = torch.device(device)
+    return -1 if found.index is None else found.index
+
+
+def _without_devices(original: Wrapped) -> Wrapped:
+    def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs = {**kwargs, "device_ids": None, "output_device": None}
+        original(self, module, *args[2:], **kwargs)
+
+    return construct
+
+
+def _on_the_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
+        return Tensor.to, (args[0], _CPU), {}
+    moved = tuple(map(_moved, args))
+    if name == "to" and len(moved) > 1 and type(moved[1]) is int:
+        moved = (moved[0], _CPU, *moved[2:])
+    given = {key: _moved(one) for key, one in kwargs.items()} if kwargs else kwargs
+    if type(given.get("device")) is int:
+        given["device"] = _CPU
+    return func, moved, given
+
+
+@functools.singledispatch
+def _moved(given: Any) -> Any:
+    return given
+
+
+@_moved.register
+def _(given: torch.device) -> Any:
+    return _CPU if given.type == "cuda" else given
+
+
+@_moved.register
+def _(given: str) -> Any:
+    return "cpu" if _CUDA.fullmatch(given) else given
