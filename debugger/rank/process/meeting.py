@@ -33,6 +33,7 @@ some milliseconds once all nodes are there."""
 NOBODY_S = 1.0
 """So long it waits where no other node comes: they may have no distdebug, and never come."""
 LOOK_EVERY_S = 0.05
+EARLY_EVERY_S = 0.2
 QUICK_S = 60.0
 SLOWLY_S = 1.0
 MOST_KEY_BYTES = 1024
@@ -56,9 +57,12 @@ def meet_nodes(directory: Path) -> None:
     """In a rank: torchrun's own process does it where that is ours; else the first rank that has a
     store."""
     if os.environ.get(VARIABLE) and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
-        from ..torch_private.rendezvous import on_rank_store
+        from ..torch_private.rendezvous import on_rank_store, store_of_environment
 
         meeting = Meeting(directory)
+        known = store_of_environment(meeting.is_wanted)
+        if known is not None:
+            meeting.begin_early(*known, "distdebug")
 
         def meet(open_store: Callable[[], Any], host: str, prefix: str) -> None:
             meeting.begin(open_store, host, prefix)
@@ -73,13 +77,13 @@ class Meeting:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._begun: set[str] = set()
+        self._lock = threading.Lock()
         self._met, self._leaving = threading.Event(), threading.Event()
 
     def begin(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """Meet the other nodes in this store, in a thread; once for each prefix."""
-        if prefix in self._begun:
+        if not self._is_first(prefix):
             return
-        self._begun.add(prefix)
         thread = threading.Thread(
             target=self._meet_quietly,
             args=(open_store, host, prefix),
@@ -94,6 +98,34 @@ class Meeting:
             thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
 
         atexit.register(leave)
+
+    def begin_early(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
+        """Meet in a store that may come to be, or not: this rank may never come to where it makes
+        its group, and that is what the others want to know. A store that it has itself counts."""
+
+        def come() -> None:
+            store = open_store()
+            if store is not None:
+                self.begin(lambda: store, host, prefix)
+
+        thread = threading.Thread(target=come, name="distdebug-meeting-early", daemon=True)
+        thread.start()
+
+        def leave() -> None:
+            self._leaving.set()
+            thread.join(1.0)
+
+        atexit.register(leave)
+
+    def is_wanted(self) -> bool:
+        """In a moment: whether nobody has begun to meet by then, and the process goes on."""
+        return not self._leaving.wait(EARLY_EVERY_S) and not self._begun
+
+    def _is_first(self, prefix: str) -> bool:
+        with self._lock:
+            first = prefix not in self._begun
+            self._begun.add(prefix)
+            return first
 
     def wait(self) -> None:
         """Until the nodes have met, or what is the matter with them has taken too long."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -87,6 +89,27 @@ def on_rank_store(heard: StoreHeard) -> None:
 
     patch(c10d, "rendezvous", make)
     on_group_creation(with_given)
+
+
+def store_of_environment(wanted: Callable[[], bool]) -> tuple[Callable[[], Any], str] | None:
+    """In a rank that a launcher has told where all meet (MASTER_ADDR, MASTER_PORT): how to come to
+    that store before this rank does so itself, if ever, and its host. None without these.
+
+    It may be served only later, or never: it is tried as long as `wanted` says so, which waits
+    before it does, and then there is None. Nothing of torch's runs before somebody listens there.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        return None
+
+    def opened() -> Any:
+        while wanted():
+            with contextlib.suppress(Exception):
+                socket.create_connection((host, int(port)), CONNECT_S).close()
+                return _connected(host, int(port), 0.0)
+        return None
+
+    return opened, host
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:
