@@ -97,7 +97,7 @@ class InspectCommand(Command):
         else:
             seen = _watched(args, limits, _positive(args.watch, "--watch"))
         if not any(seen.stacks.values()):
-            raise UsageError(_unreadable(seen))
+            raise UsageError("no process of the job could be looked at: all have ended meanwhile")
         sys.stdout.write(rendered(seen.report(), args.form, "the look"))
         if args.form == "text" and (args.stacks or args.native):
             sys.stdout.write("\n" + seen.stack_text())
@@ -154,14 +154,6 @@ def _of_pids(jobs: Sequence[Job], pids: Sequence[int]) -> list[Job]:
         if chosen:
             found.append(replace(job, processes=chosen))
     return found
-
-
-def _unreadable(seen: Inspection) -> str:
-    why = "; ".join(seen.problems[:2]) or "they have ended meanwhile"
-    return (
-        f"no process of the job could be looked at: {why} (it takes the same user, and "
-        "/proc/sys/kernel/yama/ptrace_scope 0 or CAP_SYS_PTRACE)"
-    )
 
 
 def _positive(value: float, flag: str) -> float:

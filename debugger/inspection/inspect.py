@@ -19,7 +19,8 @@ from .joining import joined
 from .judging import Limits, Look, judge
 from .look import Sight, look
 from .processes import Job
-from .stance import Stance, is_helper, stance, started_as
+from .rights import needed
+from .stance import Doing, Stance, is_helper, stance, started_as
 from .surroundings import Surroundings, look_around
 
 
@@ -34,6 +35,7 @@ class Inspection:
     stacks: Mapping[int, Sequence[ThreadStack]]
     around: Surroundings
     problems: Sequence[str]
+    native: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -65,11 +67,16 @@ class Inspection:
         return render(self.stacks)
 
     def _notes(self) -> list[str]:
-        source = (
-            f"read from the stacks of {len(self.look.ranks)} processes, which were not stopped; "
-            f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
-        )
-        notes = [source]
+        read = sum(one.doing is not Doing.UNREADABLE for one in self.look.ranks.values())
+        notes = []
+        if read:
+            notes.append(
+                f"read from the stacks of {read} processes, which were "
+                f"{'stopped for a moment' if self.native else 'not stopped'}; "
+                f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
+            )
+        if read < len(self.look.ranks):
+            notes.append(needed(self.pids.values()))
         if not self.findings:
             notes.insert(0, judging.at_work(self.look))
         elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
@@ -108,7 +115,7 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     seen = replace(seen, never_came=surroundings.never_came(around, seen.world_size))
     found = joined(judge(seen, limits), seen, around, pids, limits)
     stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
-    return Inspection(job, seen, found, pids, stacks, around, problems)
+    return Inspection(job, seen, found, pids, stacks, around, problems, native)
 
 
 def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight], tuple[int, ...]]:
