@@ -31,7 +31,8 @@ class InspectCommand(Command):
         "examples:\n"
         "  distdebug inspect                       the job on this host\n"
         "  distdebug inspect --job 4711 --stacks   what runs below torchrun, process 4711\n"
-        "  distdebug inspect --watch               until something stands still"
+        "  distdebug inspect --watch               until something stands still\n"
+        "  distdebug inspect --slurm 1234          a job of Slurm's, on all its nodes"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -44,6 +45,10 @@ class InspectCommand(Command):
             action="append",
             help="the pid of a rank; may be given several times",
         )
+        which.add_argument(
+            "--slurm", metavar="ID", help="a job of Slurm's, on all its nodes (`srun --overlap`)"
+        )
+        which.add_argument("--slurm-part", metavar="ID", help=argparse.SUPPRESS)
         parser.add_argument(
             "--watch",
             nargs="?",
@@ -69,7 +74,10 @@ class InspectCommand(Command):
             help="any rank is late after so long (60)",
         )
         parser.add_argument(
-            "--native", action="store_true", help="C and C++ frames, too (stops each rank shortly)"
+            "--native",
+            action="store_true",
+            help="C and C++ frames, too; each rank stands still while py-spy finds their names, "
+            "for seconds on a busy host",
         )
         parser.add_argument(
             "--dump",
@@ -84,7 +92,6 @@ class InspectCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..inspection.inspect import inspect
         from ..inspection.judging import Limits
 
         limits = Limits(
@@ -92,12 +99,14 @@ class InspectCommand(Command):
             busy_s=2 * args.still,
             moving_s=_positive(args.hang_timeout, "--hang-timeout"),
         )
+        if args.slurm_part is not None:
+            return _part(args, limits)
         if args.watch is None:
-            seen = inspect(_job(args), limits, args.native, args.dump)
+            seen = _seen(args, limits)
         else:
             seen = _watched(args, limits, _positive(args.watch, "--watch"))
-        if not any(seen.stacks.values()):
-            raise UsageError(_unreadable(seen))
+        if not seen.look.ranks or not (args.slurm or any(seen.stacks.values())):
+            raise UsageError("no process of the job could be looked at: all have ended meanwhile")
         sys.stdout.write(rendered(seen.report(), args.form, "the look"))
         if args.form == "text" and (args.stacks or args.native):
             sys.stdout.write("\n" + seen.stack_text())
@@ -106,22 +115,53 @@ class InspectCommand(Command):
 
 def _watched(args: argparse.Namespace, limits: Limits, every_s: float) -> Inspection:
     """The first inspection that finds something, or the last one of a job that has ended."""
-    from ..inspection.inspect import inspect
     from ..inspection.judging import at_work
 
-    job = _job(args)
     last = None
     while True:
-        seen = inspect(job, limits, args.native)
-        if seen.findings or not any(seen.stacks.values()):
-            return seen if seen.findings or last is None else last
+        try:
+            seen = _seen(args, limits)
+        except UsageError:
+            if last is None:
+                raise
+            return last  # it has ended
+        if seen.findings:
+            return seen
         last = seen
         print(f"distdebug: {at_work(seen.look)}", file=sys.stderr)
         time.sleep(every_s)
-        try:
-            job = _job(args)
-        except UsageError:
-            return last
+
+
+def _seen(args: argparse.Namespace, limits: Limits) -> Inspection:
+    """One look at the job that is meant."""
+    from ..inspection import slurm
+    from ..inspection.inspect import inspect, of_nodes
+
+    if args.slurm is None:
+        return inspect(_job(args), limits, args.native, args.dump)
+    if args.stacks:
+        raise UsageError("--stacks shows this host only: use --json with --slurm, or look there")
+    flags = [f"--still={args.still:g}", f"--hang-timeout={args.hang_timeout:g}"]
+    flags += ["--native"] * args.native + ["--dump"] * args.dump
+    return of_nodes(f"Slurm's job {args.slurm}", slurm.look_at(args.slurm, flags), limits)
+
+
+def _part(args: argparse.Namespace, limits: Limits) -> int:
+    """One node's look at a job of Slurm's, for the command that asks all of them."""
+    from ..inspection.inspect import inspect, part
+    from ..inspection.parts import written
+    from ..inspection.processes import find_jobs
+
+    jobs = [
+        job
+        for job in find_jobs()
+        if any(one.told.get("SLURM_JOB_ID") == args.slurm_part for one in job.processes)
+    ]
+    if not jobs:
+        raise UsageError("no rank of the job is on this node")
+    job = max(jobs, key=lambda one: len(one.processes))
+    print(written(part(inspect(job, limits, args.native, args.dump))), flush=True)
+    return 0
 
 
 def _job(args: argparse.Namespace) -> Job:
@@ -154,14 +194,6 @@ def _of_pids(jobs: Sequence[Job], pids: Sequence[int]) -> list[Job]:
         if chosen:
             found.append(replace(job, processes=chosen))
     return found
-
-
-def _unreadable(seen: Inspection) -> str:
-    why = "; ".join(seen.problems[:2]) or "they have ended meanwhile"
-    return (
-        f"no process of the job could be looked at: {why} (it takes the same user, and "
-        "/proc/sys/kernel/yama/ptrace_scope 0 or CAP_SYS_PTRACE)"
-    )
 
 
 def _positive(value: float, flag: str) -> float:

@@ -117,6 +117,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
     )
+    group.add_argument(
+        "--ptrace-any",
+        action="store_true",
+        help="any process of yours may read the ranks' stacks, though ptrace_scope is 1",
+    )
 
 
 def common(
@@ -153,6 +158,7 @@ def common(
         "prom": _prom(args.prom),
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
+        "ptrace_any": args.ptrace_any,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
 

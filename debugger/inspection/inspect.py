@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
@@ -18,8 +18,10 @@ from . import judging, surroundings
 from .joining import joined
 from .judging import Limits, Look, judge
 from .look import Sight, look
+from .parts import Part, Whole
 from .processes import Job
-from .stance import Stance, is_helper, stance, started_as
+from .rights import needed
+from .stance import Doing, Stance, is_helper, stance, started_as
 from .surroundings import Surroundings, look_around
 
 
@@ -34,6 +36,9 @@ class Inspection:
     stacks: Mapping[int, Sequence[ThreadStack]]
     around: Surroundings
     problems: Sequence[str]
+    native: bool = False
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Of each rank; empty where all are on this one."""
 
     @property
     def exit_code(self) -> int:
@@ -65,11 +70,16 @@ class Inspection:
         return render(self.stacks)
 
     def _notes(self) -> list[str]:
-        source = (
-            f"read from the stacks of {len(self.look.ranks)} processes, which were not stopped; "
-            f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
-        )
-        notes = [source]
+        read = sum(one.doing is not Doing.UNREADABLE for one in self.look.ranks.values())
+        notes = []
+        if read:
+            notes.append(
+                f"read from the stacks of {read} processes, which were "
+                f"{'stopped for a moment' if self.native else 'not stopped'}; "
+                f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
+            )
+        if read < len(self.look.ranks):
+            notes.append(needed(self.pids.values()))
         if not self.findings:
             notes.insert(0, judging.at_work(self.look))
         elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
@@ -85,7 +95,7 @@ class Inspection:
         shown = judging.evidence(one)
         return {
             "pid": self.pids.get(rank, 0),
-            "host": clean(socket.gethostname()),
+            "host": clean(self.hosts.get(rank) or socket.gethostname()),
             "exit": {"code": None, "signal": None},
             "calls": 0,
             "state": clean(shown.state),
@@ -108,7 +118,27 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     seen = replace(seen, never_came=surroundings.never_came(around, seen.world_size))
     found = joined(judge(seen, limits), seen, around, pids, limits)
     stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
-    return Inspection(job, seen, found, pids, stacks, around, problems)
+    return Inspection(job, seen, found, pids, stacks, around, problems, native)
+
+
+def part(seen: Inspection) -> Part:
+    """What this node has seen, for one that asks all of them."""
+    signs = surroundings.details(seen.around, seen.look.ranks, seen.pids)
+    beside = surroundings.summary(seen.around, ())
+    notes = [*beside, *seen.problems]
+    if any(one.doing is Doing.UNREADABLE for one in seen.look.ranks.values()):
+        notes.append(needed(seen.pids.values()))
+    return Part(socket.gethostname(), seen.look, seen.pids, signs, [clean(one) for one in notes])
+
+
+def of_nodes(name: str, seen: Whole, limits: Limits) -> Inspection:
+    """The looks of several nodes as one inspection. What is seen beside the stacks is judged where
+    it was seen; here it is evidence."""
+    found = [replace(one, details=[*one.details, *seen.signs]) for one in judge(seen.look, limits)]
+    job = Job(0, name, ())
+    return Inspection(
+        job, seen.look, found, seen.pids, {}, Surroundings(), seen.notes, hosts=seen.hosts
+    )
 
 
 def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight], tuple[int, ...]]:

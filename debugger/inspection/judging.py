@@ -65,7 +65,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     """The finding, if there is one."""
     waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
     longest_s = max((one.still_s for one in waiting.values()), default=0.0)
-    if longest_s < limits.waiting_s:
+    if not waiting or longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting) or _absent(look, waiting, limits)
     if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
@@ -86,6 +86,12 @@ def at_work(look: Look) -> str:
     others = sorted(set(look.ranks) - set(waiting))
     if not look.ranks:
         return "no rank could be looked at"
+    blind = [rank for rank, one in look.ranks.items() if one.doing is Doing.UNREADABLE]
+    if blind:
+        return (
+            f"the stacks of {ranks_text(blind)} cannot be read: what "
+            f"{'they do' if len(blind) > 1 else 'it does'} is not known"
+        )
     if not waiting:
         return "all ranks are computing; nothing is wrong that can be seen"
     longest = max(waiting.values(), key=lambda one: one.still_s)
@@ -107,6 +113,8 @@ def state(one: Stance) -> str:
         return _STATES[one.cause]
     if one.waits:
         return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
+    if one.doing is Doing.UNREADABLE:
+        return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
     return "computes" if one.running else one.doing.value
 
 
@@ -175,6 +183,8 @@ def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Findin
 
 
 def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
+    if one.doing is Doing.UNREADABLE:
+        return False
     if one.cause == "stopped":
         return longest_s >= limits.waiting_s
     if one.running:

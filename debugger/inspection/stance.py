@@ -32,6 +32,7 @@ class Doing(Enum):
     CODE = "in its own code"
     ENDING = "at its end"
     GONE = "has ended"
+    UNREADABLE = "has a stack that cannot be read"
 
 
 WAITS = {Doing.COLLECTIVE, Doing.MESSAGE, Doing.HANDLE, Doing.JOIN, Doing.BACKWARD}
@@ -112,6 +113,8 @@ def stance(sight: Sight) -> Stance:
     main = sight.main
     found = [_of_thread(one, sight) for one in sight.threads if one is not main]
     own = _of_thread(main, sight) if main is not None else Stance(Doing.CODE, cause="unknown")
+    if main is not None and main.stack.source == "proc" and own.cause != "stopped":
+        return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
     if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
         helpers = [one for one in found if one.doing in WAITS and one.site is not None]
         if len(helpers) == 1:

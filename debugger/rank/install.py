@@ -42,7 +42,7 @@ from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
 from .log.own_faults import report_own_fault, say
-from .process import cleanup_calls, init_process_group
+from .process import cleanup_calls, init_process_group, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
@@ -239,6 +239,7 @@ class Layer:
 
     def _begin(self) -> None:
         """Start the threads of a rank: now, and again in a forked child that becomes one."""
+        ptrace.open_to_all()
         self._heartbeat = Heartbeat(self.recorder, self.unwaited, self._look)
         self._heartbeat.start()
         _register_faulthandler(self.directory)

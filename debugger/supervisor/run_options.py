@@ -34,6 +34,7 @@ class Options:
     on_finding: str = "stop"
     strict: bool = False
     native_stacks: bool = False
+    ptrace_any: bool = False
     max_restarts: int = 0
     world_size: int | None = None
     redirect: bool = True

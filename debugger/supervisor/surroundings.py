@@ -59,6 +59,7 @@ def environment(
     found[MAX_MB] = f"{options.log_max_mb:g}"
     found["DISTDEBUG_BREAK"] = "\n".join(options.breaks)
     found["DISTDEBUG_PDB"] = "1" if options.post_mortem else ""
+    found["DISTDEBUG_PTRACE_ANY"] = "1" if options.ptrace_any else ""
     found["DISTDEBUG_TUI"] = "1" if options.tui else ""
     found["DISTDEBUG_DEBUGGER"] = options.debugger
     found["DISTDEBUG_CHECK"] = ",".join(options.checks)

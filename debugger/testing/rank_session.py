@@ -67,6 +67,7 @@ def _surroundings(rank: int, size: int, request: dict[str, Any], port: int) -> N
         # Left as they are, breakpoints and checks of an outer run would hold here as well.
         DISTDEBUG_BREAK="",
         DISTDEBUG_PDB="",
+        DISTDEBUG_PTRACE_ANY="",
         DISTDEBUG_CHECK=request["check"],
     )
     os.environ[RUN_DIRECTORY] = str(directory)

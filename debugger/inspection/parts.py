@@ -1,0 +1,182 @@
+"""What each node of a job has seen, as one line of JSON, and one look at the job made of all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..record.sanitize import clean
+from ..record.snapshot import CallSite
+from .judging import Look
+from .stance import Doing, Stance
+
+MARK = "distdebug-part:"
+_SCHEMA = "distdebug.look/1"
+_MOST_TEXT = 512
+_MOST_LINES = 60
+_MOST_RANKS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The ranks of one node. `signs` are what was seen beside their stacks, in lines."""
+
+    host: str
+    look: Look
+    pids: Mapping[int, int]
+    signs: Sequence[str]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All parts as one; `hosts` and `pids` are by rank."""
+
+    look: Look
+    hosts: Mapping[int, str]
+    pids: Mapping[int, int]
+    signs: Sequence[str]
+    notes: Sequence[str]
+
+
+def written(part: Part) -> str:
+    """The part as a line that `read` finds among whatever else is printed."""
+    look = part.look
+    return MARK + json.dumps(
+        {
+            "schema": _SCHEMA,
+            "host": part.host,
+            "ranks": {str(rank): _of_stance(one) for rank, one in look.ranks.items()},
+            "missing": look.missing,
+            "twice": look.twice,
+            "never_came": look.never_came,
+            "world_size": look.world_size,
+            "pids": {str(rank): pid for rank, pid in part.pids.items()},
+            "signs": list(part.signs),
+            "notes": list(part.notes),
+        }
+    )
+
+
+def read(output: str) -> tuple[list[Part], list[str]]:
+    """The parts in what the nodes have printed, and the other lines."""
+    parts, others = [], []
+    for line in output.splitlines():
+        mark, found, text = line.partition(MARK)
+        if not found:
+            others.append(clean(line, _MOST_TEXT))
+            continue
+        try:
+            parts.append(_part(json.loads(text)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            others.append(
+                f"{clean(mark, 80)} a look that cannot be read: {clean(repr(error), 200)}"
+            )
+    return parts, [line for line in others if line.strip()]
+
+
+def whole(parts: Sequence[Part]) -> Whole:
+    """The job that these nodes have looked at. A rank that two of them have is claimed twice; one
+    that none has is missing where the world is known, and each node has some."""
+    ranks: dict[int, Stance] = {}
+    hosts: dict[int, str] = {}
+    pids: dict[int, int] = {}
+    twice = {rank for part in parts for rank in part.look.twice}
+    for part in parts:
+        for rank, one in part.look.ranks.items():
+            if rank in ranks:
+                twice.add(rank)
+                continue
+            ranks[rank], hosts[rank] = one, part.host
+            pids[rank] = part.pids.get(rank, 0)
+    world_size = max((part.look.world_size for part in parts), default=0)
+    missing = {rank for rank in range(world_size) if rank not in ranks}
+    never_came: set[int] = set()
+    for part in parts:
+        never_came |= set(part.look.never_came)
+    return Whole(
+        Look(
+            ranks,
+            tuple(sorted(missing)),
+            tuple(sorted(twice)),
+            tuple(sorted(never_came)),
+            world_size,
+        ),
+        hosts,
+        pids,
+        list(dict.fromkeys(sign for part in parts for sign in part.signs)),
+        [f"{part.host}: {note}" for part in parts for note in part.notes],
+    )
+
+
+def _of_stance(one: Stance) -> dict[str, Any]:
+    site = one.site
+    return {
+        "doing": one.doing.name,
+        "op": one.op,
+        "call": one.call,
+        "site": None if site is None else [site.file, site.line, site.function, site.through],
+        "still_s": round(one.still_s, 3),
+        "running": one.running,
+        "group": one.group,
+        "members": one.members,
+        "keys": list(one.keys),
+        "arguments": dict(one.arguments),
+        "cause": one.cause,
+        "lines": list(one.lines),
+    }
+
+
+def _part(told: Mapping[str, Any]) -> Part:
+    if told["schema"] != _SCHEMA:
+        raise ValueError(f"it is {told['schema']!r}, and this is {_SCHEMA}")
+    ranks = {_rank(rank): _stance(one) for rank, one in told["ranks"].items()}
+    look = Look(
+        ranks,
+        tuple(map(_rank, told["missing"])),
+        tuple(map(_rank, told["twice"])),
+        tuple(map(_rank, told["never_came"])),
+        _rank(told["world_size"]),
+    )
+    return Part(
+        clean(str(told["host"]), 80),
+        look,
+        {_rank(rank): int(pid) for rank, pid in told["pids"].items()},
+        [clean(str(sign), _MOST_TEXT) for sign in told["signs"]],
+        [clean(str(note), _MOST_TEXT) for note in told["notes"]],
+    )
+
+
+def _rank(value: object) -> int:
+    if not re.fullmatch(r"\d{1,6}", str(value)) or int(str(value)) > _MOST_RANKS:
+        raise ValueError(f"{value!r} is no rank")
+    return int(str(value))
+
+
+def _stance(told: Mapping[str, Any]) -> Stance:
+    site = None
+    if told["site"] is not None:
+        file, line, function, through = told["site"]
+        site = CallSite(_text(file), int(line), _text(function), _text(through))
+    members = told["members"]
+    return Stance(
+        doing=Doing[str(told["doing"])],
+        op=_text(told["op"]),
+        call=None if told["call"] is None else _text(told["call"]),
+        site=site,
+        still_s=float(told["still_s"]),
+        running=bool(told["running"]),
+        group=None if told["group"] is None else _text(told["group"]),
+        members=None if members is None else tuple(map(_rank, members)),
+        keys=tuple(map(_text, told["keys"])),
+        arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
+        cause=None if told["cause"] is None else _text(told["cause"]),
+        lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
+    )
+
+
+def _text(value: object) -> str:
+    return clean(str(value), _MOST_TEXT)

@@ -1,0 +1,83 @@
+"""The looks of several nodes: written, read again, and made one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from debugger.inspection.inspect import of_nodes
+from debugger.inspection.judging import Limits, Look
+from debugger.inspection.parts import MARK, Part, read, whole, written
+from debugger.inspection.stance import Doing, Stance
+from debugger.record.snapshot import CallSite
+
+WAITS = Stance(
+    Doing.COLLECTIVE,
+    op="all_reduce",
+    call="all_reduce()",
+    site=CallSite("train.py", 9, "step", "accelerate/state.py:4"),
+    still_s=30.0,
+    group="tensor",
+    members=(0, 2),
+    arguments={"src": "0"},
+    lines=("step (train.py:9)",),
+)
+LATE = Stance(
+    Doing.STORE,
+    op="store",
+    site=CallSite("train.py", 5, "load"),
+    still_s=29.5,
+    keys=("ready",),
+    cause="store",
+)
+
+
+def part(host: str, *ranks: tuple[int, Stance], world_size: int = 4) -> Part:
+    look = Look(dict(ranks), world_size=world_size)
+    return Part(host, look, {rank: 100 + rank for rank, _ in ranks}, [f"a sign of {host}"], ["n"])
+
+
+def test_a_part_is_read_as_it_was_written() -> None:
+    given = part("a", (0, WAITS), (1, LATE))
+    found, others = read(f"noise\n0: {written(given)}\n")
+    assert found == [given]
+    assert others == ["noise"]
+
+
+def test_one_verdict_of_two_nodes() -> None:
+    found, _ = read("\n".join(map(written, (
+        part("a", (0, WAITS), (1, WAITS)), part("b", (2, WAITS), (3, LATE)),
+    ))))  # fmt: skip
+    seen = of_nodes("the job", whole(found), Limits())
+    (finding,) = seen.findings
+    assert (finding.kind, finding.culprits, finding.cause) == ("missing_rank", (3,), "store")
+    assert list(finding.details) == ["a sign of a", "a sign of b"]
+    report = seen.report()
+    assert [report["ranks"][rank]["host"] for rank in "0123"] == ["a", "a", "b", "b"]
+    assert report["ranks"]["3"]["pid"] == 103
+
+
+def test_who_is_on_no_node_and_who_is_on_two() -> None:
+    parts = [part("a", (0, WAITS), (1, WAITS)), part("b", (1, WAITS), (2, WAITS))]
+    look = whole(parts).look
+    assert (look.missing, look.twice) == ((3,), (1,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "distdebug.look/9"},
+        {"ranks": {"-1": {}}},
+        {"ranks": {"0": {"doing": "SOMETHING"}}},
+        {"world_size": 1 << 40},
+        {"pids": 3},
+        {"missing": ["x"]},
+    ],
+)
+def test_what_is_no_part_is_told(change: dict[str, object]) -> None:
+    told = json.loads(written(part("a", (0, WAITS))).removeprefix(MARK))
+    found, others = read(MARK + json.dumps({**told, **change}))
+    assert found == []
+    assert "cannot be read" in others[0]
+    assert read(MARK + "[1")[0] == read(MARK + "[]")[0] == []
