@@ -9,7 +9,7 @@ program that had several.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,9 +127,7 @@ class _RankPlan:
             else:
                 ended = failed or call.state is CallState.COMPLETED
                 done_ns = call.completed_ns if ended else 0
-            until_ns = done_ns or max(moments[-1], call.issued_ns)
-            between = _count_within(moments, call.issued_ns, until_ns)
-            alone = between == (1 if call.state is CallState.COMPLETED else 0)
+            alone = not _is_any_within(moments, call.issued_ns, done_ns or 1 << 63)
             blocks = not call.is_async and (alone or call.signature.op == "monitored_barrier")
             group = self._groups.index(call.group)
             event = [
@@ -226,6 +224,6 @@ def _is_default(group: Group) -> bool:
     return group.desc == DEFAULT
 
 
-def _count_within(moments: Sequence[int], begin_ns: int, end_ns: int) -> int:
-    """How many of the sorted moments lie behind the begin and up to the end."""
-    return bisect_right(moments, end_ns) - bisect_right(moments, begin_ns)
+def _is_any_within(moments: Sequence[int], begin_ns: int, end_ns: int) -> bool:
+    """Whether one of the sorted moments lies between them."""
+    return bisect_right(moments, begin_ns) < bisect_left(moments, end_ns)
