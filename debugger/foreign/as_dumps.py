@@ -11,20 +11,17 @@ have missed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..record.layout import CallState
-from ..record.signature import POINT_TO_POINT, Signature, Tensor
+from ..record.signature import POINT_TO_POINT
 from ..record.snapshot import Call, Group, GroupKey, Rank
-from .flight_recorder import DTYPES
+from .torch_words import MOST_CALLS, TORCHS_DTYPES, group_word, sides_as_one
 
 VERSION = "2.10"
 PREFIX = "rank_"
-MOST_CALLS = 1 << 16
-_TORCHS_DTYPES = {ours: torchs for torchs, ours in DTYPES.items()}
 _TORCHS_OPS = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
@@ -63,8 +60,8 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
         "version": VERSION,
         "comm_lib_version": "",
         "pg_config": {
-            _name(key): {
-                "name": _name(key),
+            group_word(key): {
+                "name": group_word(key),
                 "desc": group.desc,
                 "ranks": str(list(group.ranks)),
             }
@@ -85,11 +82,11 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
         ],
         "rank": rank.rank,
         "host": rank.host,
-        "backends": {_name(key): group.backend for key, group in rank.groups.items()},
+        "backends": {group_word(key): group.backend for key, group in rank.groups.items()},
         "messages": [
             {
                 "call": str(call.signature),
-                "group": _name(call.group),
+                "group": group_word(call.group),
                 "state": call.state.name.lower(),
                 "time_created_ns": call.issued_ns,
             }
@@ -104,21 +101,14 @@ def _groups(ranks: Mapping[int, Rank]) -> dict[GroupKey, Group]:
     return {key: group for rank in ranks.values() for key, group in rank.groups.items()}
 
 
-def _name(key: GroupKey) -> str:
-    """torch's name; a group that was made again under it has a number of its own, since torch's
-    analyser knows a group by its name."""
-    name, again = key
-    return f"{name}~{again}" if again else name
-
-
 def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, Any]:
     signature = call.signature
-    inputs, outputs = _sides(signature, len(group.ranks))
+    inputs, outputs = sides_as_one(signature, len(group.ranks))
     ended = call.state in _ENDED
     return {
         "record_id": record_id,
         "pg_id": pg_id,
-        "process_group": (_name(call.group), group.desc),
+        "process_group": (group_word(call.group), group.desc),
         "thread_name": "",
         "thread_id": str(call.thread),
         "collective_seq_id": call.seq + 1,
@@ -127,9 +117,9 @@ def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, An
         "profiling_name": f"gloo:{_TORCHS_OPS.get(signature.op, signature.op)}",
         "time_created_ns": call.issued_ns,
         "input_sizes": [list(shape) for _, shape in inputs],
-        "input_dtypes": [_TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in inputs],
+        "input_dtypes": [TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in inputs],
         "output_sizes": [list(shape) for _, shape in outputs],
-        "output_dtypes": [_TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in outputs],
+        "output_dtypes": [TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in outputs],
         "state": "scheduled",
         "time_discovered_started_ns": call.started_ns or None,
         "time_discovered_completed_ns": (
@@ -147,37 +137,3 @@ def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, An
         "receives": list(signature.receives),
         "async": call.is_async,
     }
-
-
-def _sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Inputs and outputs, a list of equal tensors as the one that torch records of it."""
-    op, principal, others = signature.op, signature.tensors, signature.others
-    match op:
-        case "scatter":
-            return _as_one(others), principal
-        case "all_gather":
-            return principal, _as_one(others) or _times(principal, ranks)
-        case "all_gather_into_tensor":
-            return principal, others or _times(principal, ranks)
-        case "reduce_scatter" | "reduce_scatter_tensor":
-            inputs = _as_one(principal)
-            return inputs, others or _divided(inputs, ranks)
-        case "gather":
-            return principal, _as_one(others)
-        case _:
-            return principal, others or principal
-
-
-def _as_one(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    if len(tensors) < 2 or len(set(tensors)) > 1:
-        return tensors
-    dtype, shape = tensors[0]
-    return [(dtype, (len(tensors), *shape))]
-
-
-def _times(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
-    return [(dtype, (ranks, *shape)) for dtype, shape in tensors]
-
-
-def _divided(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
-    return [(dtype, (prod(shape) // ranks,)) for dtype, shape in tensors]

@@ -16,30 +16,17 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..record.sanitize import clean
-from ..record.signature import ANY_SOURCE, POINT_TO_POINT, Signature, Tensor
-from ..record.snapshot import Call, GroupKey, Rank
+from ..record.signature import ANY_SOURCE, POINT_TO_POINT
+from ..record.snapshot import Call, Rank
 from ..record.wording import group_name
-from .flight_recorder import DTYPES
+from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, group_word, sides
 
 Event = dict[str, Any]
-MOST_CALLS = 1 << 16
 _SCHEMA_VERSION = 1
-_TORCHS_DTYPES = {ours: torchs for torchs, ours in DTYPES.items()}
-_KINETOS_NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "allgather",
-    "all_gather_into_tensor": "_allgather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_to_all": "all_to_allv",
-    "all_to_all_single": "all_to_allv",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "monitored_barrier": "barrier",
-}
 _IN_FLIGHT = "in flight"
 
 
@@ -109,7 +96,7 @@ def _distributed(rank: Rank) -> Mapping[str, Any]:
     backends = sorted({group.backend for group in rank.groups.values()})
     groups = [
         {
-            "pg_name": _name(key),
+            "pg_name": clean(group_word(key)),
             "pg_desc": group_name(key[0], group.desc),
             "backend_config": clean(group.backend),
             "pg_size": len(group.ranks),
@@ -174,17 +161,17 @@ def _slices(one: _Traced, call: Call, base_ns: int) -> Iterator[Event]:
 def _args(one: _Traced, call: Call) -> Event:
     signature, group = call.signature, one.rank.groups.get(call.group)
     ranks = group.ranks if group is not None else ()
-    inputs, outputs = _elements(signature, len(ranks))
+    inputs, outputs = map(elements, sides(signature, len(ranks)))
     shown: Event = {
         "External id": call.number,
-        "Collective name": _KINETOS_NAMES.get(signature.op, signature.op),
-        "dtype": next((_TORCHS_DTYPES.get(dtype, dtype) for dtype in signature.dtypes), ""),
+        "Collective name": KINETOS_NAMES.get(signature.op, signature.op),
+        "dtype": next((TORCHS_DTYPES.get(dtype, dtype) for dtype in signature.dtypes), ""),
         "In msg nelems": inputs,
         "Out msg nelems": outputs,
         "In split size": str(list(signature.sends)),
         "Out split size": str(list(signature.receives)),
         "Group size": len(ranks),
-        "Process Group Name": _name(call.group),
+        "Process Group Name": clean(group_word(call.group)),
         "Process Group Description": group_name(call.group[0], group.desc if group else ""),
         "Process Group Ranks": str(list(ranks)),
         "Rank": one.rank.rank,
@@ -206,27 +193,6 @@ def _args(one: _Traced, call: Call) -> Event:
     return shown
 
 
-def _elements(signature: Signature, ranks: int) -> tuple[int, int]:
-    mine, others = _count(signature.tensors), _count(signature.others)
-    match signature.op:
-        case "scatter":
-            return others, mine
-        case "recv":
-            return 0, mine
-        case "all_gather_into_tensor":
-            return mine, others or mine * ranks
-        case "reduce_scatter_tensor":
-            return mine, others or mine // max(ranks, 1)
-        case "send" | "barrier" | "monitored_barrier":
-            return mine, 0
-        case _:
-            return mine, others or mine
-
-
-def _count(tensors: Sequence[Tensor]) -> int:
-    return sum(prod(shape) for _, shape in tensors)
-
-
 # -- flows --------------------------------------------------------------------------------------
 
 
@@ -239,9 +205,7 @@ def _flows(made: Sequence[_Traced], base_ns: int) -> Iterator[Event]:
     for number, (tie, calls) in enumerate(tied.items(), 1):
         if len(calls) < 2 or tie[0] == "alone":
             continue
-        ordered = sorted(
-            calls, key=lambda each: (each[1].signature.op == "recv", each[1].issued_ns)
-        )
+        ordered = sorted(calls, key=_order)
         for at, (one, call) in enumerate(ordered):
             yield {
                 "ph": "s" if at == 0 else "f" if at == len(ordered) - 1 else "t",
@@ -273,11 +237,6 @@ def _tie(one: _Traced, call: Call) -> tuple[Any, ...]:
 
 
 # -- what they share ----------------------------------------------------------------------------
-
-
-def _name(key: GroupKey) -> str:
-    name, again = key
-    return clean(f"{name}~{again}" if again else name)
 
 
 def _us(time_ns: int, base_ns: int) -> float:

@@ -42,8 +42,8 @@ def loads(data: bytes) -> object:
 
     Raises NotPlain.
     """
-    # From a file without `peek` the unpickler reads each of its steps by a call: three times as slow.
-    file = io.BufferedReader(io.BytesIO(data), _BUFFER_BYTES)  # type: ignore[arg-type]
+    # A file without `peek` is asked for each of the machine's steps: three times as slow.
+    file = io.BufferedReader(io.BytesIO(data), _BUFFER_BYTES)
     try:
         return _Plain(file).load()
     except NotPlain:

@@ -9,7 +9,7 @@ program that had several.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from ...record.wording import ranks_text
 from .selection import Ending, Selection
 
 DEFAULT = "default_pg"
+_FINE = Ending()
 
 
 @dataclass(slots=True)
@@ -42,8 +43,17 @@ class Plan:
         return sum(map(len, self.kept.values()))
 
 
-def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
-    """The plan for these ranks of one world. Raises UsageError where there is nothing to replay."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The calls of each rank that can be made again, and sentences about those that cannot."""
+
+    world_size: int
+    calls: Mapping[int, Sequence[Call]]
+    notes: Sequence[str]
+
+
+def chosen(ranks: Mapping[int, Rank], ended: Ending = _FINE) -> Chosen:
+    """Those of one world. Raises UsageError where a rank is missing."""
     world_size = max((rank.world_size for rank in ranks.values()), default=0)
     missing = sorted(set(range(max(world_size, 1))) - set(ranks))
     if missing:
@@ -55,17 +65,24 @@ def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
         number: list(rank.history.recent(RING)) if rank.history is not None else []
         for number, rank in ranks.items()
     }
-    plan = Plan(world_size)
     selection = Selection(ranks, calls, ended)
     selection.select()
-    plan.notes += selection.notes
-    if not any(selection.kept.values()) and not any(rank.creations for rank in ranks.values()):
+    kept = {
+        number: [selection.from_known_source(number, call) for call in its]
+        for number, its in sorted(selection.kept.items())
+    }
+    return Chosen(world_size, kept, selection.notes)
+
+
+def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
+    """The plan for these ranks of one world. Raises UsageError where there is nothing to replay."""
+    found = chosen(ranks, ended)
+    if not any(found.calls.values()) and not any(rank.creations for rank in ranks.values()):
         raise UsageError("the record has no call that could be made again")
-    for number, rank in sorted(ranks.items()):
-        kept = selection.kept[number]
+    plan = Plan(found.world_size, notes=[*found.notes])
+    for number, kept in found.calls.items():
         plan.kept[number] = frozenset(call.number for call in kept)
-        kept = [selection.from_known_source(number, call) for call in kept]
-        plan.ranks[number] = _RankPlan(rank, kept, ended).as_json()
+        plan.ranks[number] = _RankPlan(ranks[number], kept, ended).as_json()
     return plan
 
 
@@ -127,9 +144,7 @@ class _RankPlan:
             else:
                 ended = failed or call.state is CallState.COMPLETED
                 done_ns = call.completed_ns if ended else 0
-            until_ns = done_ns or max(moments[-1], call.issued_ns)
-            between = _count_within(moments, call.issued_ns, until_ns)
-            alone = between == (1 if call.state is CallState.COMPLETED else 0)
+            alone = not _is_any_within(moments, call.issued_ns, done_ns or 1 << 63)
             blocks = not call.is_async and (alone or call.signature.op == "monitored_barrier")
             group = self._groups.index(call.group)
             event = [
@@ -226,6 +241,6 @@ def _is_default(group: Group) -> bool:
     return group.desc == DEFAULT
 
 
-def _count_within(moments: Sequence[int], begin_ns: int, end_ns: int) -> int:
-    """How many of the sorted moments lie behind the begin and up to the end."""
-    return bisect_right(moments, end_ns) - bisect_right(moments, begin_ns)
+def _is_any_within(moments: Sequence[int], begin_ns: int, end_ns: int) -> bool:
+    """Whether one of the sorted moments lies between them."""
+    return bisect_right(moments, begin_ns) < bisect_left(moments, end_ns)
