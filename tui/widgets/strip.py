@@ -20,7 +20,18 @@ LOOKS: dict[Doing, tuple[str, str, str]] = {
 }
 """What it did -> the sign, its tone, what it means."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
-_RANKED = "".join(doing.value for doing in (Doing.WAITING, Doing.PAUSED, Doing.CALLING))
+_FIRST = "".join(
+    doing.value
+    for doing in (
+        Doing.WAITING,
+        Doing.PAUSED,
+        Doing.CALLING,
+        Doing.BACKGROUND,
+        Doing.COMPUTING,
+        Doing.NOTHING,
+    )
+)
+"""Of what took as long, the first of these is shown."""
 
 
 def cells(width: int) -> int:
@@ -67,11 +78,7 @@ def _pieces(letters: str, count: int) -> list[Piece]:
 def _prevails(part: str) -> str:
     if len(part) == 1 or part == part[0] * len(part):
         return part[0]
-    return max(sorted(set(part), key=_rank_of), key=part.count)
-
-
-def _rank_of(letter: str) -> int:
-    return _RANKED.find(letter) if letter in _RANKED else len(_RANKED)
+    return max(_FIRST, key=part.count)
 
 
 def axis(timeline: Timeline, width: int, over: bool = False) -> Line:

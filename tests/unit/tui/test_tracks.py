@@ -24,7 +24,15 @@ S = 1_000_000_000
 MS = 1_000_000
 
 
-def shown(run: Run, tracks: Tracks | None = None, over: bool = False) -> Timeline:
+class Clocked(Run):
+    """A run that knows when it began."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.started_ns = self.now_ns
+
+
+def shown(run: Clocked, tracks: Tracks | None = None, over: bool = False) -> Timeline:
     """The strips of the run as it is now."""
     ranks = {
         number: replace(rank, started_ns=rank.started_ns or run.started_ns)
@@ -47,14 +55,6 @@ def short(track: Track) -> str:
 def at(track: Track, timeline: Timeline, ago_s: float) -> str:
     """What it did so long ago."""
     return track.letters[BINS - 1 - int(ago_s * 1e9 * BINS / timeline.span_ns)]
-
-
-class Clocked(Run):
-    """A run that knows when it began."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.started_ns = self.now_ns
 
 
 def test_all_wait_for_the_one_that_computes() -> None:
@@ -95,7 +95,7 @@ def test_looks_add_up_to_what_one_look_finds() -> None:
     run, tracks = Clocked(3), Tracks()
     for step in range(40):
         slow = step % 3
-        run[[n for n in range(3) if n != slow]].calls(all_reduce(8), waits=True)
+        run[tuple(n for n in range(3) if n != slow)].calls(all_reduce(8), waits=True)
         shown(run, tracks)
         run.passes(0.4)
         run[slow].calls(all_reduce(8), waits=True)
@@ -248,6 +248,9 @@ def test_a_strip_is_drawn_within_its_width() -> None:
             strip.axis(timeline, width),
         ]
         assert all(width_of(row) <= width for row in lines)
+    # What took as long as another is shown in a fixed order: a wait first, blanks last.
+    half = Timeline(30 * S, 0, {0: Track(" ." * 120, 0.0, 0.0)})
+    assert set(plain(strip.strip_lines(half, rows, 137, None)[0])[6:126]) == {"─"}
     drawn, unseen = map(plain, strip.strip_lines(timeline, rows, 79, None))
     assert drawn.split()[0] == "▸0"
     assert drawn.endswith(" 25% waits")
