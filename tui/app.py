@@ -12,11 +12,13 @@ from typing import ClassVar
 
 from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import BindingType
+from textual.command import Provider
 from textual.message import Message
 
 from debugger.record import steady_clock
 from debugger.record.control import ControlError
 from debugger.record.planned_faults import planned_faults
+from debugger.record.snapshot import GroupKey
 
 from . import actions, attaching
 from .feed import Feed
@@ -24,6 +26,7 @@ from .guard import Guard, guarded
 from .keys import KEYS, VIEWS, bar_keys, bindings
 from .picture import Focus, Picture, Stage
 from .screens.base import Body, Chosen, Key, View
+from .screens.collectives import Collectives
 from .terminal import LastingDriver
 from .text import Line, line, plain, safe, wrap
 from .widgets.header import banner_lines, bar_lines, header_lines
@@ -51,12 +54,19 @@ def _faulty(sentence: str, width: int) -> list[Line]:
     return [line((row, "bad")) for row in wrap(sentence, max(20, width))]
 
 
+def _commands() -> type[Provider]:
+    """Of the command palette, which the first screen does not wait for."""
+    from .commands import Commands
+
+    return Commands
+
+
 class TerminalApp(App[None]):
     """Shows one run directory until the user leaves."""
 
     TITLE = "distdebug"
     CSS_PATH = "tui.tcss"
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS: ClassVar = {_commands}
     BINDINGS: ClassVar[list[BindingType]] = bindings()
 
     def __init__(self, path: Path, clock: Callable[[], int] = steady_clock.now_ns) -> None:
@@ -151,7 +161,12 @@ class TerminalApp(App[None]):
             lambda: banner_lines(picture, width),
             lambda sentence: _faulty(sentence, width),
         )
-        parts["banner"].show(banner[: max(2, height // 4)])
+        banner = banner[: max(2, height // 4)]
+        parts["banner"].show(banner)
+        keys = [(key.shown, key.label) for key in self.bar_keys()]
+        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
+        parts["bar"].show(bar)
+        view.room = height - len(parts["head"].lines) - len(banner) - len(bar)
         body = run(
             f"the screen {view.title}",
             lambda: view.body(picture, width - SCROLLBAR, height),
@@ -159,9 +174,6 @@ class TerminalApp(App[None]):
         )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
-        keys = [(key.shown, key.label) for key in self.bar_keys()]
-        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
-        parts["bar"].show(bar)
         self._sheet.show(body.lines, body.cursor, self.chosen.follow)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
         self.feed.show(focus)
@@ -209,6 +221,20 @@ class TerminalApp(App[None]):
                 self.picture = self.newest
         self.draw()
 
+    def open_rank(self, rank: int) -> None:
+        """Show that rank from close up."""
+        self.chosen.rank, self.chosen.touched = rank, True
+        self.action_view("rank")
+        self.draw()
+
+    def open_group(self, group: GroupKey) -> None:
+        """Show the collectives of that group."""
+        collectives = self.views["collectives"]
+        assert isinstance(collectives, Collectives)
+        collectives.open(group)
+        self.action_view("collectives")
+        self.draw()
+
     @guarded("this key")
     def action_common(self, key: str) -> None:
         match key:
@@ -233,6 +259,8 @@ class TerminalApp(App[None]):
                 self.action_view("overview")
             case "e" | "E":
                 self._export("svg" if key == "e" else "txt")
+            case "ctrl+p":
+                self.action_command_palette()
             case "T":
                 names = sorted(self.available_themes)
                 self.theme = names[(names.index(self.theme) + 1) % len(names)]

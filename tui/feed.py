@@ -19,14 +19,16 @@ from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from debugger.diagnosis.facts.waits import Waits, waits
 from debugger.diagnosis.limits import Limits
 from debugger.record import steady_clock
+from debugger.record.layout import RING
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
 from debugger.record.snapshot import Rank, Snapshot
 
 from . import files, rows
-from .picture import Focus, Found, Picture, Progress, RankRow, Stage, Usage
+from .picture import Focus, Found, Picture, Progress, RankRow, Stage, Timeline, Usage
 from .processes import Processes
 from .text import safe
+from .tracks import Tracks
 
 if TYPE_CHECKING:
     from .judging import Judge
@@ -45,6 +47,8 @@ RATE_OVER_S = 1.0
 END_S = 1.0
 MOST_RANKS = 1 << 17
 MOST_COMMAND = 2000
+MOST_BRIEF = 4000
+"""More calls are not read for the first screen, but for the second one, which follows at once."""
 
 Post = Callable[[Picture], object]
 
@@ -161,6 +165,7 @@ class _Run:
         self._judged_s = (0.0, 0.0)
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
+        self._tracks = Tracks()
 
     def _failed(self, part: str, error: Exception) -> None:
         """A rule, or the reading of one record, raised: the picture is made without it."""
@@ -212,9 +217,13 @@ class _Run:
                 ranks=ranks,
                 waits=graph,
                 stood=files.stood_in_report(report),
+                timeline=None if brief and _many(ranks) else self._timeline(ranks, stage, now_ns),
                 focus=focus,
             )
         )
+
+    def _timeline(self, ranks: Mapping[int, Rank], stage: Stage, now_ns: int) -> Timeline | None:
+        return self._tracks.look(ranks, now_ns, stage is not Stage.LIVE)
 
     def _document(self, path: Path) -> dict[str, Any]:
         mark = files.mark_of(path)
@@ -393,6 +402,11 @@ def _believable(snapshot: Snapshot) -> Snapshot:
     if snapshot.world_size <= MOST_RANKS:
         return snapshot
     return replace(snapshot, world_size=0)
+
+
+def _many(ranks: Mapping[int, Rank]) -> bool:
+    """Whether their calls are so many that the first screen does not wait for their strips."""
+    return sum(min(rank.calls, RING) for rank in ranks.values()) > MOST_BRIEF
 
 
 def _with_end(rank: Rank, processes: Processes) -> Rank:

@@ -25,6 +25,7 @@ KEYS = (
     Key("e", "e", "svg", "export the view as SVG"),
     Key("E", "E", "text", "export the view as text"),
     Key("T", "T", "theme", "the next colour theme"),
+    Key("ctrl+p", "^p", "find", "a screen, a rank, a group or a key by its name"),
 )
 """Keys that work on every screen; those of the actions are in `actions.ACTIONS`."""
 
@@ -51,5 +52,5 @@ def bar_keys(view: View) -> list[Key]:
     common = {key.key: key for key in KEYS}
     first = [common[name] for name in ("question_mark", "q", "space", "slash", "enter")]
     acts = [Key(one.key, one.key, one.label, one.explained) for one in actions.ACTIONS]
-    rest = [common[name] for name in ("d", "f", "e", "E", "T", "escape")]
+    rest = [common[name] for name in ("d", "f", "ctrl+p", "e", "E", "T", "escape")]
     return [*first, *view.keys, *acts, *rest]

@@ -28,6 +28,17 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
+class Doing(enum.Enum):
+    """What a rank did at a time, as a letter of its strip."""
+
+    COMPUTING = "."
+    BACKGROUND = "="
+    CALLING = "c"
+    WAITING = "w"
+    PAUSED = "b"
+    NOTHING = " "
+
+
 class Stage(enum.Enum):
     """How far the run has come."""
 
@@ -108,6 +119,26 @@ class RankRow:
     progress: Progress = field(default_factory=Progress)
     host: str = ""
     pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What one rank did: a letter (see `Doing`) for each part of the axis, all of the same length;
+    " " where it did not run, or nothing is known. `waits` and `calls`: the shares of its time in
+    which it waited for others, and in which it was in calls that all had entered."""
+
+    letters: str
+    waits: float
+    calls: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What the ranks did over the last `span_ns` before `end_ns` (Unix time), by rank."""
+
+    span_ns: int
+    end_ns: int
+    tracks: Mapping[int, Track]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +236,17 @@ class Picture:
     stood: Mapping[int, Stood] = field(default_factory=dict)
     """Of a run that has a report."""
     groups: tuple[tuple[GroupKey, str], ...] = ()
+    timeline: Timeline | None = None
+    """Of a world that has a row for each rank."""
     focus: Focus = field(default_factory=Focus)
     matrix: Matrix | None = None
     detail: RankDetail | None = None
     stacks: Stacks | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.stage in (Stage.ENDED, Stage.KILLED)
 
     @property
     def verdict(self) -> Found | None:

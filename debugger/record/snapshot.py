@@ -6,9 +6,9 @@ since most of the time nobody asks. Times are Unix time in nanoseconds, on every
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
 from .signature import Signature
@@ -58,6 +58,22 @@ class Call:
     issued_ns: int = 0
     started_ns: int = 0
     completed_ns: int = 0
+
+
+class Timing(NamedTuple):
+    """When a call was made and when it was over, and no more: what is read of thousands of calls.
+
+    `message` is (op, peer, tag) of a send or receive, and None of a collective. `blocks`: the
+    thread stayed in the call until it was over. `completed_ns` is 0 as long as it is not over.
+    """
+
+    number: int
+    group: GroupKey
+    message: tuple[str, int, int] | None
+    seq: int
+    blocks: bool
+    issued_ns: int
+    completed_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +227,10 @@ class History(Protocol):
 
     def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
         """The last calls, oldest first, of the whole rank or of one group's collectives."""
+
+    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
+        """When those of these calls were made that are still on record, and that the backend did
+        not refuse."""
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""

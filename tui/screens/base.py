@@ -65,6 +65,8 @@ class View(ABC):
         self.chosen = chosen
         self.filter = ""
         self.width = 80
+        self.room = 0
+        """Lines between the findings and the keys at the foot; 0: not known."""
 
     def focus(self) -> Focus:
         """What the reader must gather for this screen."""

@@ -32,6 +32,10 @@ class Collectives(View):
     _seq: int | None = None
     """The column of the cursor; None: the newest."""
 
+    def open(self, group: GroupKey) -> None:
+        """Show that group from now on, where it goes wrong or at its newest collective."""
+        self._group, self._seq = group, None
+
     def focus(self) -> Focus:
         return Focus(self.name, self.chosen.rank, self._group)
 

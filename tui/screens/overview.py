@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..picture import Picture, RankRow, State
 from ..rows import MOST_ROWS, OVER
 from ..text import Line, clip, columns, duration, line, place, size
-from ..widgets import heat
+from ..widgets import heat, strip
 from .base import Body, Key, View, moved, no_rank
 
 _GRAVEST = (
@@ -25,6 +25,10 @@ _GRAVEST = (
     State.FINISHED,
 )
 _NOT_KNOWN = float("-inf")
+HEADER = 6
+"""Lines of the header and the foot, where nothing was found."""
+AROUND = 4
+"""The rows' head, the line above the strips, what their signs mean, and their axis."""
 
 _SORTS: dict[str, Callable[[RankRow, int], float]] = {
     "rank": lambda row, _: -row.rank,
@@ -49,7 +53,9 @@ class Overview(View):
     title = "Overview"
     explained = (
         "A row per rank: what it does, the call it is in or made last, for how long, and by how "
-        "many collectives it is behind. From 65 ranks on a map, one letter a rank."
+        "many collectives it is behind; below, where there is room for it (else with t), what each "
+        "did over the last 30 s, on one time axis: who computes while the others wait is whom they "
+        "wait for. From 65 ranks on a map, one letter a rank."
     )
     keys: ClassVar = (
         Key(
@@ -59,10 +65,18 @@ class Overview(View):
             "sort by the next column: ↓ the largest first, ↑ the smallest",
         ),
         Key("v", "v", "reverse", "turn the order round"),
+        Key(
+            "t",
+            "t",
+            "strips",
+            "of up to 64 ranks what each did over the last 30 s, in place of the rows",
+        ),
     )
 
     sort = "rank"
     reverse = False
+    strips = False
+    """Whether they stand in place of the rows."""
     _row = 0
 
     def body(self, picture: Picture, width: int, height: int) -> Body:
@@ -76,10 +90,36 @@ class Overview(View):
             text = f"no row matches {self.filter!r}; press / and Enter to see all"
             return Body(top=[_head(self.sort, self._arrow, widths)], lines=[line((text, "dim"))])
         at = self._row = self._at(picture, rows)
+        if self.strips:
+            return self._strips(picture, rows, width)
+        below = self._below(picture, rows, width, self.room or height - HEADER)
         return Body(
             top=[_head(self.sort, self._arrow, widths)],
             lines=[_line(row, picture.now_ns, width, widths) for row in rows],
+            below=below,
             cursor=at,
+        )
+
+    def _below(self, picture: Picture, rows: list[RankRow], width: int, room: int) -> list[Line]:
+        """The strips, where all rows and all strips fit on the screen."""
+        timeline = picture.timeline
+        if timeline is None or 2 * len(rows) + AROUND > room:
+            return []
+        return [
+            strip.legend(width, timeline.tracks.values()),
+            *strip.strip_lines(timeline, rows, width, self.chosen.rank),
+            strip.axis(timeline, width, picture.is_over),
+        ]
+
+    def _strips(self, picture: Picture, rows: list[RankRow], width: int) -> Body:
+        timeline = picture.timeline
+        if timeline is None:
+            return Body(lines=[line(("reading ...", "dim"))])
+        return Body(
+            top=[strip.legend(width, timeline.tracks.values())],
+            lines=strip.strip_lines(timeline, rows, width, None),
+            below=[strip.axis(timeline, width, picture.is_over)],
+            cursor=self._row,
         )
 
     def told(self) -> str:
@@ -141,6 +181,8 @@ class Overview(View):
             self.sort = names[(names.index(self.sort) + 1) % len(names)]
         elif key == "v":
             self.reverse = not self.reverse
+        elif key == "t":
+            self.strips = not self.strips
         elif len(picture.states) > MOST_ROWS:
             return self._move_on_map(key, picture, page)
         else:

@@ -40,6 +40,7 @@ from debugger.record.snapshot import (
     Process,
     Rank,
     Snapshot,
+    Timing,
     Wait,
 )
 from tests.support.chains import extend_chain
@@ -123,6 +124,23 @@ class ListHistory:
         self.lookups += 1
         rows = self.calls[self.forgotten :] if group is None else list(self._collectives(group))
         return rows[-count:] if count > 0 else []
+
+    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
+        found = [call for call in map(self.call, numbers) if call is not None]
+        return [
+            Timing(
+                call.number,
+                call.group,
+                (call.signature.op, call.signature.peer, call.signature.tag or 0)
+                if call.signature.peer is not None
+                else None,
+                call.seq,
+                not call.is_async,
+                call.issued_ns,
+                call.completed_ns,
+            )
+            for call in found
+        ]
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         self.lookups += 1

@@ -125,6 +125,34 @@ def test_overwritten_calls_read_as_absent(author: Author) -> None:
     assert [call.seq for call in last] == [layout.RING + 7, layout.RING + 8, layout.RING + 9]
 
 
+def test_timings_are_of_calls_that_are_on_record(author: Author) -> None:
+    channel = author.writer.add_channel(
+        {"name": "0", "incarnation": 0, "op": "recv", "peer": 1, "tag": 3}
+    )
+    message = Signature("recv", (("float32", (4,)),), peer=1, tag=3)
+    author.writer.complete(*author.call())
+    author.writer.hand_over(*author.call())
+    author.call(message, channel)
+    reader = read(author)
+    first, second, third = reader.timings(range(-2, 9))
+    assert [one.number for one in (first, second, third)] == [0, 1, 2]
+    assert [(one.group, one.seq) for one in (first, second, third)] == [
+        (KEY, 0),
+        (KEY, 1),
+        (KEY, 0),
+    ]
+    assert [one.blocks for one in (first, second, third)] == [True, False, True]
+    assert [one.message for one in (first, second, third)] == [None, None, ("recv", 1, 3)]
+    whole = reader.call(0)
+    assert whole is not None
+    assert (first.issued_ns, first.completed_ns) == (whole.issued_ns, whole.completed_ns)
+    assert first.completed_ns >= first.issued_ns > 0
+    assert third.completed_ns == 0
+    for _ in range(layout.RING):
+        author.call()
+    assert [one.number for one in reader.timings([0, 2, 3])] == [3]
+
+
 def test_checkpoints_answer_without_walking(author: Author) -> None:
     for _ in range(3 * layout.CHECKPOINT_EVERY):
         author.call()
@@ -489,6 +517,7 @@ def test_any_bytes_can_be_read(author: Author) -> None:
         reader = FlightReader(path)
         view = reader.view(ALIVE)
         reader.recent(50)
+        reader.timings(range(50))
         for key in view.groups:
             reader.chains_after(key, 3)
             reader.at(key, 2)

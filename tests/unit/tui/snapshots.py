@@ -24,6 +24,7 @@ SIZES = ((80, 24), (160, 50))
 RECORDED: dict[str, dict[str, tuple[str, ...]]] = {
     "healthy": {
         "overview": (),
+        "overview-strips": ("t",),
         "collectives": ("c",),
         "rank": ("r",),
         "rank-log": ("r", "l"),

@@ -156,6 +156,14 @@ async def _theme(driver: Driver) -> None:
     assert driver.app._sheet.palette != styles
 
 
+@key("", "ctrl+p")
+async def _palette(driver: Driver) -> None:
+    await driver.press("ctrl+p")
+    assert len(driver.app.screen_stack) == 2
+    await driver.press("escape")
+    assert len(driver.app.screen_stack) == 1
+
+
 for number, one in enumerate(VIEWS, 1):
 
     async def _open(driver: Driver, view: str = one.name, digit: str = str(number)) -> None:
@@ -231,6 +239,17 @@ async def _reverse(driver: Driver) -> None:
     assert isinstance(view, Overview)
     await driver.press("v")
     assert [row.rank for row in view.rows(driver.app.picture)] == [3, 2, 1, 0]
+
+
+@key("overview", "t", "late")
+async def _strips(driver: Driver) -> None:
+    await driver.press("t")
+    assert "waiting for others" in driver.text
+    assert "train.py:88" not in driver.text
+    await driver.press("home", "down")
+    assert rank_of(driver) == 1
+    await driver.press("t")
+    assert "train.py:88" in driver.text
 
 
 @key("collectives", "left_square_bracket")
