@@ -81,7 +81,7 @@ def inject(spec: str) -> None:
     fault, and where it comes too late.
     """
     from .rank import torch_first  # noqa: F401 - it says why
-    from .rank.asked_faults import inject as ask
+    from .rank.api import inject as ask
 
     ask(spec)
 

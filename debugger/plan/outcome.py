@@ -6,7 +6,7 @@ diagnosis judges it as any run that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from ..record.snapshot import (
     Process,
     Rank,
     Snapshot,
+    Timing,
     Wait,
 )
 from .calls import hashes_of
@@ -253,6 +254,9 @@ class PlannedHistory:
         rows = everything if group is None else self._index[0].get(group, [])
         found = (self.call(number) for number in rows[-count:])
         return [call for call in found if call is not None]
+
+    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
+        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
     def chains_after(self, group: GroupKey, issued: int) -> Chains | None:
         if issued == 0:

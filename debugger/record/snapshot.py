@@ -75,6 +75,23 @@ class Timing(NamedTuple):
     issued_ns: int
     completed_ns: int
 
+    @classmethod
+    def of(cls, call: Call) -> Timing:
+        """Of a call of which all is known."""
+        signature = call.signature
+        message = None
+        if signature.peer is not None:
+            message = (signature.op, signature.peer, signature.tag or 0)
+        return cls(
+            call.number,
+            call.group,
+            message,
+            call.seq,
+            not call.is_async,
+            call.issued_ns,
+            call.completed_ns,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

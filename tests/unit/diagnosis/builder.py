@@ -126,21 +126,7 @@ class ListHistory:
         return rows[-count:] if count > 0 else []
 
     def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        found = [call for call in map(self.call, numbers) if call is not None]
-        return [
-            Timing(
-                call.number,
-                call.group,
-                (call.signature.op, call.signature.peer, call.signature.tag or 0)
-                if call.signature.peer is not None
-                else None,
-                call.seq,
-                not call.is_async,
-                call.issued_ns,
-                call.completed_ns,
-            )
-            for call in found
-        ]
+        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         self.lookups += 1
