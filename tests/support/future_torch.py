@@ -325,7 +325,7 @@ def _rank(place: Path, mode: str, rank: int, directory: Path | None) -> None:
             "DISTDEBUG_RUN_STARTED": f"{time.time():.3f}",
             "DISTDEBUG_REDIRECT": "0",
             "DISTDEBUG_LEVEL": "DETAIL",
-            "DISTDEBUG_CHECK": "nan,replicas",
+            "DISTDEBUG_CHECK": "nan,replicas,inflight",
         }
         os.environ.pop("DISTDEBUG_RAISE_OWN_FAULTS", None)
         hook_by_hand.run()

@@ -34,6 +34,7 @@ from ...record.signature import (
 from ...record.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writer import FlightWriter
 from ..log import rank_log
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, waiting
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
@@ -401,7 +402,7 @@ class Recorder:
     def check_failed(self, what: str, error: Exception) -> None:
         """A check has failed by its own fault: it is off from now on. What a signal's handler has
         raised in it, which may run anywhere, goes on to the program."""
-        if call_site.raised_by_user(error):
+        if is_interruption(error):
             raise error
         self.off.add(what)
         report_own_fault(what, error)

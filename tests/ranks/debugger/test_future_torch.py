@@ -20,6 +20,8 @@ LEAST = 150
 A_FEW = random.Random(future_torch.SEED).sample(range(LEAST), 20)
 SILENT = {"durations", "coalesced_messages", "boxed_groups"}
 """Parts that not every torch and backend asks for: nothing need be said of them."""
+WITH_A_GROUP = {"loss_scaling", "reads_in_flight"}
+"""Parts that are asked for where a group is observed."""
 
 
 @pytest.mark.timeout(400)
@@ -68,7 +70,7 @@ def complaints(one: dict[str, Any]) -> list[str]:
                 f"{observed[1]}\n{observed[2][-3000:]}"
             )
     off = {row["part"] for row in one["off"]}
-    silent = SILENT | {"loss_scaling"} if "groups" in off else SILENT  # asked for with a group
+    silent = SILENT | WITH_A_GROUP if "groups" in off else SILENT
     if not set(one["unlike"]) - silent <= off:
         found.append(f"{what}: the report says {sorted(off)} are off, not {one['unlike']}")
     if "recording" in off:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -171,8 +172,20 @@ def test_what_fails_in_it_is_switched_off(thread: Any, capfd: pytest.CaptureFixt
 
 def test_what_a_signals_handler_raises_in_a_check_is_the_programs() -> None:
     recorder = SimpleNamespace(off=set())
-    with pytest.raises(ZeroDivisionError) as raised:
-        _ = 1 / 0
-    with pytest.raises(ZeroDivisionError):  # in this file, which is no file of ours
+
+    def handler(*_: object) -> None:
+        raise ZeroDivisionError
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(ZeroDivisionError) as raised:
+            signal.raise_signal(signal.SIGUSR2)
+        with pytest.raises(ZeroDivisionError):
+            Recorder.check_failed(recorder, reads.READS, raised.value)  # type: ignore[arg-type]
+        assert recorder.off == set()
+        with pytest.raises(ZeroDivisionError) as raised:  # in no file of ours, and by itself
+            _ = 1 / 0
         Recorder.check_failed(recorder, reads.READS, raised.value)  # type: ignore[arg-type]
-    assert recorder.off == set()
+        assert recorder.off == {reads.READS}
+    finally:
+        signal.signal(signal.SIGUSR2, before)

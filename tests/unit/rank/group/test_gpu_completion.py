@@ -64,7 +64,7 @@ class Case:
         self.author = Author(path)
         self.recorder: Any = SimpleNamespace(
             writer=self.author.writer,
-            site=lambda _frame: self.author.site,
+            site=lambda _frame, of_another=False: self.author.site,
             sites={},
             waits=waiting.Waits(waiting.NoVerdict()),
         )
