@@ -70,6 +70,23 @@ def test_a_fault_that_cannot_be_made_ends_all_nodes(
     check_nothing_is_left(nodes)
 
 
+@pytest.mark.root
+@needs_one_verdict
+@pytest.mark.timeout(180)
+def test_the_head_alone_is_asked_for_a_fault_of_another_node(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    """Its plan is there before the other node's ranks make their group."""
+    nodes, spec = make_nodes(2), "kill(rank=1) @ all_reduce#5"
+    program = [str(PROGRAMS / "loop.py"), "gloo"]
+    flags = {0: ("--inject", spec)}
+    for done in forked_nodes.run(nodes, Layout((1, 1)), program, flags_on=flags):
+        assert (done.report["outcome"], done.exit_code) == ("rank_died", 94), done.explain()
+        assert done.errors[0]["culprits"] == [1], done.explain()
+        assert done.errors[0]["injected"] == spec, done.explain()
+    check_nothing_is_left(nodes)
+
+
 def test_the_named_cases_exist() -> None:
     names = {f"{case.name.replace(' ', '_')}-{backend}-{size}" for case, backend, size in matrix()}
     assert names >= SHORT

@@ -18,7 +18,7 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode, Process
-from .injected import InjectedCopies
+from .injected import InjectedCopies, plan_message
 from .prompts import HeadPrompts
 
 ENDING_S = 12.0
@@ -140,6 +140,7 @@ class Head:
             injected = InjectedCopies(self._directory.path)
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
+            self._listener.send(number, plan_message(self._directory.path))
 
     def _timed(self, far: Far) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""

@@ -23,7 +23,7 @@ from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
-from .injected import InjectedSource
+from .injected import InjectedSource, take_plan
 from .prompts import NodePrompts
 from .stacks import to_message
 
@@ -51,7 +51,7 @@ class Member:
         self._prompts = NodePrompts(directory.path, connection.send)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
-        self.welcomed = False
+        self.welcomed = self.planned = False
         self._heads_ranks: tuple[int, ...] = ()
         self.finding: Finding | None = None
         self.document: Document | None = None
@@ -95,6 +95,10 @@ class Member:
             self._sampler.fill()
         elif message.kind == "stacks":
             self.stacks_wanted = data
+        elif message.kind == "plan":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                take_plan(self._directory.path, data)
+            self.planned = True
         elif message.kind == "prompt":
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._prompts.heard(data, message.blob)
