@@ -1,8 +1,9 @@
 """The messages between supervisors: a kind, one JSON object, and bytes. Nothing is unpickled.
 
-    node -> head     hello, pong, digest, injected, ended, stacks, answer, interrupted, files,
-                     bye
-    head -> node     welcome, refused, ping, verdict, stacks, fill, pause, action, report, stop, end
+    node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
+                     interrupted, files, bye
+    head -> node     welcome, refused, ping, plan, verdict, stacks, fill, action, prompt, report,
+                     stop, end
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none.
@@ -23,9 +24,9 @@ MOST_JSON_COST_BYTES = 160 << 20
 KINDS = frozenset(
     {
         *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
-        *("answer", "bye"),
-        *("welcome", "refused", "ping", "verdict", "fill", "pause", "action", "report"),
-        *("stop", "end"),
+        *("stops", "prompt", "answer", "bye"),
+        *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
+        *("plan", "stop", "end"),
     }
 )
 _MOST_KIND_BYTES = 32

@@ -26,6 +26,7 @@ from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
+from ..record.planned_faults import PLAN
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
@@ -42,12 +43,11 @@ from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
 from .log.own_faults import report_own_fault, say
-from .process import cleanup_calls, init_process_group, ptrace
+from .process import cleanup_calls, init_process_group, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
 from .process.main_thread import MainThread
-from .process.meeting import meet_nodes
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
 from .record import call_site
@@ -181,6 +181,8 @@ class Layer:
         init_process_group.observe(recorder, directory, self.groups, self.forks, self.unwaited)
         if os.environ.get(FAULTS):
             self._plan_faults()
+        elif os.environ.get(meeting.VARIABLE):
+            self.groups.before_default_group(self._take_heads_faults)
         self.groups.observe()
         self.exits.observe()
         self.agreement.observe()
@@ -196,7 +198,7 @@ class Layer:
         """What fails of this is left out, and takes nothing else with it."""
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
-            "meeting the other nodes": lambda: meet_nodes(self.directory),
+            "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
             "the check of replicas": lambda: check.observe(
                 recorder, self.directory, self.gradients
             ),
@@ -230,6 +232,11 @@ class Layer:
             injector.extend(self.injector, self.directory, self.groups)
         else:
             self._plan_faults()
+
+    def _take_heads_faults(self) -> None:
+        """The nodes have met; the plan of the head is here, if it has one."""
+        if (self.directory / PLAN).exists():
+            self.take_faults()
 
     def _plan_faults(self) -> None:
         """Make things go wrong on purpose; in all other runs nothing of it is loaded."""

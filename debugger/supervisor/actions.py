@@ -13,7 +13,7 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..record import break_requests, steady_clock
@@ -37,11 +37,18 @@ _LOOK_EVERY_S = 0.02
 
 
 class Actions:
-    """Of one run. `ranks()` gives those of the last look."""
+    """Of one run. `ranks()` gives those of the last look; `far()` names the stops that are only
+    shown here, and are another node's."""
 
-    def __init__(self, directory: RunDirectory, ranks: Callable[[], Mapping[int, Rank]]) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        ranks: Callable[[], Mapping[int, Rank]],
+        far: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._directory = directory
         self._ranks = ranks
+        self._far = far
 
     def table(self) -> dict[str, Action]:
         """By name, as requests say them."""
@@ -121,7 +128,10 @@ class Actions:
 
     def _continue(self, request: Mapping[str, Any]) -> str:
         number, directory = _rank_of(request), self._directory.path
-        stand = [one for one in stops(directory) if number in (None, one.rank)]
+        far = self._far()
+        stand = [
+            one for one in stops(directory) if number in (None, one.rank) and one.name not in far
+        ]
         spared = [
             f"rank {rank} will not be stopped"
             for rank, one in self._ranks().items()

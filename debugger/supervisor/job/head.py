@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode, Process
-from .injected import InjectedCopies
+from .injected import InjectedCopies, plan_message
+from .prompts import HeadPrompts
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
@@ -67,6 +68,7 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = 0
         self._late_s = 0.0
+        self._prompts = HeadPrompts(directory.path, listener.send)
         self._asked = 0
         self._answers: dict[int, tuple[bool, str]] = {}
 
@@ -92,6 +94,7 @@ class Head:
                 known.lost = True
                 far.lost_ns = known.heard_ns + steady_clock.offset_ns()
                 far.mirror.ended(far.lost_ns)
+                self._prompts.gone(number)
                 self._directory.append_event("node_lost", f"{self.name(far)} has fallen silent")
 
     def _take(self, number: int, message: Message) -> None:
@@ -114,6 +117,10 @@ class Head:
             far.over = data.get("over") is True
         elif message.kind == "stacks":
             far.stacks = data
+        elif message.kind == "stops":
+            self._prompts.stand(number, data["stops"])
+        elif message.kind == "prompt":
+            self._prompts.heard(data, message.blob)
         elif message.kind == "answer":
             if type(data["number"]) is int and 0 < data["number"] <= self._asked:
                 self._answers[data["number"]] = data["ok"] is True, clean(str(data["text"]), 4000)
@@ -123,6 +130,7 @@ class Head:
                 self.interrupted = (signal, self.name(far))
         elif message.kind == "bye":
             far.left = far.over = True
+            self._prompts.gone(number)
 
     def _welcome(self, number: int) -> None:
         known = self._listener.nodes[number]
@@ -132,6 +140,7 @@ class Head:
             injected = InjectedCopies(self._directory.path)
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
+            self._listener.send(number, plan_message(self._directory.path))
 
     def _timed(self, far: Far) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
@@ -228,6 +237,11 @@ class Head:
         return self.stacks_told
 
     @property
+    def far_stops(self) -> Collection[str]:
+        """The names of breakpoints of other nodes, as they stand in the run directory here."""
+        return self._prompts.names
+
+    @property
     def has_all_stacks(self) -> bool:
         """Whether all that can have told what `ask_stacks` has asked for."""
         return all(
@@ -287,6 +301,7 @@ class Head:
 
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""
+        self._prompts.close()
         until_s = time.monotonic() + BYE_S
         while any(far.there for far in self.nodes.values()) and time.monotonic() < until_s:
             self.take()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...faults import adding
 from ...faults.injected import FILE, entry
-from ...faults.plan import load
+from ...faults.plan import Fault, load
 from ...faults.spec import SpecError, parse
 from ...nodes.messages import Message
 from ...record.appending import append
@@ -26,6 +26,33 @@ from ..fault_watch import FaultWatch
 MOST_ROWS = 100_000
 """Of one node."""
 MOST_FAULTS = 10_000
+
+
+def plan_message(directory: Path) -> Message:
+    """The head's plan, for the ranks of other nodes."""
+    try:
+        found = load(directory)
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None  # a program has written it; the report says so
+    return Message("plan", {"faults": [one.text for one in found.faults] if found else []})
+
+
+def take_plan(directory: Path, data: Mapping[str, Any]) -> None:
+    """On a node: what its own plan has not is added to it. Raises ValueError, KeyError or TypeError
+    for what makes no sense, and OSError."""
+    texts = [str(text) for text in data["faults"]]
+    if len(texts) > MOST_FAULTS:
+        raise ValueError("the head tells of more faults than a run has")
+    if texts:
+        adding.add(directory, _parsed(texts))
+
+
+def _parsed(texts: Iterable[str]) -> list[Fault]:
+    """Raises ValueError."""
+    try:
+        return [parse(text) for text in texts]
+    except SpecError as error:
+        raise ValueError(f"another node's plan has a fault that is none: {error}") from None
 
 
 class InjectedSource:
@@ -87,10 +114,7 @@ class InjectedCopies:
             return
         ours = load(self.directory)
         known = {one.text for one in ours.faults} if ours is not None else set()
-        try:
-            new = [parse(text) for text in texts.values() if text not in known]
-        except SpecError as error:
-            raise ValueError(f"a node's plan has a fault that is none: {error}") from None
+        new = _parsed(text for text in texts.values() if text not in known)
         whole = adding.add(self.directory, new) if new or ours is None else ours
         numbers = {one.text: one.number for one in whole.faults}
         self._numbers = {number: numbers[text] for number, text in texts.items()}

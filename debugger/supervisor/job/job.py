@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 
+PLAN_S = 1.0
+"""So long a rank that has found the head waits for the head's first words."""
+
+
 class Job:
     """Of one run. `role` may change from ALONE once, when the nodes have met.
 
@@ -132,6 +136,10 @@ class Job:
             if not one_terminal():
                 where = offer.host or offer.address
                 self.say(f"node {where} is the head: it keeps the run of all nodes")
+        # Its rank makes its group then, with the faults that the head's command line asks for.
+        until_s = time.monotonic() + PLAN_S
+        while not (member.planned or member.lost) and time.monotonic() < until_s:
+            time.sleep(0.01)
         return "it joins"
 
     def _admit(self, request: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,8 @@ from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
-from .injected import InjectedSource
+from .injected import InjectedSource, take_plan
+from .prompts import NodePrompts
 from .stacks import to_message
 
 REPORT_S = 30.0
@@ -46,9 +48,10 @@ class Member:
         self._sampler = Sampler(directory.ranks, table.observe)
         self._logs = LogSource(directory.logs)
         self._injected = InjectedSource(directory.path)
+        self._prompts = NodePrompts(directory.path, connection.send)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
-        self.welcomed = False
+        self.welcomed = self.planned = False
         self._heads_ranks: tuple[int, ...] = ()
         self.finding: Finding | None = None
         self.document: Document | None = None
@@ -86,11 +89,19 @@ class Member:
                 if self.welcomed:
                     self._sampler.anew()  # the connection broke for a moment
                     self._injected.anew()
+                    self._prompts.anew()
                 self.welcomed = True
         elif message.kind == "fill":
             self._sampler.fill()
         elif message.kind == "stacks":
             self.stacks_wanted = data
+        elif message.kind == "plan":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                take_plan(self._directory.path, data)
+            self.planned = True
+        elif message.kind == "prompt":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._prompts.heard(data, message.blob)
         elif message.kind == "action":
             number, request = data.get("number"), data.get("request")
             if type(number) is int and isinstance(request, Mapping):
@@ -111,7 +122,7 @@ class Member:
         # Looked at after the digest was made, and told before it: whoever has that knows of all
         # faults that had been made to happen by then.
         injected = self._injected.next()
-        for message in (injected, digest):
+        for message in (injected, digest, self._prompts.next()):
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
@@ -179,6 +190,7 @@ class Member:
 
     def close(self) -> None:
         """Leave in good order."""
+        self._prompts.close()
         self._connection.send(Message("bye"))
         self._connection.close()
 

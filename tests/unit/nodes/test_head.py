@@ -33,6 +33,9 @@ class Heard:
     def broadcast(self, message: Message) -> None:
         pass
 
+    def send(self, _number: int, _message: Message) -> None:
+        pass
+
     def joins(self) -> Node:
         node = Node(1, "key", "node1", heard_ns=time.monotonic_ns())
         self.nodes[1] = node
