@@ -124,8 +124,10 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
 def part(seen: Inspection) -> Part:
     """What this node has seen, for one that asks all of them."""
     signs = surroundings.details(seen.around, seen.look.ranks, seen.pids)
-    beside = surroundings.summary(seen.around, ())
-    notes = [*beside, *seen.problems]
+    recorded = seen.around.recorded
+    told = [one.message for one in recorded.findings] if recorded is not None else []
+    notes = [f"torch's flight recorder: {message}" for message in told]
+    notes += [*surroundings.summary(seen.around, ()), *seen.problems]
     if any(one.doing is Doing.UNREADABLE for one in seen.look.ranks.values()):
         notes.append(needed(seen.pids.values()))
     return Part(socket.gethostname(), seen.look, seen.pids, signs, [clean(one) for one in notes])

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..record.sanitize import clean
 
 _MAGIC = 0x3C85F7CE
-_VALIDATE, _LIST_KEYS = b"\x00", b"\x11"
+_VALIDATE, _GET, _LIST_KEYS = b"\x00", b"\x03", b"\x11"
 _MOST_BYTES = 1 << 24
 _MOST_KEYS = 1 << 18
 _MOST_TEXT = 512
@@ -55,17 +55,38 @@ def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
     """The keys of the store there, or why they cannot be had."""
     address = f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), timeout=limit_s) as connection:
-            connection.settimeout(limit_s)
-            connection.sendall(_VALIDATE + struct.pack("=I", _MAGIC) + _LIST_KEYS)
+        with _connected(host, port, limit_s) as connection:
+            connection.sendall(_LIST_KEYS)
             answer = _Answer(connection)
-            count = answer.number(_MOST_KEYS)
-            names = [answer.text() for _ in range(count)]
+            names = [answer.text() for _ in range(answer.number(_MOST_KEYS))]
     except _NoStoreError as error:
         return f"what listens at {address} does not list its keys: {error}"
     except OSError as error:
         return f"the job's store at {address} does not answer: {clean(str(error), 200)}"
     return Keys(address, names)
+
+
+def values_of(keys: Keys, names: Iterable[str], limit_s: float = 1.0) -> Mapping[str, str]:
+    """The texts that some of these keys have; empty where the store does not tell. Only keys that
+    are there may be asked for: the store's answer for any other is to close the connection."""
+    host, _, port = keys.address.rpartition(":")
+    found: dict[str, str] = {}
+    try:
+        with _connected(host, int(port), limit_s) as connection:
+            for name in names:
+                key = name.encode()
+                connection.sendall(_GET + struct.pack("=Q", len(key)) + key)
+                found[name] = _Answer(connection).text()
+    except (_NoStoreError, OSError):
+        pass
+    return found
+
+
+def _connected(host: str, port: int, limit_s: float) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=limit_s)
+    connection.settimeout(limit_s)
+    connection.sendall(_VALIDATE + struct.pack("=I", _MAGIC))
+    return connection
 
 
 class _NoStoreError(Exception):

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
+from ..foreign.flight_recorder import Dump
 from ..record.wording import ranks_text, verb
-from . import dumps, nccl_ras
+from . import debug_server, dumps, nccl_ras
 from .connections import Link, Socket, links, sockets_of
 from .processes import Job, Process
 from .stance import Doing, Stance
@@ -41,11 +42,15 @@ def look_around(job: Job, ranks: Mapping[int, Process], ask: bool = False) -> Su
     if isinstance(communicators, str):
         problems.append(communicators)
         communicators = []
+    answers: Mapping[int, Dump] = {}
     if ask:
-        problems += dumps.ask(ranks)
+        answers, said = debug_server.dumps_of(keys) if keys is not None else ({}, [])
+        problems += said
+        silent = {rank: one for rank, one in ranks.items() if rank not in answers}
+        problems += dumps.ask(silent)
     pids = {one.pid: rank for rank, one in ranks.items()}
     return Surroundings(
-        keys, sockets, links(sockets, pids), communicators, dumps.recorded(ranks), problems
+        keys, sockets, links(sockets, pids), communicators, dumps.recorded(ranks, answers), problems
     )
 
 
