@@ -60,8 +60,7 @@ def recorded(
 def ask(processes: Mapping[int, Process]) -> list[str]:
     """Ask the ranks through their FIFOs to write their dumps, and wait until they are there.
     Returns sentences about those that did not."""
-    asked_s = time.time()
-    waiting: dict[int, Process] = {}
+    waiting: dict[int, list[float]] = {}
     problems = []
     for rank, one in sorted(processes.items()):
         stem = one.told.get(PIPE_VARIABLE)
@@ -74,14 +73,15 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
         except OSError as error:
             problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
             continue
+        # What was there before: the clock of files is coarser than ours.
+        waiting[rank] = [_written_s(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
-        waiting[rank] = one
     until_s = time.monotonic() + _WAITED_S
     while waiting and time.monotonic() < until_s:
         time.sleep(0.05)
-        for rank, one in list(waiting.items()):
-            if any(_written_s(path) >= asked_s for path in _of(rank, one)):
+        for rank, before in list(waiting.items()):
+            if [_written_s(path) for path in _of(rank, processes[rank])] != before:
                 del waiting[rank]
     problems += [
         f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting

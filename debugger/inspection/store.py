@@ -29,10 +29,11 @@ _ATTEMPT = re.compile(r"/attempt_(\d{1,7})/")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a store at `address`."""
+    """The keys of a store at `address`. `refused`: nobody listens there."""
 
     address: str
     names: Sequence[str] = field(default_factory=tuple)
+    refused: bool = False
 
     def has(self, key: str) -> bool:
         """Whether somebody has set it: what a program calls a key is the end of its name here."""
@@ -59,6 +60,8 @@ def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
             connection.sendall(_LIST_KEYS)
             answer = _Answer(connection)
             names = [answer.text() for _ in range(answer.number(_MOST_KEYS))]
+    except ConnectionRefusedError:
+        return Keys(address, refused=True)
     except _NoStoreError as error:
         return f"what listens at {address} does not list its keys: {error}"
     except OSError as error:
@@ -67,13 +70,13 @@ def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
 
 
 def values_of(keys: Keys, names: Iterable[str], limit_s: float = 1.0) -> Mapping[str, str]:
-    """The texts that some of these keys have; empty where the store does not tell. Only keys that
-    are there may be asked for: the store's answer for any other is to close the connection."""
+    """The texts that some of these keys have; empty where the store does not tell. Keys that are
+    not there are not asked for: a store may make them."""
     host, _, port = keys.address.rpartition(":")
     found: dict[str, str] = {}
     try:
         with _connected(host, int(port), limit_s) as connection:
-            for name in names:
+            for name in set(names) & set(keys.names):
                 key = name.encode()
                 connection.sendall(_GET + struct.pack("=Q", len(key)) + key)
                 found[name] = _Answer(connection).text()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from types import MappingProxyType
 
 from ..foreign.flight_recorder import Dump
 from ..record.wording import ranks_text, verb
@@ -30,14 +31,21 @@ class Surroundings:
     problems: Sequence[str] = field(default_factory=tuple)
 
 
-def look_around(job: Job, ranks: Mapping[int, Process], ask: bool = False) -> Surroundings:
+def look_around(
+    job: Job,
+    ranks: Mapping[int, Process],
+    stances: Mapping[int, Stance] = MappingProxyType({}),
+    ask: bool = False,
+) -> Surroundings:
     """Look at all of it. `ask`: have the ranks dump their flight recorders, which writes."""
     problems: list[str] = []
     sockets = sockets_of(one.pid for one in job.processes)
-    keys = _keys(job)
+    keys = _keys(job, stances)
     if isinstance(keys, str):
         problems.append(keys)
         keys = None
+    elif keys is not None and keys.refused:
+        problems.append(f"nobody listens at {keys.address}, where the job's store should be")
     communicators = _communicators(job, sockets)
     if isinstance(communicators, str):
         problems.append(communicators)
@@ -106,7 +114,15 @@ def with_stores(
     return found
 
 
-def _keys(job: Job) -> Keys | str | None:
+def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
+    """Of the store that ranks are connecting to, or of the one that their environment names."""
+    connecting = (
+        (one.arguments.get("hostname"), one.arguments.get("port", "")) for one in stances.values()
+    )
+    named = [(host, port) for host, port in connecting if host and port.isdigit()]
+    if named:
+        host, port = named[0]
+        return keys_of(str(host), int(port)) if 0 < int(port) < 65536 else None
     for one in job.processes:
         host, port = one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT", "")
         if host and port.isdigit() and 0 < int(port) < 65536:

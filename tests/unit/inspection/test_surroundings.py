@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import socket
 import socketserver
 import struct
@@ -52,6 +53,14 @@ def test_what_is_no_store_is_told(answer: bytes) -> None:
         found = keys_of("127.0.0.1", port)
     assert isinstance(found, str)
     assert "does not list its keys" in found or "does not answer" in found
+
+
+def test_a_port_at_which_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        found = keys_of(*taken.getsockname())
+    assert isinstance(found, Keys)
+    assert found.refused
 
 
 @contextmanager
@@ -315,8 +324,8 @@ def test_a_rank_is_asked_for_its_dump_through_its_fifo(tmp_path: Path) -> None:
     reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
 
     def watchdog() -> None:
-        os.set_blocking(reading, True)
-        os.read(reading, 1)
+        # Until somebody has opened the other end there is nothing to wait for.
+        select.select([reading], [], [], 60.0)
         (tmp_path / "trace_rank_0").write_bytes(dump(0, "all_reduce"))
 
     thread = threading.Thread(target=watchdog)
