@@ -116,16 +116,10 @@ def with_stores(
 
 def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
     """Of the store that ranks are connecting to, or of the one that their environment names."""
-    connecting = (
-        (one.arguments.get("hostname"), one.arguments.get("port", "")) for one in stances.values()
-    )
-    named = [(host, port) for host, port in connecting if host and port.isdigit()]
-    if named:
-        host, port = named[0]
-        return keys_of(str(host), int(port)) if 0 < int(port) < 65536 else None
-    for one in job.processes:
-        host, port = one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT", "")
-        if host and port.isdigit() and 0 < int(port) < 65536:
+    named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
+    named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
+    for host, port in named:
+        if host and port and port.isdigit() and 0 < int(port) < 65536:
             return keys_of(host, int(port))
     return None
 
