@@ -82,7 +82,8 @@ class InspectCommand(Command):
         parser.add_argument(
             "--dump",
             action="store_true",
-            help="have the ranks write dumps of torch's flight recorder, where they have a FIFO "
+            help="ask the ranks for what torch's flight recorder has: torch's debug server, where "
+            "the program has started it, or the FIFO that makes a rank write its dump "
             "(TORCH_NCCL_DEBUG_INFO_PIPE_FILE); dumps that are there are read in any case",
         )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
+from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
 from ..record.process_stat import TICKS_PER_S
 from .processes import Process
@@ -33,29 +34,33 @@ class Recorded:
     notes: Sequence[str]
 
 
-def recorded(processes: Mapping[int, Process]) -> Recorded | None:
-    """Read the dumps of the processes, given by their ranks; None where there are none."""
+def recorded(
+    processes: Mapping[int, Process], answers: Mapping[int, Dump] | None = None
+) -> Recorded | None:
+    """Read the dumps of the processes, given by their ranks, beside those that ranks have given for
+    an answer; None where there are none."""
     files = sorted(set(_files(processes)))
-    if not files:
-        return None
-    found = dump_files.of_files(files)
-    if not found.jobs:
-        return Recorded((), found.faults)
-    job = found.jobs[0]
+    found = dump_files.of_files(files) if files else dump_files.Found(())
+    dumps: dict[int, Dump] = dict(found.jobs[0].dumps) if found.jobs else {}
+    dumps.update(answers or {})
+    if not dumps:
+        return Recorded((), found.faults) if found.faults else None
     # How old the newest call is now, not when it was written: the job still runs.
-    age_s = time.time() - job.newest_ns / 1e9 if job.newest_ns else None
-    trace = traced(job.dumps)
+    newest_ns = max(dump.newest_ns for dump in dumps.values())
+    age_s = time.time() - newest_ns / 1e9 if newest_ns else None
+    places = [f"{found.jobs[0].place}*"] if found.jobs else []
+    places += ["torch's debug servers"] if answers else []
     source = (
-        f"{len(job.dumps)} dumps of torch's flight recorder ({job.place}*) are read with the stacks"
+        f"{len(dumps)} dumps of torch's flight recorder ({' and '.join(places)}) are read with the "
+        "stacks"
     )
-    return Recorded(judging.judge(trace, age_s), [source, *found.faults])
+    return Recorded(judging.judge(traced(dumps), age_s), [source, *found.faults])
 
 
 def ask(processes: Mapping[int, Process]) -> list[str]:
-    """Ask the ranks that have a FIFO for it to write their dumps, and wait until they are there.
+    """Ask the ranks through their FIFOs to write their dumps, and wait until they are there.
     Returns sentences about those that did not."""
-    asked_s = time.time()
-    waiting: dict[int, Process] = {}
+    waiting: dict[int, list[float]] = {}
     problems = []
     for rank, one in sorted(processes.items()):
         stem = one.told.get(PIPE_VARIABLE)
@@ -68,14 +73,15 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
         except OSError as error:
             problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
             continue
+        # What was there before: the clock of files is coarser than ours.
+        waiting[rank] = [_written_s(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
-        waiting[rank] = one
     until_s = time.monotonic() + _WAITED_S
     while waiting and time.monotonic() < until_s:
         time.sleep(0.05)
-        for rank, one in list(waiting.items()):
-            if any(_written_s(path) >= asked_s for path in _of(rank, one)):
+        for rank, before in list(waiting.items()):
+            if [_written_s(path) for path in _of(rank, processes[rank])] != before:
                 del waiting[rank]
     problems += [
         f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting

@@ -113,9 +113,13 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     pids = {rank: sight.pid for rank, sight in ranks.items()}
     stances = {rank: stance(sight) for rank, sight in ranks.items()}
     by_pid = {one.pid: one for one in job.processes}
-    around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, ask)
+    around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, stances, ask)
     seen = _look(job, surroundings.with_stores(stances, around, pids), twice)
-    seen = replace(seen, never_came=surroundings.never_came(around, seen.world_size))
+    seen = replace(
+        seen,
+        never_came=surroundings.never_came(around, seen.world_size),
+        unserved=around.keys.address if around.keys is not None and around.keys.refused else "",
+    )
     found = joined(judge(seen, limits), seen, around, pids, limits)
     stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
     return Inspection(job, seen, found, pids, stacks, around, problems, native)
@@ -124,8 +128,10 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
 def part(seen: Inspection) -> Part:
     """What this node has seen, for one that asks all of them."""
     signs = surroundings.details(seen.around, seen.look.ranks, seen.pids)
-    beside = surroundings.summary(seen.around, ())
-    notes = [*beside, *seen.problems]
+    recorded = seen.around.recorded
+    told = [one.message for one in recorded.findings] if recorded is not None else []
+    notes = [f"torch's flight recorder: {message}" for message in told]
+    notes += [*surroundings.summary(seen.around, ()), *seen.problems]
     if any(one.doing is Doing.UNREADABLE for one in seen.look.ranks.values()):
         notes.append(needed(seen.pids.values()))
     return Part(socket.gethostname(), seen.look, seen.pids, signs, [clean(one) for one in notes])

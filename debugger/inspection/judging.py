@@ -52,13 +52,15 @@ class Limits:
 class Look:
     """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
     claimed by two processes; `never_came` have not come into the default group, by the job's store.
-    `world_size` is 0 where nobody tells."""
+    `world_size` is 0 where nobody tells. `unserved`: where the job's store should be, and nobody
+    listens."""
 
     ranks: Mapping[int, Stance]
     missing: tuple[int, ...] = ()
     twice: tuple[int, ...] = ()
     never_came: tuple[int, ...] = ()
     world_size: int = 0
+    unserved: str = ""
 
 
 def judge(look: Look, limits: Limits) -> list[Finding]:
@@ -71,6 +73,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
         found = (
             _messages(look, waiting)
+            or _unserved(look, waiting)
             or _elsewhere(look, waiting)
             or _groups(look, waiting)
             or _calls(look, waiting)
@@ -229,6 +232,20 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         cycle,
         look,
         details=steps,
+    )
+
+
+def _unserved(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """The whole world connects to a store, the rank that should serve it among them."""
+    connecting = all(_store_of(one) for one in waiting.values())
+    if not look.unserved or not connecting or len(waiting) < (look.world_size or len(waiting) + 1):
+        return None
+    return _finding(
+        "stalled",
+        f"suspected: {_who(waiting)}, and nobody serves the store at {look.unserved}",
+        sorted(waiting),
+        look,
+        cause="rendezvous",
     )
 
 

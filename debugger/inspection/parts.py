@@ -54,6 +54,7 @@ def written(part: Part) -> str:
             "twice": look.twice,
             "never_came": look.never_came,
             "world_size": look.world_size,
+            "unserved": look.unserved,
             "pids": {str(rank): pid for rank, pid in part.pids.items()},
             "signs": list(part.signs),
             "notes": list(part.notes),
@@ -104,6 +105,7 @@ def whole(parts: Sequence[Part]) -> Whole:
             tuple(sorted(twice)),
             tuple(sorted(never_came)),
             world_size,
+            next((part.look.unserved for part in parts if part.look.unserved), ""),
         ),
         hosts,
         pids,
@@ -140,6 +142,7 @@ def _part(told: Mapping[str, Any]) -> Part:
         tuple(map(_rank, told["twice"])),
         tuple(map(_rank, told["never_came"])),
         _rank(told["world_size"]),
+        _text(told["unserved"]),
     )
     return Part(
         clean(str(told["host"]), 80),

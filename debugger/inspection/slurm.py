@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -44,7 +45,7 @@ def _told(found: Whole, parts: Sequence[Part], nodes: int, errors: str) -> Whole
     look = found.look
     if silent > 0:
         # What is there is not known, so nobody is missing.
-        look = type(look)(look.ranks, (), look.twice, look.never_came, look.world_size)
+        look = replace(look, missing=())
     return Whole(look, found.hosts, found.pids, found.signs, notes)
 
 

@@ -90,6 +90,8 @@ def _calls_at(frame: Frame, *names: str) -> Iterator[ast.Call]:
 
 def _name(node: ast.Call) -> str:
     function = node.func
+    if isinstance(function, ast.Attribute) and function.attr == "default":
+        function = function.value  # the overload of an operator: torch.ops.x.y.default()
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""

@@ -64,7 +64,9 @@ _COMMUNICATION = re.compile(
     r"/distcore/"
 )
 _BACKWARD = "_engine_run_backward"
-_A_WAIT = re.compile(r"\.(?:wait|wait_tensor|synchronize|result|value)\(")
+_A_WAIT = re.compile(r"\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
+_OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
+"""How a call of `torch.ops` gets to its C++: functional collectives are such calls."""
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
 _TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_handler")
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
@@ -235,14 +237,14 @@ def _reading(
         outer = named[-1]
         name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
         return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
-    of_torch_ops = all(one.file.endswith("/torch/_ops.py") for one in below)
+    of_torch_ops = all(_OPERATORS.search(one.file) for one in below)
+    if not below and not thread.running and _OF_A_STORE.search(source):
+        return Doing.STORE, "store", source.strip()[:80], {}
     if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
         for name in sources.called_at(frame):
             op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
             if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
                 return Doing.COLLECTIVE, op, f"{name}()", {}
-        if _OF_A_STORE.search(source):
-            return Doing.STORE, "store", source.strip()[:80], {}
         if _A_WAIT.search(source):
             made = sources.made_around(frame, COLLECTIVES | MESSAGES | _BATCHES)
             of_messages = made and made <= MESSAGES | _BATCHES

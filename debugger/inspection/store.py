@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..record.sanitize import clean
 
 _MAGIC = 0x3C85F7CE
-_VALIDATE, _LIST_KEYS = b"\x00", b"\x11"
+_VALIDATE, _GET, _LIST_KEYS = b"\x00", b"\x03", b"\x11"
 _MOST_BYTES = 1 << 24
 _MOST_KEYS = 1 << 18
 _MOST_TEXT = 512
@@ -29,10 +29,11 @@ _ATTEMPT = re.compile(r"/attempt_(\d{1,7})/")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a store at `address`."""
+    """The keys of a store at `address`. `refused`: nobody listens there."""
 
     address: str
     names: Sequence[str] = field(default_factory=tuple)
+    refused: bool = False
 
     def has(self, key: str) -> bool:
         """Whether somebody has set it: what a program calls a key is the end of its name here."""
@@ -55,17 +56,40 @@ def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
     """The keys of the store there, or why they cannot be had."""
     address = f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), timeout=limit_s) as connection:
-            connection.settimeout(limit_s)
-            connection.sendall(_VALIDATE + struct.pack("=I", _MAGIC) + _LIST_KEYS)
+        with _connected(host, port, limit_s) as connection:
+            connection.sendall(_LIST_KEYS)
             answer = _Answer(connection)
-            count = answer.number(_MOST_KEYS)
-            names = [answer.text() for _ in range(count)]
+            names = [answer.text() for _ in range(answer.number(_MOST_KEYS))]
+    except ConnectionRefusedError:
+        return Keys(address, refused=True)
     except _NoStoreError as error:
         return f"what listens at {address} does not list its keys: {error}"
     except OSError as error:
         return f"the job's store at {address} does not answer: {clean(str(error), 200)}"
     return Keys(address, names)
+
+
+def values_of(keys: Keys, names: Iterable[str], limit_s: float = 1.0) -> Mapping[str, str]:
+    """The texts that some of these keys have; empty where the store does not tell. Keys that are
+    not there are not asked for: a store may make them."""
+    host, _, port = keys.address.rpartition(":")
+    found: dict[str, str] = {}
+    try:
+        with _connected(host, int(port), limit_s) as connection:
+            for name in set(names) & set(keys.names):
+                key = name.encode()
+                connection.sendall(_GET + struct.pack("=Q", len(key)) + key)
+                found[name] = _Answer(connection).text()
+    except (_NoStoreError, OSError):
+        pass
+    return found
+
+
+def _connected(host: str, port: int, limit_s: float) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=limit_s)
+    connection.settimeout(limit_s)
+    connection.sendall(_VALIDATE + struct.pack("=I", _MAGIC))
+    return connection
 
 
 class _NoStoreError(Exception):

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from types import MappingProxyType
 
+from ..foreign.flight_recorder import Dump
 from ..record.wording import ranks_text, verb
-from . import dumps, nccl_ras
+from . import debug_server, dumps, nccl_ras
 from .connections import Link, Socket, links, sockets_of
 from .processes import Job, Process
 from .stance import Doing, Stance
@@ -29,23 +31,34 @@ class Surroundings:
     problems: Sequence[str] = field(default_factory=tuple)
 
 
-def look_around(job: Job, ranks: Mapping[int, Process], ask: bool = False) -> Surroundings:
+def look_around(
+    job: Job,
+    ranks: Mapping[int, Process],
+    stances: Mapping[int, Stance] = MappingProxyType({}),
+    ask: bool = False,
+) -> Surroundings:
     """Look at all of it. `ask`: have the ranks dump their flight recorders, which writes."""
     problems: list[str] = []
     sockets = sockets_of(one.pid for one in job.processes)
-    keys = _keys(job)
+    keys = _keys(job, stances)
     if isinstance(keys, str):
         problems.append(keys)
         keys = None
+    elif keys is not None and keys.refused:
+        problems.append(f"nobody listens at {keys.address}, where the job's store should be")
     communicators = _communicators(job, sockets)
     if isinstance(communicators, str):
         problems.append(communicators)
         communicators = []
+    answers: Mapping[int, Dump] = {}
     if ask:
-        problems += dumps.ask(ranks)
+        answers, said = debug_server.dumps_of(keys) if keys is not None else ({}, [])
+        problems += said
+        silent = {rank: one for rank, one in ranks.items() if rank not in answers}
+        problems += dumps.ask(silent)
     pids = {one.pid: rank for rank, one in ranks.items()}
     return Surroundings(
-        keys, sockets, links(sockets, pids), communicators, dumps.recorded(ranks), problems
+        keys, sockets, links(sockets, pids), communicators, dumps.recorded(ranks, answers), problems
     )
 
 
@@ -101,10 +114,12 @@ def with_stores(
     return found
 
 
-def _keys(job: Job) -> Keys | str | None:
-    for one in job.processes:
-        host, port = one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT", "")
-        if host and port.isdigit() and 0 < int(port) < 65536:
+def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
+    """Of the store that ranks are connecting to, or of the one that their environment names."""
+    named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
+    named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
+    for host, port in named:
+        if host and port and port.isdigit() and 0 < int(port) < 65536:
             return keys_of(host, int(port))
     return None
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from debugger.cli import main
+from tests.support import foreign_jobs
 from tests.support.runs import DISTDEBUG, environment
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
@@ -42,6 +43,24 @@ for step in range(100_000):
     time.sleep(0.05 * dist.get_rank())
     dist.all_reduce(torch.ones(4))
     print("step", flush=True)
+"""
+DEBUGGED = """
+import os, torch, torch.distributed as dist
+from datetime import timedelta
+from torch._C._distributed_c10d import _WorkerServer
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+server = _WorkerServer("::", 0)  # what start_debug_server() does, without its pages
+host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), dist.get_rank()
+store = dist.PrefixStore("debug_server", dist.TCPStore(host, port, is_master=False))
+store.set(f"rank{rank}", f"http://localhost:{server.port}")
+x, y = torch.ones(4), torch.ones(4)
+for step in range(5):
+    if rank == 2 and step == 3:
+        works = [dist.broadcast(y, 0, async_op=True), dist.all_reduce(x, async_op=True)]
+    else:
+        works = [dist.all_reduce(x, async_op=True), dist.broadcast(y, 0, async_op=True)]
+    for work in works:
+        work.wait()
 """
 
 
@@ -72,7 +91,7 @@ def torchrun(*arguments: str) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", "--standalone", *arguments)
 
 
-def found_in(running: subprocess.Popen[str], *flags: str) -> dict[str, Any]:
+def found_in(running: subprocess.Popen[Any], *flags: str) -> dict[str, Any]:
     """The report of the first inspection that finds something."""
     asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--json", *flags]
     began_s = time.monotonic()
@@ -123,6 +142,48 @@ def test_a_program_that_starts_its_ranks_itself(tmp_path: Path) -> None:
         (finding,) = found_in(running)["findings"]
     assert (finding["kind"], finding["culprits"], finding["victims"]) == ("missing_rank", [1], [0])
     assert finding["ranks"]["1"]["location"]["line"] == line(script)
+
+
+@pytest.mark.long
+def test_what_no_stack_shows_the_debug_servers_prove(tmp_path: Path) -> None:
+    """All ranks stand in one `wait()`; one has issued its two calls in another order."""
+    script = tmp_path / "debugged.py"
+    script.write_text(DEBUGGED)
+    with job(*torchrun("--nproc-per-node", "3", str(script))) as running:
+        report = found_in(running, "--dump")
+    (finding,) = report["findings"]
+    assert (finding["kind"], finding["proven"]) == ("op_mismatch", True), report
+    assert finding["culprits"] == [2]
+    assert any("torch's debug servers" in note for note in report["notes"])
+
+
+@pytest.mark.long
+def test_the_key_that_nobody_sets_is_named() -> None:
+    script = SCRIPTS / "buggy" / "missing_store.py"
+    with job(*torchrun("--nproc-per-node", "3", str(script))) as running:
+        (finding,) = found_in(running)["findings"]
+    assert (finding["kind"], finding["cause"], finding["culprits"]) == (
+        "missing_rank",
+        "store",
+        [2],
+    )
+    assert any("which nobody has set" in line for line in finding["details"]), finding["details"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", [foreign_jobs.mpiexec, foreign_jobs.mp_spawn])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("deadlock_group_world", "deadlock"), ("group_order", "group_mismatch")]
+)
+def test_other_ways_to_start_ranks(
+    tmp_path: Path, start: Callable[[int, Sequence[str]], list[str]], name: str, kind: str
+) -> None:
+    expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
+    words = start(expected["nproc"], [str(SCRIPTS / expected["script"])])
+    with foreign_jobs.job(words, tmp_path) as running:
+        assert foreign_jobs.hangs(running, 6.0, 4 * LIMIT_S), (tmp_path / "output").read_text()
+        (finding,) = found_in(running)["findings"]
+    assert (finding["kind"], sorted(finding["culprits"])) == (kind, expected["culprits"])
 
 
 def test_a_job_at_work_is_left_alone(tmp_path: Path) -> None:

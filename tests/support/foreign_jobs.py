@@ -112,13 +112,15 @@ def hangs(running: subprocess.Popen[bytes], for_s: float, limit_s: float) -> boo
 
 
 def _asleep(launcher: int) -> list[int]:
-    """The processes below it that have torch loaded, and sleep."""
+    """The processes below it that have torch loaded and sleep, and have no children."""
     found: list[int] = []
     with suppress(psutil.NoSuchProcess):
-        for one in psutil.Process(launcher).children(recursive=True):
-            stat = read_stat(one.pid)
-            if stat is not None and stat.state == "S" and has_torch(one.pid):
-                found.append(one.pid)
+        below = psutil.Process(launcher).children(recursive=True)
+        stats = {one.pid: read_stat(one.pid) for one in below}
+        parents = {stat.parent for stat in stats.values() if stat is not None}
+        for pid, stat in stats.items():
+            if pid not in parents and stat is not None and stat.state == "S" and has_torch(pid):
+                found.append(pid)
     return found
 
 

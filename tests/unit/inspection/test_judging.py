@@ -61,6 +61,28 @@ def test_who_has_gone() -> None:
     assert verdict(joins, joins, twice=(1,)) == ("join_timeout", [1])
 
 
+def connects(port: int, **more: Any) -> Stance:
+    arguments = {"hostname": "head", "port": str(port)}
+    return waits("init_process_group", doing=Doing.JOIN, arguments=arguments, **more)
+
+
+def test_nobody_serves_the_store() -> None:
+    client = connects(29500, still_s=2.0)
+    assert verdict(client, client, unserved="head:29500") == ("stalled", [0, 1])
+    assert verdict(client, client) is None  # a large job that comes together
+    assert verdict(client, works(0.0, running=True), unserved="head:29500") is None
+    one_of_two = Look({0: client}, world_size=2, unserved="head:29500")
+    assert judge(one_of_two, LIMITS) == []
+
+
+def test_who_is_at_another_store_and_who_has_never_come() -> None:
+    here, there = connects(29500), connects(29501)
+    assert verdict(here, there, here) == ("join_timeout", [1])
+    joins = waits("init_process_group", doing=Doing.JOIN)
+    found = judge(Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4), LIMITS)
+    assert (found[0].kind, found[0].culprits, found[0].missing) == ("join_timeout", (2, 3), (2, 3))
+
+
 @pytest.mark.parametrize(
     ("stances", "expected"),
     [

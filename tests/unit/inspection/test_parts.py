@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
+from debugger.commands.rendering import rendered
 from debugger.inspection.inspect import of_nodes
 from debugger.inspection.judging import Limits, Look
 from debugger.inspection.parts import MARK, Part, read, whole, written
@@ -56,6 +59,17 @@ def test_one_verdict_of_two_nodes() -> None:
     report = seen.report()
     assert [report["ranks"][rank]["host"] for rank in "0123"] == ["a", "a", "b", "b"]
     assert report["ranks"]["3"]["pid"] == 103
+
+
+@pytest.mark.parametrize(("last", "failures"), [(LATE, 2), (replace(LATE, still_s=0.1), 0)])
+def test_every_form_of_the_report(last: Stance, failures: int) -> None:
+    """The run's case and the culprit's fail; of a job at work none does."""
+    early = replace(WAITS, still_s=30.0 if failures else 0.2)
+    seen = of_nodes("the job", whole([part("a", (0, early), (1, last), world_size=2)]), Limits())
+    suite = ElementTree.fromstring(rendered(seen.report(), "junit", "the look").encode())
+    assert suite.get("failures") == str(failures)
+    assert json.loads(rendered(seen.report(), "json", "the look"))["source"] == "inspection"
+    assert ("missing" in rendered(seen.report(), "text", "the look").lower()) is bool(failures)
 
 
 def test_who_is_on_no_node_and_who_is_on_two() -> None:

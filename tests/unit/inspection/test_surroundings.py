@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import socket
 import socketserver
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from debugger.diagnosis.findings import Finding
-from debugger.inspection import dumps, nccl_ras, surroundings
+from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
 from debugger.inspection.connections import links, sockets_of
 from debugger.inspection.joining import joined
 from debugger.inspection.judging import Limits, Look
@@ -52,6 +53,14 @@ def test_what_is_no_store_is_told(answer: bytes) -> None:
         found = keys_of("127.0.0.1", port)
     assert isinstance(found, str)
     assert "does not list its keys" in found or "does not answer" in found
+
+
+def test_a_port_at_which_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        found = keys_of(*taken.getsockname())
+    assert isinstance(found, Keys)
+    assert found.refused
 
 
 @contextmanager
@@ -315,8 +324,8 @@ def test_a_rank_is_asked_for_its_dump_through_its_fifo(tmp_path: Path) -> None:
     reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
 
     def watchdog() -> None:
-        os.set_blocking(reading, True)
-        os.read(reading, 1)
+        # Until somebody has opened the other end there is nothing to wait for.
+        select.select([reading], [], [], 60.0)
         (tmp_path / "trace_rank_0").write_bytes(dump(0, "all_reduce"))
 
     thread = threading.Thread(target=watchdog)
@@ -345,3 +354,54 @@ def test_what_a_recorder_suspects_counts_where_the_stacks_have_no_culprit() -> N
     assert verdict(late) == ("missing_rank", (0,))
     moves = Look({0: Stance(Doing.CODE, running=True)})
     assert joined([], moves, around, {}, Limits()) == []
+
+
+# -- torch's debug servers ----------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+
+def of_servers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> tuple[Any, list[str]]:
+    """What the ranks' servers give, where the store has these addresses."""
+    names = [f"/debug_server/rank{rank}" for rank in range(len(addresses))]
+    told = dict(zip(names, addresses, strict=True))
+    monkeypatch.setattr(debug_server, "values_of", lambda *_: told)
+    return debug_server.dumps_of(Keys("127.0.0.1:1", [*names, "/debug_server/rank", "rank7"]))
+
+
+def test_debug_servers_are_asked_for_their_flight_recorders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(said: bytes) -> bytes:
+        assert said.startswith(b"POST /handler/fr_trace_json?includestacktraces=false HTTP/1.1\r\n")
+        return OK + b'{"version": "2.10", "entries": [], "pg_config": {}, "pg_status": {}}'
+
+    with serving(answer) as port:
+        found, said = of_servers(monkeypatch, f"http://127.0.0.1:{port}")
+    assert (found[0].version, said) == ("2.10", [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nConnection: close\r\n\r\n",
+        OK + b"not a dump",
+        OK + b"[" * 100_000,
+        OK + pickle.dumps(print),
+    ],
+)
+def test_what_is_no_debug_server_is_told(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    with serving(lambda _: answer) as port:
+        found, said = of_servers(monkeypatch, f"http://127.0.0.1:{port}")
+    assert found == {}
+    assert len(said) == 1
+    assert said[0].startswith(f"the debug server of rank 0 at http://127.0.0.1:{port} ")
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "http://h:1/x?y", "http://u:p@h:1", ""])
+def test_other_addresses_are_not_gone_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    found, said = of_servers(monkeypatch, address)
+    assert (found, len(said)) == ({}, 1)
+    assert said[0].endswith("has an address that is none")
