@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .as_text import as_text
 from .base import Command
 
 if TYPE_CHECKING:
@@ -97,13 +97,7 @@ class InspectCommand(Command):
         if args.json:
             sys.stdout.write(json.dumps(report, indent=2) + "\n")
         else:
-            from ..reports import text
-            from ..supervisor.output import colour_wanted
-
-            width = text.WIDTH
-            if sys.stdout.isatty():
-                width = shutil.get_terminal_size((text.WIDTH, 24)).columns
-            sys.stdout.write(text.render(report, colour_wanted(sys.stdout), width))
+            sys.stdout.write(as_text(report))
             if args.stacks or args.native:
                 sys.stdout.write("\n" + seen.stack_text())
         return seen.exit_code if args.exit_code else 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .as_text import as_text
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
@@ -117,13 +117,7 @@ class ReportCommand(Command):
                 from ..reports import junit
 
                 return junit.render(report)
-            from ..reports import text
-            from ..supervisor.output import colour_wanted
-
-            width = text.WIDTH
-            if sys.stdout.isatty():
-                width = shutil.get_terminal_size((text.WIDTH, 24)).columns
-            return text.render(report, colour_wanted(sys.stdout), width)
+            return as_text(report)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UsageError(
                 f"{source} is damaged: a part of it is missing or of another type "
