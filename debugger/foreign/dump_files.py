@@ -169,13 +169,13 @@ def _read(path: Path) -> _File | None:
     try:
         # Between the listing and here it may have become a link or a FIFO.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        with open(descriptor, "rb", buffering=0) as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
                 raise NoDump("is no regular file")
             if about.st_size > MOST_FILE_BYTES:
                 raise NoDump(f"has {about.st_size} bytes, more than {MOST_FILE_BYTES}")
-            data = file.read(MOST_FILE_BYTES + 1)
+            data = file.read(about.st_size)
     except OSError as error:
         raise NoDump(f"cannot be read: {error.strerror}") from None
     if data[:1] not in _START:
