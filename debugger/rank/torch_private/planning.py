@@ -61,6 +61,8 @@ def make_groups_on(backend: str) -> None:
                     kwargs[name] = None
                 elif len(given) > at:
                     given[at] = None
+            if kwargs.get("device_id") is not None:
+                kwargs["device_id"] = None  # an accelerator's, which this process need not have
             created = original(*given, **kwargs)
             group = created[0]
             if isinstance(group, c10d.ProcessGroup):
