@@ -283,7 +283,7 @@ class Scheduler:
         del self._running[planned.rank]
         self._waiting[planned.rank] = planned
         self._first = False
-        # Looking takes milliseconds: a rank that waits at each of its steps is not looked at each time.
+        # Looking takes milliseconds, and a rank may wait at each of its steps.
         now_s = time.monotonic()
         if not planned.looked_s or now_s - planned.looked_s > _MEASURE_EVERY_S:
             planned.looked_s = now_s

@@ -133,8 +133,7 @@ def pretend(devices: int) -> Adapt:
     answers |= {name: _answering(None) for name in _NOTHING}
     for name, answer in answers.items():
         setattr(cuda, name, answer)
-    for name in ("is_nccl_available",):
-        patch(dist.distributed_c10d, name, lambda _: lambda: True)
+    patch(dist.distributed_c10d, "is_nccl_available", lambda _: lambda: True)
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
     from torch.distributed import device_mesh
 
@@ -149,8 +148,8 @@ def _answering(answer: Any) -> Callable[..., Any]:
 def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
-    found = torch.device(device)
-    return -1 if found.index is None else found.index
+    index: int | None = torch.device(device).index
+    return -1 if index is None else index
 
 
 def _without_devices(original: Wrapped) -> Wrapped:
