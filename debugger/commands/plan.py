@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from . import ci_flags, plan_scale
+from . import ci_flags, inject_flags, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -102,6 +103,15 @@ class PlanCommand(Command):
             "backend does: none on gloo, which never sends before, 65536 on others)",
         )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
+        group.add_argument(
+            "--inject",
+            dest="injected",
+            action="append",
+            default=[],
+            metavar="SPEC",
+            help="what would it do if: ACTION(rank=N, ...) @ MOMENT, such as "
+            "'skip(rank=7) @ all_reduce#5' (may be repeated)",
+        )
         ci_flags.add(group)
         plan_scale.add_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
@@ -120,6 +130,7 @@ class PlanCommand(Command):
         from ..plan.programs import read_programs
         from ..record.run_directory import RunDirectory
         from ..reports import text
+        from ..supervisor.injection import Injection
         from ..supervisor.output import colour_wanted
 
         request = args.request
@@ -147,6 +158,7 @@ class PlanCommand(Command):
             accelerator=own.accelerator,
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
+        faults = inject_flags.plan(_with_no_other_faults(own), size)
         run = None
         if own.scale is not None:
             code, run = plan_scale.run_really(request)
@@ -159,7 +171,8 @@ class PlanCommand(Command):
             directory.write_json(
                 "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
             )
-            plan_ranks(directory, options)
+            injection = Injection(faults, directory, _say)
+            plan_ranks(directory, replace(options, environment=injection.environment))
             facts = PlanFacts(
                 command=command,
                 of=size,
@@ -167,10 +180,10 @@ class PlanCommand(Command):
                 seconds=(time.time_ns() - started_ns) / 1e9,
                 steps=own.steps,
                 strict=own.strict,
-                started_ns=started_ns,
             )
             programs = read_programs(directory.path)
-            report = conclude(directory, programs, Model(own.buffered_sends), facts)
+            model = Model(own.buffered_sends)
+            report = conclude(directory, programs, model, facts, injection.settle)
         finally:
             directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
@@ -180,6 +193,18 @@ class PlanCommand(Command):
         if ci is not None:
             ci.finish(directory, report, _say)
         return int(report["exit_code"])
+
+
+def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:
+    """A plan has no links, and nothing in it happens by chance."""
+    return argparse.Namespace(
+        injected=own.injected,
+        inject_file=None,
+        inject_random=None,
+        inject_backend="gloo",
+        netns=False,
+        seed=None,
+    )
 
 
 def _say(sentence: str) -> None:

@@ -16,7 +16,6 @@ from ..record.signature import ANY_SOURCE, Signature
 from ..record.snapshot import CallSite, Creation, Group, GroupKey
 from .program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
-
 TELLING = frozenset(
     {
         "caught_exception",

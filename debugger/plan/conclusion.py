@@ -4,12 +4,14 @@ a run would have left it: a flight record for each rank, and the report in all i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..diagnosis.findings import Finding
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
+from ..record.snapshot import Rank
 from ..record.whole_records import MOST_CALLS, write_whole
 from ..reports import document, junit, text
 from ..reports.stored import Document
@@ -35,15 +37,23 @@ class PlanFacts:
     seconds: float
     steps: int = 0
     strict: bool = False
-    started_ns: int = 0
     notes: Sequence[str] = ()
 
 
+Settle = Callable[[Document, Sequence[tuple[Finding, float | None]], Mapping[int, Rank]], int]
+"""Adds what became of injected faults to a report; returns its exit code."""
+
+
 def conclude(
-    directory: RunDirectory, programs: Mapping[int, Program], model: Model, facts: PlanFacts
+    directory: RunDirectory,
+    programs: Mapping[int, Program],
+    model: Model,
+    facts: PlanFacts,
+    settle: Settle | None = None,
 ) -> Document:
     """Judge the programs, and write the report and the records into the run directory."""
-    judgement = judge_programs(programs, model, facts.started_ns or time.time_ns())
+    # What was injected into the ranks happened before, so that it may explain what is found.
+    judgement = judge_programs(programs, model, time.time_ns())
     for number, rank in judgement.outcome.now.ranks.items():
         calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
         try:
@@ -52,6 +62,9 @@ def conclude(
             directory.failures.append(f"cannot write the record of rank {number}: {error}")
             break
     report = _report(directory, programs, judgement, facts)
+    if settle is not None:
+        timed = [(finding, None) for finding in judgement.findings]
+        settle(report, timed, judgement.outcome.now.ranks)
     directory.write_json(directory.report_json.name, report)
     directory.write_text(directory.report_text.name, text.render(report))
     directory.write_text(directory.junit.name, junit.render(report))

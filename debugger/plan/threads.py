@@ -14,6 +14,9 @@ from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.snapshot import Call, GroupKey, Note
 from .program import CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
+ENTERING = "unwinding"
+"""The kind of a note about the call that a rank is entering."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joins:
@@ -42,7 +45,7 @@ def doings(program: Program) -> list[Doing]:
     """All that the rank does, its notes and the groups that it joins included, in order."""
     joins = [key for key, group in program.groups.items() if group.desc == DEFAULT_GROUP]
     joins.sort(key=lambda key: key[1])
-    notes = sorted(program.notes, key=lambda note: note[0])
+    notes = sorted(_placed(program), key=lambda note: note[0])
     found: list[Doing] = []
     if joins and joins[0][1] == 0:
         found.append(Joins(joins.pop(0)))
@@ -63,6 +66,17 @@ def doings(program: Program) -> list[Doing]:
     if last and found and isinstance(found[-1], Ended | CutOff):
         return [*found[:-1], *last, found[-1]]  # an ended process says nothing more
     return found + last
+
+
+def _placed(program: Program) -> Iterator[tuple[int, Note]]:
+    """The notes, each with the number of events before it. What a rank notes as it enters a call
+    stands before that call, which may never end."""
+    at_call = {
+        event.call.number: at for at, event in enumerate(program.events) if isinstance(event, Made)
+    }
+    for at, note in program.notes:
+        call = note.data.get("call") if note.kind == ENTERING else None
+        yield (min(at, at_call.get(call, at)) if isinstance(call, int) else at), note
 
 
 def _group(event: Event) -> GroupKey | None:

@@ -78,8 +78,8 @@ def install(
 ) -> Layer | None:
     """Observe every group that this process creates from now on.
 
-    `run_directory` defaults to $DISTDEBUG_RUN_DIR; `make` is the kind of layer. Returns None, having said why in one line,
-    when the record cannot be kept. Calling it again changes nothing.
+    `run_directory` defaults to $DISTDEBUG_RUN_DIR; `make` is the kind of layer. Returns None,
+    having said why in one line, when the record cannot be kept. Calling it again changes nothing.
     """
     global _layer
     if _layer is not None:

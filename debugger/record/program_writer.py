@@ -1,8 +1,8 @@
 """Writes what one planned rank does, all of it and in order: one line of JSON for each event.
 
-A plan asks what every rank *would* do, from its first call to its last, so its record is no ring and
-has no room that runs out. It is written by the same calls of the layer as a flight record, whose
-running values it keeps in private memory. What is written survives the process.
+A plan asks what every rank *would* do, from its first call to its last, so its record is no ring
+and has no room that runs out. It is written by the same calls of the layer as a flight record,
+whose running values it keeps in private memory. What is written survives the process.
 
 A line is a list that begins with a word:
 

@@ -20,6 +20,11 @@ class Exchange(Protocol):
     all ranks that take part. None in the place of bytes: a value that is not known.
     """
 
+    @property
+    def barriers_wait(self) -> bool:
+        """Whether a rank comes out of a barrier when all have come to it. It has no value, but
+        files and the like may be written before one and read behind it."""
+
     def world(self, store: Any) -> str:
         """What tells the groups that meet in this store from those that meet in others."""
 

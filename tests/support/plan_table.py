@@ -37,6 +37,8 @@ IN_SCOPE = (
 )
 BEYOND = {
     "detail_raised_in_agreement": "it raises where ranks agree at DETAIL, and a plan asks nobody",
+    "exec_again": "a planned rank that executes another program is not followed",
+    "exception_partial_sums": "it looks at numbers that gloo leaves in a buffer",
     "exit_dropped_isend": "the receiver is late by the clock; told as what needs luck",
     "exit_store_host": "a store that is gone is no call",
     "exit_store_host_last": "a store that is gone is no call",

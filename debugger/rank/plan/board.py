@@ -1,7 +1,7 @@
 """What planned ranks have for one another: parts of collectives, messages, and a store.
 
-Pure: requests in, answers out, or None while somebody else has to do something first. What was given
-once stays, so that a rank that is run again from its start is answered as it was the first time.
+Pure: requests in, answers out, or None while somebody else has to do something first. What was
+given once stays, so that a rank that is run again from its start is answered as it was before.
 What an answer depended on the moment for (a counter of the store, who sent first) is kept for it.
 """
 
@@ -178,7 +178,7 @@ class Board:
                 if key not in keys:
                     if not expected:
                         keys[key] = desired
-                    return [], [desired if not expected else expected]
+                    return [], [expected or desired]
                 if keys[key] == expected:
                     keys[key] = desired
                 return [], [keys[key]]

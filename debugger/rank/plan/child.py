@@ -163,8 +163,8 @@ def _planned_time(planner: Planner) -> None:
         return lambda: clock() + (slept_s if unit == 1 else int(slept_s * unit))
 
     signal.alarm = alarm
-    signal.setitimer = lambda *_: (0.0, 0.0)  # type: ignore[assignment]
-    time.sleep = sleep
+    signal.setitimer = lambda *_: (0.0, 0.0)
+    setattr(time, "sleep", sleep)  # noqa: B010
     for name in ("time", "monotonic", "perf_counter"):
         setattr(time, name, later(getattr(time, name), 1))
         setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), 1_000_000_000))
@@ -244,7 +244,7 @@ def _execute(request: Request) -> None:
         return
     with open(target, "rb") as file:
         code = compile(file.read(), target, "exec", dont_inherit=True)
-    exec(code, module.__dict__)
+    exec(code, module.__dict__)  # noqa: S102 - the user's program, as the interpreter runs it
 
 
 def _from_the_script(error: BaseException) -> types.TracebackType | None:

@@ -91,9 +91,9 @@ def _wanted(file: str, line: int) -> bool | None:
         last = getattr(node, "end_lineno", None) or node.lineno
         if isinstance(node, ast.Assert) and node.lineno <= line <= last:
             return not _is_negated(node.test)
-        if isinstance(node, ast.If) and node.lineno <= line <= (node.test.end_lineno or 0):
-            if isinstance(node.body[0], ast.Raise):
-                return _is_negated(node.test)
+        raises = isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)
+        if raises and node.lineno <= line <= (node.test.end_lineno or 0):
+            return _is_negated(node.test)
     return None
 
 

@@ -20,7 +20,8 @@ _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.boo
 
 
 class Planner:
-    """This rank's line to who runs the plan. `before_wait` is called once, before it first waits."""
+    """This rank's line to who runs the plan. `before_wait` is called once, before it first
+    waits."""
 
     def __init__(self, line: Line, before_wait: Callable[[], None]) -> None:
         self._line = line
@@ -41,7 +42,8 @@ class Planner:
 
 
 class PlannedExchange:
-    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels."""
+    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers
+    travels."""
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
+import traceback
 import weakref
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -75,39 +75,35 @@ class Forker:
 
     def _import_all(self, names: list[str] | tuple[str, ...]) -> None:
         """Import these, but for what is the user's own."""
-        with open(os.devnull, "w") as nowhere:
-            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-                for name in names:
-                    if name not in sys.modules and _is_installed(name):
-                        with contextlib.suppress(Exception):
-                            importlib.import_module(name)
+        with contextlib.ExitStack() as quiet:
+            nowhere = quiet.enter_context(open(os.devnull, "w"))
+            quiet.enter_context(contextlib.redirect_stdout(nowhere))
+            quiet.enter_context(contextlib.redirect_stderr(nowhere))
+            for name in names:
+                if name not in sys.modules and _is_installed(name):
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)
         _leave_libraries()
         gc.collect()
         gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
 
     def _fork(self, rank: int, connection: socket.socket) -> int:
-        threads = threading.active_count()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
-        if pid:
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)
-            return pid
-        self._become_rank(rank, connection, threads)
+        if not pid:
+            self._become_rank(rank, connection)
+        return pid
 
-    def _become_rank(self, rank: int, connection: socket.socket, threads: int) -> NoReturn:
+    def _become_rank(self, rank: int, connection: socket.socket) -> NoReturn:
         code = 120
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             with contextlib.suppress(OSError):
                 os.setsid()
             self.scheduler.drop_lines(connection)
-            assert threads >= 1
             code = child.main(self._request, rank, connection)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -142,10 +138,9 @@ def _is_installed(name: str) -> bool:
 
 def _open_many_files() -> None:
     """Every rank that waits takes two descriptors here."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    del soft
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ def private_bytes(pid: int) -> int:
 
 
 def cpu_ticks(pid: int) -> int:
-    """How long the process has computed, in ticks of the system's clock; 0 where nobody can tell."""
+    """How long the process has computed, in ticks; 0 where nobody can tell."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         return sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:13]))

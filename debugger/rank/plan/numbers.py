@@ -27,6 +27,7 @@ _ARITHMETIC = (
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_BITS = ("and_", "or_", "xor", "lshift", "rshift")
+_CONDITION = "a condition on a value that is not known"
 _FLOAT_FUNCTIONS = (
     "sqrt",
     "exp",
@@ -67,7 +68,7 @@ class UndecidedFloat(Undecided, float):
         return made
 
     def __bool__(self) -> bool:
-        return self.decisions.condition(float(self) != 0, "a condition on a value that is not known")
+        return self.decisions.condition(float.__ne__(self, 0.0), _CONDITION)
 
     def __int__(self) -> int:
         self.decisions.depends("an integer made of a value that is not known")
@@ -104,7 +105,7 @@ class UndecidedInteger(Undecided):
         self.decisions = decisions
 
     def __bool__(self) -> bool:
-        return self.decisions.condition(bool(self.value), "a condition on a value that is not known")
+        return self.decisions.condition(bool(self.value), _CONDITION)
 
     def __index__(self) -> int:
         self.decisions.depends("an index or a size that is not known")
@@ -203,7 +204,7 @@ for _name, _method in _methods():
 
 
 def teach_math() -> None:
-    """Have the functions of `math` tell of such numbers, too: they take a float's value as it is."""
+    """Have the functions of `math` tell of such numbers: they take a float's value as it is."""
     for name in (*_DECIDING_FUNCTIONS, *_ROUNDING_FUNCTIONS, *_FLOAT_FUNCTIONS):
         setattr(math, name, _observed(name, getattr(math, name)))
 

@@ -28,8 +28,12 @@ _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
 """A store's wait that a program gives up within this time is given up in a plan; any longer one is
 a wait that a run would be stopped in."""
-_LONGEST_SLEEP_S = 3600.0
+_MOST_VAIN = 200
+_VAIN_S = 120.0
+"""Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
+else, they wait in loops for what never comes."""
 _LOOK_EVERY_S = 0.25
+_MEASURE_EVERY_S = 2.0
 _GRACE_S = 1.0
 
 Request = tuple[list[Any], list[bytes | None]]
@@ -48,6 +52,7 @@ class Planned:
     requests: dict[int, Request] = field(default_factory=dict)
     """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
     then."""
+    looked_s: float = 0.0
     cpu_ticks: int = -1
     slept_s: float = 0.0
     """Of planned time."""
@@ -93,6 +98,9 @@ class Scheduler:
         self._ended_for_room: dict[int, Planned] = {}
         self._selector = selectors.DefaultSelector()
         self._first = True
+        self._woken_in_vain = 0
+        self._happened_s = 0.0
+        """When something else than sleep was last heard of, in planned time."""
         self.ended: dict[int, int] = {}
         """The raw status of each rank's process, by rank."""
         self.cut: dict[int, str] = {}
@@ -153,6 +161,7 @@ class Scheduler:
         planned.runs += 1
         planned.unpacker = Unpacker()
         planned.requests = {}
+        planned.looked_s = 0.0
         planned.told_to_end_s = planned.used_s = planned.slept_s = 0.0
         planned.since_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
@@ -185,8 +194,9 @@ class Scheduler:
         planned = self._waiting.pop(rank)
         del planned.requests[number]
         planned.slept_s = max(planned.slept_s, until_s)
-        if planned.slept_s > _LONGEST_SLEEP_S:
-            self.cut[rank] = f"it has slept for {planned.slept_s:.0f} s, and nothing has come of it"
+        self._woken_in_vain += 1
+        if self._woken_in_vain > _MOST_VAIN and planned.slept_s > self._happened_s + _VAIN_S:
+            self.cut[rank] = "it asks and sleeps again and again, and nothing comes of it"
             self._kill(planned)
             self._running[rank] = planned  # until its end is seen
             return True
@@ -237,6 +247,9 @@ class Scheduler:
 
     def _told(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
         number, words = words[0], words[1:]
+        if words[0] != "sleep" and words[:2] != ["store", "check"]:
+            self._woken_in_vain = 0
+            self._happened_s = max(self._happened_s, planned.slept_s)
         if words[0] in ("offer", "send", "expect"):
             self._board.told(planned.rank, words, values)
         elif words[0] == "limit":
@@ -270,8 +283,12 @@ class Scheduler:
         del self._running[planned.rank]
         self._waiting[planned.rank] = planned
         self._first = False
-        planned.private_bytes = memory.private_bytes(planned.pid)
-        self.most_bytes = max(self.most_bytes, planned.private_bytes)
+        # Looking takes milliseconds, and a rank may wait at each of its steps.
+        now_s = time.monotonic()
+        if not planned.looked_s or now_s - planned.looked_s > _MEASURE_EVERY_S:
+            planned.looked_s = now_s
+            planned.private_bytes = memory.private_bytes(planned.pid)
+            self.most_bytes = max(self.most_bytes, planned.private_bytes)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         held = sum(one.private_bytes for one in self._waiting.values())
         while held > self._limits.memory_bytes and len(self._waiting) > 1:

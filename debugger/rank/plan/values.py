@@ -1,4 +1,4 @@
-"""Follows values that are not known through the program: from tensor to tensor, and into numbers."""
+"""Follows values that are not known through the program: between tensors, and into numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Values(Watching):
             watch_thread(self)
             original(thread)
 
-        threading.Thread.run = run  # type: ignore[method-assign]
+        threading.Thread.run = run  # type: ignore[assignment, method-assign]
         watch_thread(self)
 
     # -- operators -----------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Values(Watching):
             case "item" | "tolist":
                 return known_as(found, decisions)
             case "__bool__":
-                return decisions.condition(found, "a condition on a tensor whose value is not known")
+                return decisions.condition(found, "a condition on a tensor that is not known")
             case "__int__" | "__index__":
                 decisions.depends("an integer made of a tensor whose value is not known")
                 return found

@@ -1,5 +1,7 @@
-"""How a planned rank and the process that runs it talk: a line of JSON, and the bytes that belong to
-it. Both ends are one program's; nothing is ever unpickled."""
+"""How a planned rank and the process that runs it talk: a line of JSON, and the bytes with it.
+
+Both ends are one program's; nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def pretend(devices: int) -> Adapt:
         "get_device_capability": lambda *_: (properties.major, properties.minor),
         "is_bf16_supported": lambda *_, **__: True,
         "mem_get_info": lambda *_: (_MEMORY_BYTES, _MEMORY_BYTES),
-        "memory_stats": lambda *_: {},
+        "memory_stats": _answering({}),
         "memory_summary": lambda *_, **__: "",
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "initial_seed": lambda: torch.initial_seed(),
@@ -128,27 +128,43 @@ def pretend(devices: int) -> Adapt:
         "Stream": FakeStream,
         "Event": FakeStream,
     }
-    answers |= dict.fromkeys(_COUNTERS, lambda *_, **__: 0)
-    answers |= dict.fromkeys(_NOTHING, lambda *_, **__: None)
+    # One function for each: torch's compiler keeps a table of them.
+    answers |= {name: _answering(0) for name in _COUNTERS}
+    answers |= {name: _answering(None) for name in _NOTHING}
     for name, answer in answers.items():
         setattr(cuda, name, answer)
-    for name in ("is_nccl_available",):
-        patch(dist.distributed_c10d, name, lambda _: lambda: True)
+    patch(dist.distributed_c10d, "is_nccl_available", lambda _: lambda: True)
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
+    from torch.distributed import device_mesh
+
+    patch(device_mesh.DeviceMesh, "__init__", _mesh_on_the_cpu)
     return _on_the_cpu
+
+
+def _answering(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
 
 
 def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
-    found = torch.device(device)
-    return -1 if found.index is None else found.index
+    index: int | None = torch.device(device).index
+    return -1 if index is None else index
 
 
 def _without_devices(original: Wrapped) -> Wrapped:
     def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         kwargs = {**kwargs, "device_ids": None, "output_device": None}
         original(self, module, *args[2:], **kwargs)
+
+    return construct
+
+
+def _mesh_on_the_cpu(original: Wrapped) -> Wrapped:
+    """What is spread over a mesh must be on devices of its kind."""
+
+    def construct(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     return construct
 

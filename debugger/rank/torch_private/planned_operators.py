@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,9 +21,7 @@ Call = Callable[[], Any]
 class Watching:
     """What a thread's operators are told to. The methods make the call by `call()`."""
 
-    def operator(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
-    ) -> Any:
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         """An operator on plain tensors."""
         raise NotImplementedError
 
@@ -34,9 +31,7 @@ class Watching:
         """One that makes a call of a group."""
         raise NotImplementedError
 
-    def function(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function as Python calls it."""
         raise NotImplementedError
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import torch
 from torch import Tensor
@@ -61,6 +63,8 @@ def make_groups_on(backend: str) -> None:
                     kwargs[name] = None
                 elif len(given) > at:
                     given[at] = None
+            if kwargs.get("device_id") is not None:
+                kwargs["device_id"] = None  # an accelerator's, which this process need not have
             created = original(*given, **kwargs)
             group = created[0]
             if isinstance(group, c10d.ProcessGroup):
@@ -96,12 +100,6 @@ def make_stores(make: MakeStore) -> None:
     """From now on every store that the program makes, or meets the others in, is what `make` gives
     for its address."""
 
-    def joining(original: Wrapped) -> Wrapped:
-        def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs)
-
-        return init_process_group
-
     def rendezvous(original: Wrapped) -> Wrapped:
         def meet(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
             found_rank, found_size = _whoami(url, rank, world_size)
@@ -112,16 +110,12 @@ def make_stores(make: MakeStore) -> None:
 
         return meet
 
-    patch(c10d, "init_process_group", joining)
     patch(c10d, "rendezvous", rendezvous)
     for name in ("TCPStore", "FileStore", "HashStore"):
         _replace_store(name, make)
 
 
 def _whoami(url: str, rank: int, world_size: int) -> tuple[int, int]:
-    import os
-    from urllib.parse import parse_qs, urlparse
-
     asked = parse_qs(urlparse(url).query)
     if rank < 0:
         rank = int(asked.get("rank", [os.environ.get("RANK", "-1")])[0])
@@ -131,9 +125,6 @@ def _whoami(url: str, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _address(url: str) -> str:
-    import os
-    from urllib.parse import urlparse
-
     found = urlparse(url)
     if found.scheme == "env":
         return f"tcp:{os.environ.get('MASTER_PORT', '')}"
@@ -177,7 +168,8 @@ def _replace_store(name: str, make: MakeStore) -> None:
             return planned(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, theirs)
+            kind: Any = theirs
+            return isinstance(instance, kind)
 
     stand_in = Planned(name, (), {"__doc__": theirs.__doc__})
     for module in (dist, c10d):

@@ -121,6 +121,18 @@ def test_a_rank_that_raises_is_the_cause_of_all_that_others_wait_for() -> None:
     assert errors(made) == [("rank_exception", (1,))]
 
 
+def test_a_cleanup_that_calls_is_told_as_the_exception_that_led_to_it() -> None:
+    made = Programs(3)
+    made.each(all_reduce(4))
+    for rank in (0, 2):
+        made[rank].makes(all_reduce(8))
+    number = made[1].makes(barrier(), line=23)
+    made[1].notes_down("unwinding", "KeyError: 'optimiser'", 11, type="KeyError", call=number)
+    made[1].raises("KeyError: 'optimiser'", 11)
+    made.end([0, 2])
+    assert errors(made) == [("rank_exception", (1,))]
+
+
 def test_what_all_ranks_raise_is_told_once() -> None:
     made = Programs(64)
     made.each(all_reduce(4))
