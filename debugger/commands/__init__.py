@@ -52,6 +52,12 @@ COMMANDS = (
     Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
     Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
     Entry(
+        "compare",
+        "compare",
+        "CompareCommand",
+        "compare the calls of two runs, or of a run and a plan: where they differ first",
+    ),
+    Entry(
         "inspect",
         "inspect",
         "InspectCommand",

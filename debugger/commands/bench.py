@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks import arguments as bench_arguments
-from ..benchmarks import comm, ddp_command, resources_command
+from ..benchmarks import comm, ddp_command, plan_growth, resources_command
 from ..benchmarks import program as bench_program
 from ..benchmarks.comm_figures import size_text
 from ..errors import DistdebugError
@@ -251,6 +251,12 @@ KINDS = {
         ddp_command.EPILOG,
         ddp_command.configure,
         ddp_command.run,
+    ),
+    "plan": Kind(
+        "measure how the cost of a plan grows with the number of ranks",
+        plan_growth.EPILOG,
+        plan_growth.configure,
+        plan_growth.run,
     ),
     "resources": Kind(
         "measure the memory, waiting and groups of backends",

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
+from . import ci_flags, inject_flags, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -21,6 +26,7 @@ class PlanCommand(Command):
         "examples:\n"
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
+        "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
         "\n"
         "Every rank's program runs, a few at a time; nothing goes over a wire. Small values that\n"
         "steer a program are exchanged for real, all others are stood in for. A decision that\n"
@@ -89,6 +95,25 @@ class PlanCommand(Command):
             help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
             "never, or always",
         )
+        group.add_argument(
+            "--buffered-sends",
+            type=_bytes,
+            metavar="N",
+            help="sends of up to N bytes a channel do not wait for their receives (default: as the "
+            "backend does: none on gloo, which never sends before, 65536 on others)",
+        )
+        group.add_argument("--strict", action="store_true", help="fail for warnings, too")
+        group.add_argument(
+            "--inject",
+            dest="injected",
+            action="append",
+            default=[],
+            metavar="SPEC",
+            help="what would it do if: ACTION(rank=N, ...) @ MOMENT, such as "
+            "'skip(rank=7) @ all_reduce#5' (may be repeated)",
+        )
+        ci_flags.add(group)
+        plan_scale.add_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -99,12 +124,19 @@ class PlanCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
+        from ..plan.conclusion import PlanFacts, conclude
+        from ..plan.model import Model
         from ..plan.planner import PlanOptions, chosen_ranks, plan_ranks, shown
+        from ..plan.programs import read_programs
         from ..record.run_directory import RunDirectory
+        from ..reports import text
+        from ..supervisor.injection import Injection
+        from ..supervisor.output import colour_wanted
 
         request = args.request
         own = request.own
-        size = _world_size(request)
+        plan_scale.check(own)
+        size = plan_scale.planned_size(request) or _world_size(request)
         local_size = _local_size(own, size)
         try:
             ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
@@ -125,15 +157,58 @@ class PlanCommand(Command):
             memory_bytes=int(own.memory * (1 << 20)),
             accelerator=own.accelerator,
         )
+        ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
+        faults = inject_flags.plan(_with_no_other_faults(own), size)
+        run = None
+        if own.scale is not None:
+            code, run = plan_scale.run_really(request)
+            if code:
+                return code
         directory = RunDirectory.create(explicit=own.run_dir)
+        started_ns = time.time_ns()
+        command = shown(request.command_line)
         try:
             directory.write_json(
-                "run.json", {"command": shown(request.command_line), "world_size": size}
+                "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
             )
-            plan_ranks(directory, options)
+            injection = Injection(faults, directory, _say)
+            plan_ranks(directory, replace(options, environment=injection.environment))
+            facts = PlanFacts(
+                command=command,
+                of=size,
+                cores=own.jobs or len(os.sched_getaffinity(0)),
+                seconds=(time.time_ns() - started_ns) / 1e9,
+                steps=own.steps,
+                strict=own.strict,
+            )
+            programs = read_programs(directory.path)
+            model = Model(own.buffered_sends)
+            report = conclude(directory, programs, model, facts, injection.settle)
         finally:
             directory.close()
-        return 0
+        sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
+        plan_scale.tell(directory, programs, report, own, run)
+        for failure in directory.failures:
+            _say(failure)
+        if ci is not None:
+            ci.finish(directory, report, _say)
+        return int(report["exit_code"])
+
+
+def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:
+    """A plan has no links, and nothing in it happens by chance."""
+    return argparse.Namespace(
+        injected=own.injected,
+        inject_file=None,
+        inject_random=None,
+        inject_backend="gloo",
+        netns=False,
+        seed=None,
+    )
+
+
+def _say(sentence: str) -> None:
+    print(f"distdebug: {sentence}", file=sys.stderr)
 
 
 def _world_size(request: object) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .base import Command, add_run_argument
+from .traffic_flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..record.run_directory import RunDirectory
@@ -31,6 +32,7 @@ class ReportCommand(Command):
         "  distdebug report\n"
         "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
         "  distdebug report --junit > junit.xml\n"
+        "  distdebug report --traffic --bandwidth-gbs 50\n"
         "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz\n"
         "  distdebug report ~/.cache/torch --exit-code    # dumps of torch's flight recorder"
     )
@@ -42,6 +44,12 @@ class ReportCommand(Command):
             action="store_true",
             help="end with the exit code of what was found, for scripts",
         )
+        parser.add_argument(
+            "--traffic",
+            action="store_true",
+            help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
+        )
+        add_link_flags(parser)
         form = parser.add_mutually_exclusive_group()
         form.add_argument(
             "--text",
@@ -66,10 +74,26 @@ class ReportCommand(Command):
         from ..foreign.dump_files import looks_like_dumps
         from ..record.unpacking import opened
 
+        if args.traffic:
+            return self._show_traffic(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             return self._show_foreign(path, args.form, args.exit_code)
         with opened(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)
+
+    @staticmethod
+    def _show_traffic(args: argparse.Namespace) -> int:
+        from ..plan.traffic import document, table
+        from .compare import read
+
+        if args.form == "junit":
+            raise UsageError("--traffic is text or --json")
+        found = table.traffic(read(args.run)[1], link_of(args))
+        if args.form == "json":
+            print(json.dumps(document.as_json(found), indent=2))
+        else:
+            print("\n".join(document.lines(found)))
+        return 0
 
     def _show_foreign(self, path: Path, form: str, exit_code: bool) -> int:
         from . import foreign_report

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..record.layout import Activity
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
 
 
@@ -54,10 +56,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Nothing more is known of the rank: its time or memory was up, or it went round and round."""
+    """Nothing more is known of the rank: its time or memory was up, or it waits for ever for what
+    nobody gives. `activity` and `detail`: what for, where it is no call (see `Wait`)."""
 
     why: str
     site: CallSite | None = None
+    activity: Activity | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 Event = Made | Waited | Created | Destroyed | Ended | CutOff
@@ -77,7 +82,8 @@ class Program:
 
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
-    number of events that came before it.
+    number of events that came before it. `came_from`: who sent what a receive from any source has
+    taken, by the number of the call, where the program knows: it may go on by that.
     """
 
     rank: int
@@ -89,3 +95,4 @@ class Program:
     events: Sequence[Event] = ()
     notes: Sequence[tuple[int, Note]] = ()
     undecided: Sequence[Undecided] = ()
+    came_from: Mapping[int, int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.bounds import open_regular, whole
-from ..record.layout import AGREES_FLAG, ASYNC_FLAG, CallState, GroupState, Phase
+from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState, Phase
 from ..record.program_writer import FILES, FOLDER
 from ..record.signature import CHAIN_STEP, MASK, Signature
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
@@ -90,6 +90,7 @@ class _Reader:
         self._events: list[Event] = []
         self._notes: list[tuple[int, Note]] = []
         self._undecided: list[Undecided] = []
+        self._came_from: dict[int, int] = {}
         self._calls: dict[int, tuple[int, _Counts]] = {}
         self._waits: list[tuple[int, int, int]] = []
         self._exit_code: int | None = None
@@ -119,6 +120,7 @@ class _Reader:
             events=tuple(self._events),
             notes=tuple(self._notes),
             undecided=tuple(self._undecided),
+            came_from=self._came_from,
         )
 
     def _group(self, index: int) -> Group:
@@ -244,6 +246,13 @@ class _Reader:
             counts.take_back()
             self._events.pop()
 
+    def _on_came(self, number: int, source: int) -> None:
+        made = self._events[self._calls[number][0]]
+        if isinstance(made, Made):
+            key = made.call.group
+            ranks = next(group.ranks for group in self._slots.values() if group.key == key)
+            self._came_from[number] = ranks[source]
+
     def _on_wait(self, number: int, site: int) -> None:
         self._events.append(Waited(number, self._sites.get(site)))
 
@@ -272,17 +281,22 @@ class _Reader:
             self._ended = True
             self._events.append(Ended(exit_code, signal))
 
-    def _on_cut(self, why: str, site: int) -> None:
-        """By whoever ran the ranks: the wait that it was in says more than that does."""
+    def _on_cut(self, why: str, site: int, waits: bool = False) -> None:
+        """By whoever ran the ranks. `waits`: the rank was in something that never ends; that it was
+        in a wait for a call is on record only where the program itself waits for it."""
         if self._ended:
             return
         self._ended = True
         found = self._sites.get(site)
-        if self._waits:
-            _, detail, site = self._waits[-1]
+        last = self._events[-1] if self._events else None
+        if waits and self._waits:
+            activity, detail, site = self._waits[-1]
             found = self._sites.get(site, found)
             about = self._details.get(detail, {})
-            why = " ".join([why, *map(str, filter(None, (about.get("op"), about.get("key"))))])
+            self._events.append(CutOff(str(why), found, Activity(activity), about))
+            return
+        if waits and isinstance(last, Made) and last.call.is_async:
+            self._events.append(Waited(last.call.number, last.call.site))
         self._events.append(CutOff(str(why), found))
 
 

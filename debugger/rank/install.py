@@ -114,6 +114,7 @@ class Layer:
     """Everything that observes this process, in a forked child as well. `directory`: of the run."""
 
     agreeing: Callable[..., Agreement] = Agreement
+    remembering: Callable[[], GlooSockets] = GlooSockets
     """How ranks agree on what they do."""
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
@@ -122,7 +123,7 @@ class Layer:
         self.directory = directory
         # What the process is, and what is known of it.
         self.main_thread = MainThread()
-        self.sockets = GlooSockets()
+        self.sockets = self.remembering()
         self.level = DebugLevel()
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
         if writer is None:

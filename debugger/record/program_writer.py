@@ -13,12 +13,13 @@ A line is a list that begins with a word:
     ["kind", number, op code, signature, agree, exact, contribution]    a distinct call
     ["call", number, slot, kind, site, flags, thread, channel]
     ["wait", call, site]                              for an asynchronous call
+    ["came", call, source]                            who sent it, in the order of the group
     ["refused", call]                                 it counts as if it had not been made
     ["destroyed", slot, site]
     ["waits", activity, detail, site] ["left"]        for something that is no call
     ["undecided", site, what]
     ["phase", phase, exit code]
-    ["ended", exit code, signal] ["cut", why, site]   by whoever runs the ranks
+    ["ended", exit code, signal] ["cut", why, site, waits]     by whoever runs the ranks
 """
 
 from __future__ import annotations
@@ -186,6 +187,15 @@ class ProgramWriter(FlightWriter):
         if number in self._open:
             self._open.discard(number)
             self.put("wait", number, site)
+
+    def came(self, source: int) -> None:
+        """The receive from any source, in which this thread is, has taken a message of this rank of
+        its group."""
+        thread = self.thread()
+        mark = thread.current if thread.current > 0 else 0
+        mark = mark or next((row[1] for row in reversed(thread.nested) if row[0] == _IN_CALL), 0)
+        if mark:
+            self.put("came", mark - 1, source)
 
     @property
     def unwaited(self) -> list[int]:

@@ -34,7 +34,17 @@ def annotated(document: Mapping[str, Any], workspace: str) -> list[str]:
         first = text.render(document, width=0).splitlines()[0]
         title = f"distdebug: {document['outcome']}"
         found["error"].append(command("error", first, title=title))
+    found["notice"] = list(_undecided(document, workspace))
     return [line for lines in found.values() for line in lines[:MOST_OF_A_LEVEL]]
+
+
+def _undecided(document: Mapping[str, Any], workspace: str) -> Iterator[str]:
+    for row in document.get("undecided") or ():
+        message = f"undecided in the plan of {ranks_text(row['ranks'])}: {row['what']}"
+        inside = _inside(row["file"], workspace)
+        if inside is not None:
+            title = "distdebug: undecided"
+            yield command("notice", message, file=inside, line=str(row["line"]), title=title)
 
 
 def command(name: str, message: str, **properties: str) -> str:

@@ -1,4 +1,5 @@
-"""Renders a report document as junit.xml: one suite, one case for the run and one for each rank."""
+"""Renders a report document as junit.xml: one suite, one case for the run and one for each rank
+(of a plan: for each class of ranks that do the same)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
-from . import injections, table, text
+from . import injections, planned, table, text
 
 _SUITE = "distdebug"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -23,7 +24,15 @@ def render(document: Mapping[str, Any]) -> str:
     names = {*document["ranks"], *map(str, range(document["world_size"]))}
     for finding in document["findings"]:
         names |= {str(rank) for rank in finding["culprits"]}
-    cases += [_rank_case(document, int(name)) for name in sorted(names, key=int)]
+    alone = {int(name) for name in names}
+    if planned.is_plan(document):
+        guilty = {rank for one in document["findings"] for rank in one["culprits"]}
+        for row in document.get("classes", ()):
+            same = [rank for rank in row["ranks"] if rank not in guilty]
+            alone -= set(same)
+            if same:
+                cases.append(_class_case(document, {**row, "ranks": same, "as": same[0]}))
+    cases += [_rank_case(document, rank) for rank in sorted(alone)]
     time_s = f"{document['duration_s']:.3f}"
     counts = {
         "name": _SUITE,
@@ -78,6 +87,15 @@ def _rank_case(document: Mapping[str, Any], rank: int) -> ElementTree.Element:
                 case.set("line", str(where["location"]["line"]))
         _add(case, "failure", "\n".join(lines), type=first["kind"], message=first["message"])
     known = document["ranks"].get(str(rank))
+    if known is not None:
+        _add(case, "system-out", _place(known))
+    return case
+
+
+def _class_case(document: Mapping[str, Any], row: Mapping[str, Any]) -> ElementTree.Element:
+    """Ranks of a plan that do the same, and are to blame for nothing."""
+    case = _case(planned.name_of(row))
+    known = document["ranks"].get(str(row["as"]))
     if known is not None:
         _add(case, "system-out", _place(known))
     return case

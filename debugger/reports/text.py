@@ -11,7 +11,7 @@ from typing import Any
 
 from ..record.kinds import kind_of
 from ..record.wording import ranks_text, spans
-from . import ddp_times, injections, off, table
+from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
 
@@ -62,12 +62,16 @@ class _Text:
             yield from self._wrapped("not injected: ", sentence)
         for sentence in off.sentences(self.document):
             yield from self._wrapped("off: ", sentence)
+        for word, sentence in planned.notices(self.document):
+            yield from self._wrapped(word, sentence)
         yield from self._hosts()
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
         if outcome != "ok":
             yield from self._evidence()
+        for line in planned.last_lines(self.document):
+            yield from self._wrap(line, "", "  ")
 
     # -- the first lines -----------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ STANDARD_LIBRARY_ONLY = {
     "debugger.record": "the rank, the TUI and the reports all start with it, without torch",
     "debugger.foreign": "a folder of dumps is judged where there is no torch",
     "debugger.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
+    "debugger.plan": "programs are executed and judged where there is no torch",
     "debugger.errors": "record/ and diagnosis/ use it, and they are standard library only",
 }
 

@@ -45,7 +45,9 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
-    exchange = PlannedExchange(planner, taint, request.real_bytes, request.barriers_wait)
+    exchange = PlannedExchange(
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait
+    )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
     planning.make_groups_on(NAME)

@@ -46,12 +46,19 @@ class PlannedExchange:
     travels."""
 
     def __init__(
-        self, planner: Planner, taint: Taint, real_bytes: int, barriers_wait: bool
+        self,
+        planner: Planner,
+        taint: Taint,
+        real_bytes: int,
+        came: Callable[[int], None],
+        barriers_wait: bool,
     ) -> None:
+        """`came` is told who sent what this thread has received from any source."""
         self.barriers_wait = barriers_wait
         self._planner = planner
         self._taint = taint
         self._real_bytes = real_bytes
+        self._came = came
         self._expected: dict[tuple[str, int, int, int], int] = {}
 
     def __repr__(self) -> str:
@@ -103,6 +110,7 @@ class PlannedExchange:
     def take_any(self, channel: str, target: int, tag: int) -> tuple[int, bytes | None]:
         words, values = self._planner.ask(["take_any", channel, target, tag])
         source = int(words[0])
+        self._came(source)
         key = (channel, source, target, tag)
         self._expected[key] = self._expected.get(key, 0) + 1
         return source, values[0]

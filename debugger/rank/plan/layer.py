@@ -12,6 +12,7 @@ from ..agreement.collectives import Agreement
 from ..group import outstanding
 from ..install import Layer, store_watch
 from ..record.recorder import GroupRecord
+from ..torch_private.gloo_sockets import NoSockets
 from ..torch_private.planning import on_awaited_futures
 from ..torch_private.stores import watch_store
 from .store import PlannedStore
@@ -35,6 +36,7 @@ class PlannedLayer(Layer):
     """See `Layer`. `writer` is this rank's program."""
 
     agreeing = PlannedAgreement
+    remembering = NoSockets
 
     def __init__(self, directory: Path, writer: ProgramWriter) -> None:
         super().__init__(directory, writer)

@@ -104,6 +104,7 @@ class Scheduler:
         self.ended: dict[int, int] = {}
         """The raw status of each rank's process, by rank."""
         self.cut: dict[int, str] = {}
+        self._stuck: set[int] = set()
         self.runs = 0
         """Processes that were started."""
         self.most_waiting = 0
@@ -327,7 +328,8 @@ class Scheduler:
             del self._waiting[planned.rank]
         self._kill_group(planned.pid)
         if planned.rank in self.cut:
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+            stuck = planned.rank in self._stuck
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, stuck])
             return
         self.ended[planned.rank] = status
         if os.WIFSIGNALED(status):
@@ -415,11 +417,12 @@ class Scheduler:
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
             words = next((request[0] for request in planned.requests.values()), [])
             self.cut[planned.rank] = _waits_for(words)
+            self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
             self._kill(planned)
             self._reap(planned)
         for planned in list(self._ended_for_room.values()):
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0])
+            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, True])
         self._waiting.clear()
         self._ended_for_room.clear()
 

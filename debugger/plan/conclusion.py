@@ -1,0 +1,141 @@
+"""Concludes a plan: its programs are judged, and what they came to is put into the run directory as
+a run would have left it: a flight record for each rank, and the report in all its forms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnosis.findings import Finding
+from ..record.run_directory import RunDirectory
+from ..record.sanitize import clean
+from ..record.snapshot import Rank
+from ..record.whole_records import MOST_CALLS, write_whole
+from ..reports import document, junit, text
+from ..reports.stored import Document
+from .classes import classes
+from .judgement import Judgement, judge_programs
+from .model import Model
+from .program import Program
+
+EXIT_FAILED = 1
+MANY_RANKS = 256
+CALLS_OF_MANY = 256
+"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """How the ranks were planned. `command`: as it was typed; `of`: the ranks of the whole job;
+    `strict`: a warning fails the plan, too."""
+
+    command: Sequence[str]
+    of: int
+    cores: int
+    seconds: float
+    steps: int = 0
+    strict: bool = False
+    notes: Sequence[str] = ()
+
+
+Settle = Callable[[Document, Sequence[tuple[Finding, float | None]], Mapping[int, Rank]], int]
+"""Adds what became of injected faults to a report; returns its exit code."""
+
+
+def conclude(
+    directory: RunDirectory,
+    programs: Mapping[int, Program],
+    model: Model,
+    facts: PlanFacts,
+    settle: Settle | None = None,
+) -> Document:
+    """Judge the programs, and write the report and the records into the run directory."""
+    # What was injected into the ranks happened before, so that it may explain what is found.
+    judgement = judge_programs(programs, model, time.time_ns())
+    for number, rank in judgement.outcome.now.ranks.items():
+        calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
+        try:
+            write_whole(directory.flight(number), rank, {"argv": list(facts.command)}, calls)
+        except OSError as error:
+            directory.failures.append(f"cannot write the record of rank {number}: {error}")
+            break
+    report = _report(directory, programs, judgement, facts)
+    if settle is not None:
+        timed = [(finding, None) for finding in judgement.findings]
+        settle(report, timed, judgement.outcome.now.ranks)
+    directory.write_json(directory.report_json.name, report)
+    directory.write_text(directory.report_text.name, text.render(report))
+    directory.write_text(directory.junit.name, junit.render(report))
+    return report
+
+
+def _report(
+    directory: RunDirectory,
+    programs: Mapping[int, Program],
+    judgement: Judgement,
+    facts: PlanFacts,
+) -> Document:
+    unknown = _unknown(judgement)
+    outcome, code = _outcome(judgement, facts, bool(unknown) or not programs)
+    made = document.build(
+        command=facts.command,
+        run_dir=directory.path,
+        world_size=facts.of,
+        duration_s=facts.seconds,
+        outcome=outcome,
+        exit_code=code,
+        findings=[(finding, None) for finding in judgement.findings],
+        ranks=judgement.outcome.now.ranks,
+        notes=[*facts.notes, *directory.failures],
+    )
+    made["off"] = []  # what is not known of a plan is said in its own words
+    made["undecided"] = [
+        {
+            "file": clean(row.site.file),
+            "line": row.site.line,
+            "function": clean(row.site.function),
+            "what": clean(row.what),
+            "ranks": list(row.ranks),
+        }
+        for row in judgement.undecided
+    ]
+    made["classes"] = [
+        {"ranks": list(row.ranks), "as": row.first, "calls": row.calls} for row in classes(programs)
+    ]
+    made["plan"] = {
+        "ranks": len(programs),
+        "of": facts.of,
+        "cores": facts.cores,
+        "seconds": round(facts.seconds, 3),
+        "steps": facts.steps,
+        "unknown": unknown,
+    }
+    return made
+
+
+def _outcome(judgement: Judgement, facts: PlanFacts, incomplete: bool) -> tuple[str, int]:
+    found = judgement.verdict
+    if found is not None:
+        return found.kind, found.exit_code
+    if incomplete:
+        return "failed", EXIT_FAILED
+    warnings = [one for one in judgement.findings if one.severity == "warning"]
+    if facts.strict and warnings:
+        return warnings[0].kind, warnings[0].exit_code or EXIT_FAILED
+    return "ok", 0
+
+
+def _unknown(judgement: Judgement) -> list[dict[str, Any]]:
+    """The ranks of which not all is known, by the reason and the line."""
+    rows: dict[tuple[str, str, int], list[int]] = {}
+    for number, standing in judgement.outcome.standings.items():
+        if standing.cut is not None:
+            site = standing.cut.site
+            place = (clean(site.file), site.line) if site is not None else ("", 0)
+            rows.setdefault((clean(standing.cut.why), *place), []).append(number)
+    return [
+        {"why": why, "file": file, "line": line, "ranks": ranks}
+        for (why, file, line), ranks in rows.items()
+    ]

@@ -1,0 +1,186 @@
+"""What is wrong with the programs of a plan, by the same diagnosis as of any run.
+
+1. The programs are executed as at best they run (`model`). Who is stuck then, is stuck for ever.
+2. Where somebody stands still and nothing is proven, the clock goes on until it may be suspected:
+   nothing can come any more that would say otherwise.
+3. Where nothing is wrong at best, they are executed as at worst: what is stuck then needs luck, and
+   is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..diagnosis.diagnose import verdict, verdict_first
+from ..diagnosis.findings import Finding
+from ..diagnosis.judging import judge
+from ..diagnosis.limits import SECOND_NS, Limits
+from ..record.snapshot import CallSite
+from ..record.wording import at_site, printable, ranks_text
+from .model import Model
+from .outcome import Outcome, simulate
+from .program import Made, Program
+
+NEVER_S = 1e8
+"""Nobody is late in a plan: who has not come does not come."""
+NEEDS_LUCK = frozenset({"deadlock", "unmatched_p2p", "early_exit"})
+
+
+@dataclass(frozen=True, slots=True)
+class UndecidedPlace:
+    """A decision that hangs on a value which the plan does not have, and the ranks that took it."""
+
+    site: CallSite
+    what: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found, the verdict first; `outcome`: what the ranks came to."""
+
+    findings: Sequence[Finding]
+    outcome: Outcome
+    undecided: Sequence[UndecidedPlace]
+
+    @property
+    def verdict(self) -> Finding | None:
+        return verdict(self.findings)
+
+
+def judge_programs(
+    programs: Mapping[int, Program], model: Model | None = None, start_ns: int = 0
+) -> Judgement:
+    """Execute and judge them. `start_ns`: when they began, in Unix time."""
+    model = model or Model()
+    outcome = simulate(programs, model, start_ns)
+    findings = _findings(outcome)
+    if verdict(findings) is None and not outcome.through:
+        findings += [one for one in _suspected(outcome) if one.severity == "error"]
+    if verdict(findings) is None and outcome.through and may_need_luck(programs):
+        at_worst = simulate(programs, replace(model, strict=True), start_ns)
+        findings += [_needs_luck(one) for one in _findings(at_worst) if one.kind in NEEDS_LUCK]
+    if _took_another_way(outcome):
+        findings = [_by_order_of_messages(one) for one in findings]
+    findings = [
+        _where_it_is_noticed(_alike(one, outcome), outcome) for one in verdict_first(findings)
+    ]
+    return Judgement(findings, outcome, undecided(programs))
+
+
+def may_need_luck(programs: Mapping[int, Program]) -> bool:
+    """Whether anybody makes a call that waits for less than its whole group, at best."""
+    seen: set[int] = set()
+    for program in programs.values():
+        on_device = any("nccl" in group.backend for group in program.groups.values())
+        if on_device and len(program.groups) > 1:
+            return True
+        for event in program.events:
+            if not isinstance(event, Made) or id(event.call.signature) in seen:
+                continue
+            signature = event.call.signature
+            seen.add(id(signature))
+            if signature.root is not None or signature.op == "send":
+                return True
+    return False
+
+
+def undecided(programs: Mapping[int, Program]) -> list[UndecidedPlace]:
+    """Each place once, in the order of files and lines."""
+    found: dict[tuple[CallSite, str], list[int]] = {}
+    for number, program in sorted(programs.items()):
+        for one in program.undecided:
+            ranks = found.setdefault((one.site, one.what), [])
+            if not ranks or ranks[-1] != number:
+                ranks.append(number)
+    rows = [UndecidedPlace(site, what, tuple(ranks)) for (site, what), ranks in found.items()]
+    return sorted(rows, key=lambda row: (row.site.file, row.site.line, row.what))
+
+
+def _findings(outcome: Outcome) -> list[Finding]:
+    limits = Limits(hang_timeout_s=NEVER_S, notice_after_s=NEVER_S)
+    return judge([outcome.now], [outcome.before], limits).findings
+
+
+def _suspected(outcome: Outcome) -> list[Finding]:
+    """What a run would suspect, once its hang timeout is over."""
+    limits = Limits()
+    taken_ns = outcome.last_ns + limits.hang_ns + SECOND_NS
+    ranks = {
+        number: replace(rank, heartbeat_ns=taken_ns) if rank.process.alive else rank
+        for number, rank in outcome.now.ranks.items()
+    }
+    now = replace(outcome.now, taken_ns=taken_ns, ranks=ranks)
+    return judge([now], [outcome.before], limits).findings
+
+
+def _took_another_way(outcome: Outcome) -> bool:
+    """A receive from any source stands still that took a message when its rank was planned: by then
+    nobody had waited for anybody, and another one may come first."""
+    for number, rank in outcome.now.ranks.items():
+        standing = outcome.standings[number]
+        for wait in rank.waits:
+            call = standing.calls[wait.call] if wait.call is not None else None
+            if call is not None and call.number in standing.program.came_from:
+                return True
+    return False
+
+
+def _by_order_of_messages(finding: Finding) -> Finding:
+    if finding.kind not in NEEDS_LUCK:
+        return finding
+    order = "depends on which message a receive from any source takes first"
+    return replace(
+        finding,
+        severity="warning",
+        proven=False,
+        message=f"{order}: {finding.message}",
+        headline=f"{order}: {finding.headline or finding.message}",
+    )
+
+
+def _needs_luck(finding: Finding) -> Finding:
+    luck = "needs luck: it ends well only where messages and roots need not wait for the others"
+    return replace(
+        finding,
+        severity="warning",
+        proven=False,
+        message=f"{luck}; else {finding.message}",
+        headline=f"{luck}; else {finding.headline or finding.message}",
+    )
+
+
+def _where_it_is_noticed(finding: Finding, outcome: Outcome) -> Finding:
+    """Who waits for an asynchronous call of a rank that has left, notices it where it waits."""
+    if not finding.about.leaves:
+        return finding
+    ranks = dict(finding.ranks)
+    for number in finding.victims:
+        rank, evidence = outcome.now.ranks.get(number), ranks.get(number)
+        if rank is None or evidence is None:
+            continue
+        for wait in rank.waits:
+            if wait.call is not None and wait.site is not None:
+                ranks[number] = replace(evidence, location=wait.site)
+    return replace(finding, ranks=ranks)
+
+
+def _alike(finding: Finding, outcome: Outcome) -> Finding:
+    """A program that fails alike on all ranks has failed once."""
+    if finding.kind not in ("rank_exception", "invalid_argument"):
+        return finding
+    raised: dict[tuple[str, CallSite | None], list[int]] = {}
+    for number, rank in outcome.now.ranks.items():
+        last = next((one for one in reversed(rank.notes) if one.kind == "exception"), None)
+        if last is not None:
+            raised.setdefault((last.message, last.site), []).append(number)
+    if len(raised) != 1 or len(outcome.now.ranks) < 2:
+        return finding
+    (text, site), ranks = next(iter(raised.items()))
+    everybody = len(ranks) == len(outcome.now.ranks)
+    who = f"all {len(ranks)} ranks" if everybody else ranks_text(ranks)
+    if not everybody or len(ranks) < 2:
+        return finding
+    message = f"{who} raised the same{at_site(site)}: {printable(text)}"
+    return replace(finding, message=message, headline=message, details=())

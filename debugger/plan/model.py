@@ -1,0 +1,141 @@
+"""For whom a call waits, backend by backend: what the simulation takes for granted.
+
+    call                  gloo                              other backends
+    all_reduce, ...       all ranks of the group            all ranks of the group
+    broadcast             its parent's data, and that its   root: nobody; others: the root
+                          children in the tree have come
+    scatter               root: all; others: the root       root: nobody; others: the root
+    gather                root: all; others: the root       root: all; others: nobody
+    reduce                all, where each has a part        root: all; others: nobody
+    send                  its receive                       its receive, or room in a buffer
+    recv                  its send                          its send
+    new_group             its members                       its members; on NCCL nobody
+    all on NCCL           -                                 the device alone: the program goes on,
+                                                            but in barrier, and waits at its end
+
+gloo sends nothing before the other side has posted its receive, so its messages are never buffered,
+and a broadcast goes down a binomial tree (gloo's `broadcast.cc`). A call of no elements sends
+nothing. Of other backends the table is what they may do at best: whoever is stuck by it is stuck
+wherever the program runs. `strict` is the other extreme: nothing is buffered, every call waits for
+its whole group, and all streams of a device are one. What is stuck only by that needs luck.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..record.signature import RULES, Rule, Signature
+
+EAGER_BYTES = 64 << 10
+"""What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of
+this size or larger."""
+
+
+class Waits(enum.Enum):
+    """What ends a collective call for its caller."""
+
+    FOR_ALL = enum.auto()
+    FOR_ROOT = enum.auto()
+    FOR_TREE = enum.auto()
+    FOR_NOBODY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`buffered_bytes`: of each channel of messages, on every backend; None: as the backend does.
+    `strict`: nobody is lucky."""
+
+    buffered_bytes: int | None = None
+    strict: bool = False
+
+    def collective(self, backend: str, signature: Signature, size: int, rank: int) -> Waits:
+        """What ends this call of a group with so many ranks, for this global rank."""
+        rule = RULES.get(signature.op, Rule())
+        if signature.tensors and not any(signature.counts) and not any(_counts(signature)):
+            return Waits.FOR_ALL if self.strict else Waits.FOR_NOBODY
+        if self.strict or rule.certain == "all" or on_device(backend):
+            return Waits.FOR_ALL
+        is_root = signature.root == rank
+        if backend == "gloo":
+            return _on_gloo(signature, size, is_root)
+        if rule.certain == "root":
+            return Waits.FOR_NOBODY if is_root else Waits.FOR_ROOT
+        return Waits.FOR_ALL if is_root else Waits.FOR_NOBODY
+
+    def room_bytes(self, backend: str) -> int:
+        """How much of a channel's messages is taken before their receives are posted."""
+        if self.strict:
+            return 0
+        if self.buffered_bytes is not None:
+            return self.buffered_bytes
+        return 0 if backend == "gloo" else EAGER_BYTES
+
+    def blocks_host(self, backend: str, op: str) -> bool:
+        """Whether a thread that waits for this call stands still."""
+        return self.strict or not on_device(backend) or op in ("barrier", "monitored_barrier")
+
+    def creation_blocks(self, backend: str) -> bool:
+        """Whether the members of a new group wait for each other in `new_group`."""
+        return self.strict or any(not on_device(name) for name in backends_of(backend))
+
+
+def _on_gloo(signature: Signature, size: int, is_root: bool) -> Waits:
+    if signature.op == "broadcast":
+        return Waits.FOR_TREE
+    if signature.op == "reduce":
+        # A ring over segments, two for each rank: those of few elements are not in all of them.
+        every_rank_has_a_part = min(signature.counts, default=0) >= 4 * size * size
+        return Waits.FOR_ALL if is_root or every_rank_has_a_part else Waits.FOR_NOBODY
+    return Waits.FOR_ALL if is_root else Waits.FOR_ROOT
+
+
+def _counts(signature: Signature) -> Iterator[int]:
+    for _, shape in signature.others:
+        count = 1
+        for length in shape:
+            count *= length
+        yield count
+
+
+def on_device(backend: str) -> bool:
+    """Whether calls go on beside the program, on streams of a device."""
+    return backend in ("nccl", "xccl", "rccl", "hccl")
+
+
+def backends_of(config: str) -> list[str]:
+    """The names in a group's backend: `cpu:gloo,cuda:nccl` has two."""
+    return [part.strip().rpartition(":")[2].lower() for part in config.split(",")]
+
+
+def backend_of(config: str, signature: Signature) -> str:
+    """The one of them that this call enters."""
+    names = backends_of(config)
+    if len(names) == 1:
+        return names[0]
+    for part in config.split(","):
+        device, _, name = part.strip().rpartition(":")
+        if device == signature.device:
+            return name.lower()
+    return names[0] if all(map(on_device, names)) else next(n for n in names if not on_device(n))
+
+
+def tree_parent(place: int, root: int, size: int) -> int | None:
+    """In the binomial tree of a broadcast over so many places: from which place this one receives;
+    None for the root."""
+    at = (place - root) % size
+    if at == 0:
+        return None
+    return (at - (1 << (at.bit_length() - 1)) + root) % size
+
+
+def tree_children(place: int, root: int, size: int) -> list[int]:
+    """To which places this one sends."""
+    at = (place - root) % size
+    found = []
+    step = 1 << at.bit_length()
+    while at + step < size:
+        found.append((at + step + root) % size)
+        step <<= 1
+    return found

@@ -1,0 +1,323 @@
+"""Executes the programs of all ranks on a model of blocking, until all have ended or nothing moves.
+
+Event by event, and each once: a thread goes on until it must wait, and is woken by what it waits
+for. Times are those of a clock that gives every step the same, so that only the order of things
+counts; who is behind goes first. What the ranks have done then is in `standing.Standing`.
+
+Rules:
+1. A collective ends as `model` says, once those whom it needs have made the one with its sequence
+   number. Where their signatures do not fit, whoever waits stays there.
+2. A send meets the first receive that takes it, a receive from any source what was sent first. What
+   a rank had posted and not seen through when it ended does not happen.
+3. On a device a call ends when all have made it and the group's calls before it have ended. The
+   program goes on beside it, and waits at its end.
+4. A group is made when its members have come; the default group, when all of its ranks have.
+5. A rank of which no more is known (`CutOff`) stands still, and nobody knows where.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from ..record.layout import Activity
+from ..record.snapshot import Call, GroupKey, Note
+from .calls import Calls, Kind
+from .meetings import End, Meeting, MeetingPlace
+from .model import Model
+from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
+from .runnable import Runnable, Thread
+from .standing import Membership, Standing, Stop
+from .threads import AllThreads, Doing, InTurn, Joins, by_thread, place_of
+
+TICK_NS = 1000
+"""What each step takes."""
+
+
+class Simulation:
+    """`programs` of the ranks that were planned; `start_ns` is Unix time."""
+
+    def __init__(self, programs: Mapping[int, Program], model: Model, start_ns: int) -> None:
+        self.model = model
+        self.ranks = {
+            number: Standing(program, start_ns) for number, program in sorted(programs.items())
+        }
+        self.threads: dict[int, list[Thread]] = {}
+        self._planned = frozenset(programs)
+        self._places: dict[tuple[GroupKey, tuple[int, ...]], MeetingPlace] = {}
+        self._creations: dict[Hashable, Meeting] = {}
+        self._order = itertools.count()
+        self._runnable = Runnable()
+        self._calls = Calls(model, self._planned, self._runnable)
+        self._turns: dict[Hashable, int] = {}
+        self._several: set[int] = set()
+        """The ranks with more than one thread."""
+        for standing in self.ranks.values():
+            self._begin(standing, start_ns)
+
+    def run(self) -> None:
+        """To the end."""
+        while (thread := self._runnable.pop()) is not None:
+            self._advance(thread)
+
+    @property
+    def now_ns(self) -> int:
+        """The latest moment of any rank."""
+        return max(thread.clock_ns for threads in self.threads.values() for thread in threads)
+
+    # -- threads -------------------------------------------------------------------------------
+
+    def _begin(self, standing: Standing, start_ns: int) -> None:
+        program = standing.program
+        made = {event.creation.group for event in program.events if isinstance(event, Created)}
+        rows = by_thread(program)
+        joined = {row.group for thread in rows for row in thread if isinstance(row, Joins)}
+        for key, group in program.groups.items():
+            place = self._places.get((key, group.ranks))
+            if place is None:
+                size = len(self._planned.intersection(group.ranks))
+                place = self._places[key, group.ranks] = MeetingPlace(key, group.ranks, size)
+            standing.groups[key] = Membership(
+                place,
+                place.places.get(program.rank, 0),
+                group.backend,
+                ready=key not in made and key not in joined,
+            )
+        if len(rows) > 1:
+            self._several.add(program.rank)
+        threads = [Thread(standing, row, next(self._order), start_ns) for row in rows]
+        self.threads[program.rank] = threads
+        for thread in threads:
+            self._runnable.push(thread)
+
+    def _advance(self, thread: Thread) -> None:
+        """Until it must wait."""
+        if thread.stop is not None:
+            thread.stop = None
+            if thread.makes is not None:
+                thread.makes.ready = True
+                thread.makes = None
+        doings = thread.doings
+        while thread.at < len(doings):
+            doing = doings[thread.at]
+            if doing.__class__ is Made:
+                goes_on = self._make(thread, doing.call)
+            else:
+                goes_on = self._do(thread, doing)
+            if not goes_on:
+                return
+        if thread.rank.program.rank in self._several:
+            self._runnable.unpark(("threads", thread.rank.program.rank), thread.clock_ns)
+
+    def _do(self, thread: Thread, doing: Doing) -> bool:
+        thread.clock_ns += TICK_NS
+        match doing:
+            case Waited():
+                return self._wait(thread, doing)
+            case Created():
+                return self._create(thread, doing)
+            case Joins():
+                return self._join(thread, doing)
+            case Destroyed():
+                return self._destroy(thread, doing)
+            case Ended():
+                return self._end(thread, doing)
+            case InTurn():
+                return self._in_turn(thread, doing)
+            case AllThreads():
+                return self._all_threads(thread)
+            case Note():
+                at_ns = thread.clock_ns
+                thread.rank.notes.append(_at(doing, at_ns))
+            case CutOff():
+                self._cut_off(thread, doing)
+                return False
+        thread.at += 1
+        return True
+
+    @staticmethod
+    def _cut_off(thread: Thread, doing: CutOff) -> None:
+        thread.at = len(thread.doings)
+        if doing.activity is None:
+            thread.rank.cut = doing
+            return
+        detail = dict(doing.detail)
+        thread.stop = Stop(doing.activity, thread.clock_ns, None, doing.site, detail)
+
+    def _in_turn(self, thread: Thread, doing: InTurn) -> bool:
+        where = (thread.rank.program.rank, doing.where)
+        if self._turns.get(where, 0) < doing.turn:
+            return self._runnable.park(thread, (*where, doing.turn))
+        thread.at += 1
+        return True
+
+    def _all_threads(self, thread: Thread) -> bool:
+        rank = thread.rank.program.rank
+        for other in self.threads[rank]:
+            if other is not thread and (other.at < len(other.doings) or other.stop is not None):
+                return self._runnable.park(thread, ("threads", rank))
+        thread.at += 1
+        return True
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _make(self, thread: Thread, call: Call) -> bool:
+        rank = thread.rank
+        thread.clock_ns = now_ns = thread.clock_ns + TICK_NS
+        thread.at += 1
+        number = len(rank.calls)
+        if call.number != number:
+            rank.by_number[call.number] = number
+        member = rank.groups.get(call.group)
+        signature = call.signature
+        kind: Kind | None = None
+        end: End | int = now_ns
+        seq = call.seq
+        if member is not None:
+            kind = member.kinds.get(id(signature))
+            if kind is None:
+                kind = self._calls.kind_of(rank, member, signature)
+            if signature.peer is None:
+                seq = member.issued
+                end = self._calls.collective(rank, member, kind, number, now_ns)
+            else:
+                seq, end = self._calls.message(rank, member, call, kind, number, now_ns)
+        rank.site = call.site or rank.site
+        rank.calls.append(call)
+        rank.seqs.append(seq)
+        rank.issued_ns.append(now_ns)
+        rank.ends.append(end)
+        if rank.program.rank in self._several:
+            self._made_in_turn(rank, call, now_ns)
+        if isinstance(end, int) or end.done_ns:
+            return True
+        if call.is_async or kind is None or not kind.blocks:
+            return True
+        return self._runnable.stands_still(
+            thread, end, Stop(Activity.IN_CALL, now_ns, number, call.site)
+        )
+
+    def _made_in_turn(self, rank: Standing, call: Call, now_ns: int) -> None:
+        where = (rank.program.rank, place_of(call))
+        turn = self._turns[where] = self._turns.get(where, 0) + 1
+        self._runnable.unpark((*where, turn), now_ns)
+        self._runnable.unpark(("call", rank.program.rank, call.number), now_ns)
+
+    def _wait(self, thread: Thread, doing: Waited) -> bool:
+        rank = thread.rank
+        number = rank.own_number(doing.number)
+        if number is None:
+            if rank.program.rank in self._several:
+                return self._runnable.park(thread, ("call", rank.program.rank, doing.number))
+            thread.at += 1
+            return True
+        thread.at += 1
+        rank.site = doing.site or rank.site
+        end = rank.ends[number]
+        if isinstance(end, int) or end.done_ns:
+            return True
+        call = rank.calls[number]
+        member = rank.groups.get(call.group)
+        kind = member.kinds[id(call.signature)] if member else None
+        if kind is not None and not kind.blocks:
+            return True
+        stop = Stop(Activity.IN_CALL, thread.clock_ns, number, doing.site or call.site)
+        return self._runnable.stands_still(thread, end, stop)
+
+    # -- groups, and the end -------------------------------------------------------------------
+
+    def _create(self, thread: Thread, doing: Created) -> bool:
+        rank, creation = thread.rank, doing.creation
+        thread.at += 1
+        rank.creations.append(replace(creation, time_ns=thread.clock_ns))
+        member = rank.groups.get(creation.group)
+        detail = {
+            "op": "new_group",
+            "name": creation.group[0],
+            "ranks": list(creation.ranks),
+            "backend": creation.backend,
+        }
+        stop = Stop(Activity.NEW_GROUP, thread.clock_ns, None, creation.site, detail)
+        blocks = self.model.creation_blocks(creation.backend)
+        where = ("made", creation.group, creation.ranks)
+        return self._meet(thread, where, creation.ranks, member, stop, blocks=blocks)
+
+    def _join(self, thread: Thread, doing: Joins) -> bool:
+        thread.at += 1
+        group = thread.rank.program.groups[doing.group]
+        stop = Stop(Activity.INIT, thread.clock_ns, None, None, {"op": "init_process_group"})
+        member = thread.rank.groups[doing.group]
+        where = ("joined", doing.group, group.ranks)
+        return self._meet(thread, where, group.ranks, member, stop, blocks=True)
+
+    def _meet(
+        self,
+        thread: Thread,
+        where: Hashable,
+        ranks: tuple[int, ...],
+        member: Membership | None,
+        stop: Stop,
+        *,
+        blocks: bool,
+    ) -> bool:
+        if thread.rank.program.rank not in ranks:
+            return True
+        meeting = self._creations.get(where)
+        if meeting is None:
+            meeting = self._creations[where] = Meeting(0)
+        meeting.came += 1
+        if meeting.came == len(self._planned.intersection(ranks)):
+            self._runnable.over(meeting, thread.clock_ns)
+        if meeting.done_ns or not blocks:
+            if member is not None:
+                member.ready = True
+            return True
+        thread.makes = member
+        return self._runnable.stands_still(thread, meeting, stop)
+
+    def _destroy(self, thread: Thread, doing: Destroyed) -> bool:
+        if not self._drained(thread, doing.group):
+            return False
+        thread.at += 1
+        thread.rank.site = doing.site or thread.rank.site
+        member = thread.rank.groups.get(doing.group)
+        if member is not None:
+            member.destroyed = True
+        return True
+
+    def _drained(self, thread: Thread, group: GroupKey | None) -> bool:
+        """No call of the group (of any) is under way on a device; else the thread waits for it."""
+        rank = thread.rank
+        if not any(
+            kind.on_device for member in rank.groups.values() for kind in member.kinds.values()
+        ):
+            return True
+        for number, call in enumerate(rank.calls):
+            end = rank.ends[number]
+            if isinstance(end, int) or end.done_ns or group not in (None, call.group):
+                continue
+            kind = rank.groups[call.group].kinds[id(call.signature)]
+            if kind.on_device:
+                stop = Stop(Activity.IN_CALL, thread.clock_ns, number, call.site)
+                return self._runnable.stands_still(thread, end, stop)
+        return True
+
+    def _end(self, thread: Thread, doing: Ended) -> bool:
+        rank = thread.rank
+        if doing.exit_code == 0 and doing.signal is None and not self._drained(thread, None):
+            return False
+        if rank.posted and not thread.yielded:
+            thread.yielded = True  # what others do before this moment comes first
+            self._runnable.push(thread)
+            return False
+        thread.at = len(thread.doings)
+        rank.exit, rank.ended_ns = doing, thread.clock_ns
+        if rank.posted:
+            for member in rank.groups.values():
+                member.place.forget(rank.program.rank)
+        return True
+
+
+def _at(note: Note, time_ns: int) -> Note:
+    return Note(note.kind, time_ns, note.message, note.site, note.data)

@@ -1,0 +1,96 @@
+"""What a report says of a plan alone: what could not be decided, which ranks do the same, how much
+was planned. A run has none of it.
+
+In report.json: `undecided` (`file`, `line`, `function`, `what`, `ranks`), `classes` (`ranks` that
+do what rank `as` does, and how many `calls` each makes) and `plan` (`ranks`, `of`, `cores`,
+`seconds`, `steps`, `unknown`: ranks of which not all is known, with the reason).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..record.wording import ranks_text, spans, verb
+
+MOST_CLASSES = 8
+MOST_UNDECIDED = 12
+
+
+def is_plan(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("plan"), Mapping)
+
+
+def notices(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(word, sentence) for each undecided place, and for ranks of which not all is known."""
+    if not is_plan(document):
+        return
+    rows = document.get("undecided", ())
+    for row in rows[:MOST_UNDECIDED]:
+        where = f"{os.path.basename(row['file'])}:{row['line']} in {row['function']}"
+        yield "undecided: ", f"{row['what']} at {where} ({ranks_text(row['ranks'])})"
+    if len(rows) > MOST_UNDECIDED:
+        yield "undecided: ", f"... and {len(rows) - MOST_UNDECIDED} more places in report.json"
+    for row in document["plan"]["unknown"]:
+        where = f" at {os.path.basename(row['file'])}:{row['line']}" if row.get("file") else ""
+        yield "not known: ", f"what {ranks_text(row['ranks'])} would do{where}: {row['why']}"
+
+
+def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Who does the same as whom, and how much was planned."""
+    if not is_plan(document):
+        return
+    classes = document.get("classes", ())
+    several = [row for row in classes if len(row["ranks"]) > 1]
+    if several:
+        shown = [_class_text(row) for row in classes[:MOST_CLASSES]]
+        more = len(classes) - MOST_CLASSES
+        yield f"alike: {'; '.join(shown)}{f'; and {more} more classes' if more > 0 else ''}"
+    yield closing(document)
+
+
+def closing(document: Mapping[str, Any]) -> str:
+    """`planned 1,024 ranks on 2 cores in 3 min 40 s; 2 steps; nothing was left undecided`."""
+    plan = document["plan"]
+    ranks, of = plan["ranks"], plan["of"]
+    count = f"{ranks:,} rank{'s' if ranks != 1 else ''}"
+    if ranks != of:
+        count = f"{ranks:,} of {of:,} ranks"
+    cores = plan["cores"]
+    parts = [
+        f"planned {count} on {cores} core{'s' if cores != 1 else ''} in {_time(plan['seconds'])}"
+    ]
+    if plan.get("steps"):
+        parts.append(f"{plan['steps']} step{'s' if plan['steps'] != 1 else ''}")
+    places = len(document.get("undecided", ()))
+    if not places:
+        parts.append("nothing was left undecided")
+    else:
+        parts.append(f"{places} place{'s were' if places != 1 else ' was'} left undecided")
+    if plan["unknown"]:
+        lost = sorted({rank for row in plan["unknown"] for rank in row["ranks"]})
+        parts.append(f"not all is known of {ranks_text(lost)}")
+    return "; ".join(parts)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """`rank 3`, or `ranks 0-1015 as rank 0`."""
+    ranks: Sequence[int] = row["ranks"]
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {spans(ranks)} as rank {row['as']}"
+
+
+def _class_text(row: Mapping[str, Any]) -> str:
+    calls = row["calls"]
+    made = verb(row["ranks"], "makes", "make")
+    each = " each" if len(row["ranks"]) > 1 else ""
+    return f"{name_of(row)} {made} {calls} call{'s' if calls != 1 else ''}{each}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"

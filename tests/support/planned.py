@@ -1,0 +1,84 @@
+"""`distdebug plan` in a forked process that has torch: what runs its ranks is forked, too."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from debugger.testing.channel import Channel
+from tests.support import runs
+from tests.support.in_fork import end, surroundings
+from tests.support.torch_loaded import TorchLoaded, request
+
+LIMIT_S = 300.0
+
+
+def plan(loaded: TorchLoaded, arguments: Sequence[str], tmp_path: Path) -> runs.Run:
+    """Plan with these arguments; the run directory is `run` below `tmp_path`."""
+    directory, stdout, stderr = (tmp_path / name for name in ("run", "stdout", "stderr"))
+    for path in (stdout, stderr):
+        path.write_bytes(b"")
+    argv = ["plan", "--run-dir", str(directory), *arguments]
+    order = request(tmp_path, runs.environment(None), stdout, stderr, argv=argv)
+    ((process, channel),) = loaded.fork("tests.support.planned:be_plan", order)
+    channel.close()
+    code = process.wait(LIMIT_S)
+    texts = (path.read_text(errors="replace") for path in (stdout, stderr))
+    return runs.Run(code if code >= 0 else 128 - code, *texts, directory)
+
+
+def be_plan(
+    _number: int, _count: int, channel: Channel, order: Mapping[str, Any], listener: socket.socket
+) -> None:
+    """Be `distdebug`; never returns."""
+    channel.close()
+    listener.close()
+    surroundings(order)
+    end(lambda: _plan(order["argv"]))
+
+
+def _plan(argv: Sequence[str]) -> None:
+    from debugger import cli
+    from debugger.plan import planner
+
+    sys.argv = ["distdebug", *argv]
+    planner.subprocess = _Subprocess(subprocess)  # type: ignore[attr-defined]
+    sys.exit(cli.main())
+
+
+class _Subprocess:
+    """The module `subprocess` for `plan.planner`, which starts by it what runs the ranks."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    @staticmethod
+    def run(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        pid = os.fork()
+        if not pid:
+            status = 121
+            try:
+                from debugger.rank.plan import forker
+
+                sys.stdin = io.StringIO(how["input"])
+                forker.main()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, raw = os.waitpid(pid, 0)
+        return subprocess.CompletedProcess(list(command), os.waitstatus_to_exitcode(raw))

@@ -1,0 +1,175 @@
+"""Programs of ranks for tests of the plan: made up, or taken from the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from debugger.plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
+from debugger.record.layout import Activity, CallState, GroupState
+from debugger.record.signature import Signature
+from debugger.record.snapshot import (
+    Call,
+    CallSite,
+    Creation,
+    Group,
+    GroupKey,
+    Note,
+    Rank,
+    Snapshot,
+)
+
+WORLD = "0"
+FILE = "/home/user/train.py"
+
+
+@dataclass
+class ProgramBuilder:
+    """One rank's program as it grows."""
+
+    rank: int
+    world_size: int
+    backend: str = "gloo"
+    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    notes: list[tuple[int, Note]] = field(default_factory=list)
+    calls: int = 0
+    creations: int = 0
+
+    def has(self, name: str, ranks: Sequence[int], desc: str = "", backend: str = "") -> None:
+        key = (name, 0)
+        ready = GroupState.READY
+        self.groups[key] = Group(key, desc, tuple(ranks), backend or self.backend, ready)
+
+    def makes(
+        self,
+        signature: Signature,
+        group: str = WORLD,
+        line: int = 88,
+        *,
+        is_async: bool = False,
+        thread: int = 0,
+    ) -> int:
+        """Make a call; returns its number."""
+        number = self.calls
+        self.calls += 1
+        site = CallSite(FILE, line, "step")
+        call = Call(number, (group, 0), 0, signature, site, thread, CallState.COMPLETED, is_async)
+        self.events.append(Made(call))
+        return number
+
+    def waits(self, number: int, line: int = 99) -> None:
+        self.events.append(Waited(number, CallSite(FILE, line, "step")))
+
+    def creates(self, name: str, ranks: Sequence[int], line: int = 12) -> None:
+        site = CallSite(FILE, line, "main")
+        creation = Creation(self.creations, (name, 0), tuple(ranks), self.backend, site, 0, 0)
+        self.creations += 1
+        self.events.append(Created(creation))
+        if self.rank in ranks:
+            self.has(name, ranks)
+
+    def destroys(self, name: str = WORLD) -> None:
+        self.events.append(Destroyed((name, 0)))
+
+    def notes_down(self, kind: str, message: str, line: int = 50, **data: Any) -> None:
+        note = Note(kind, 0, message, CallSite(FILE, line, "step"), data)
+        self.notes.append((len(self.events), note))
+
+    def raises(self, message: str, line: int = 50) -> None:
+        self.notes_down("exception", message, line)
+        self.ends(1)
+
+    def ends(self, code: int | None = 0, signal: int | None = None) -> None:
+        self.events.append(Ended(code, signal))
+
+    def program(self) -> Program:
+        return Program(
+            rank=self.rank,
+            world_size=self.world_size,
+            host="node0",
+            local_rank=self.rank,
+            pid=1000 + self.rank,
+            groups=dict(self.groups),
+            events=tuple(self.events),
+            notes=tuple(self.notes),
+        )
+
+
+class Programs:
+    """A world of ranks, all of which have the default group."""
+
+    def __init__(self, size: int, backend: str = "gloo") -> None:
+        self.size = size
+        world = tuple(range(size))
+        self.ranks = [ProgramBuilder(rank, size, backend) for rank in world]
+        for builder in self.ranks:
+            builder.has(WORLD, world, "default_pg")
+
+    def __getitem__(self, rank: int) -> ProgramBuilder:
+        return self.ranks[rank]
+
+    def each(self, signature: Signature, group: str = WORLD, **more: Any) -> None:
+        for builder in self.ranks:
+            if (group, 0) in builder.groups:
+                builder.makes(signature, group, **more)
+
+    def new_group(self, name: str, ranks: Sequence[int]) -> None:
+        for builder in self.ranks:
+            builder.creates(name, ranks)
+
+    def end(self, ranks: Iterable[int] | None = None) -> None:
+        for rank in range(self.size) if ranks is None else ranks:
+            self.ranks[rank].ends()
+
+    def programs(self) -> dict[int, Program]:
+        return {builder.rank: builder.program() for builder in self.ranks}
+
+
+def program_of(rank: Rank) -> Program:
+    """What a recorded rank did, as far as its record goes. Which calls it waited for, and when, is
+    known from their ends; of a call that failed, that it was made."""
+    timed: list[tuple[int, int, Event]] = []
+    history = rank.history
+    assert history is not None
+    for number in range(rank.calls):
+        call = history.call(number)
+        if call is None:
+            raise ValueError(f"call {number} of rank {rank.rank} was overwritten")
+        timed.append((call.issued_ns, 0, Made(call)))
+        if call.is_async and call.completed_ns and call.state is CallState.COMPLETED:
+            timed.append((call.completed_ns, 1, Waited(number, call.site)))
+    for wait in rank.waits:
+        if wait.call is not None and wait.activity is Activity.IN_CALL:
+            waited = history.call(wait.call)
+            if waited is not None and waited.is_async:
+                timed.append((wait.since_ns, 2, Waited(wait.call, wait.site)))
+    timed += [(one.time_ns, 0, Created(one)) for one in rank.creations]
+    timed.sort(key=lambda row: row[:2])
+    for key, group in rank.groups.items():
+        if group.state is GroupState.DESTROYED:
+            last = timed[-1][0] if timed else 0
+            timed.append((last + 1, 0, Destroyed(key)))
+    process = rank.process
+    ends = not process.alive and not rank.waits
+    notes = [(sum(time_ns <= note.time_ns for time_ns, _, _ in timed), note) for note in rank.notes]
+    events = [event for _, _, event in timed]
+    if ends:
+        code = process.exit_code if process.exit_code is not None else rank.exit_code
+        events.append(Ended(code, process.signal))
+    return Program(
+        rank=rank.rank,
+        world_size=rank.world_size,
+        host=rank.host,
+        local_rank=rank.local_rank,
+        pid=rank.pid,
+        groups=rank.groups,
+        events=events,
+        notes=notes,
+    )
+
+
+def programs_of(snapshot: Snapshot) -> Mapping[int, Program]:
+    """Those of all ranks of a recorded world."""
+    return {number: program_of(rank) for number, rank in snapshot.ranks.items()}

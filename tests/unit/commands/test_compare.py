@@ -1,0 +1,78 @@
+"""`distdebug compare` and `report --traffic` on records of real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from debugger.cli import main
+from fixtures import recorded
+
+EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    recorded.unpack("finished", tmp_path / "finished")
+    return str(tmp_path / "finished")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    recorded.unpack("mismatch", tmp_path / "mismatch")
+    return str(tmp_path / "mismatch")
+
+
+def test_a_run_is_equal_to_itself(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", run, run]) == EQUAL
+    assert "EQUAL" in capsys.readouterr().out
+
+
+def test_two_runs_differ(run: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", run, other, "--json"]) == DIFFERENT
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "distdebug.compare/1"
+    assert found["equal"] is False
+    assert found["first"] == found["pairings"][0]["differences"][0]
+    assert {"a", "b", "kind", "after", "step", "times"} == found["first"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "required"),
+        (["nowhere", "nowhere"], "there is no run directory nowhere"),
+        (["--ignore", "colours"], "--ignore takes some of lines,sizes,steps,async"),
+        (["--bandwidth-gbs", "0"], "--bandwidth-gbs takes a number above 0"),
+        (["--latency-us", "soon"], "take a number, not 'soon'"),
+    ],
+)
+def test_bad_input(
+    words: list[str], said: str, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words if not words or words[0] == "nowhere" else [run, run, *words]
+    assert main(["compare", *given]) == BAD_INPUT
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_records(
+    tmp_path: Path, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in Path(run, "ranks").iterdir():
+        record.unlink()
+    assert main(["compare", run, run]) == BAD_INPUT
+    assert "has no rank's record" in capsys.readouterr().err
+
+
+def test_traffic_of_a_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--traffic", run]) == 0
+    text = capsys.readouterr().out
+    assert "on its link" in text
+    assert "default_pg" in text
+    assert main(["report", "--traffic", "--json", run, "--bandwidth-gbs", "100"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "distdebug.traffic/1"
+    assert found["link"] == {"latency_us": 10.0, "bandwidth_gbs": 100.0}
+    assert main(["report", "--traffic", "--junit", run]) == BAD_INPUT
