@@ -33,14 +33,14 @@ from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
 from .values import Values
-from .wire import Line
+from .wire import PlannerLine
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main(request: Request, rank: int, connection: socket.socket) -> int:
     """Be this rank; its exit code."""
-    planner = Planner(Line(connection), _telling_modules(connection))
+    planner = Planner(PlannerLine(connection), _telling_modules(connection))
     _surroundings(request, rank)
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
@@ -95,7 +95,7 @@ def _source(request: Request) -> str:
 
 
 def _telling_modules(connection: socket.socket) -> Any:
-    line = Line(connection)
+    line = PlannerLine(connection)
     return lambda: line.tell(["modules", *sorted(sys.modules)])
 
 

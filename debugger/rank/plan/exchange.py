@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..torch_private.planning import store_name
 from .taint import Taint
-from .wire import Line, Message
+from .wire import PlannerLine, Message
 
 FEW_ELEMENTS = 16
 """So many floats are numbers that steer a program; more are data."""
@@ -23,7 +23,7 @@ class Planner:
     """This rank's line to who runs the plan. `before_wait` is called once, before it first
     waits."""
 
-    def __init__(self, line: Line, before_wait: Callable[[], None]) -> None:
+    def __init__(self, line: PlannerLine, before_wait: Callable[[], None]) -> None:
         self._line = line
         self._before_wait: Callable[[], None] | None = before_wait
         self.kept: list[Any] = []

@@ -63,7 +63,7 @@ class Unpacker:
         return words, values
 
 
-class Line:
+class PlannerLine:
     """The rank's end. `ask` waits for the answer; any thread may, while others do."""
 
     def __init__(self, connection: socket.socket) -> None:
