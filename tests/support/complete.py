@@ -7,6 +7,7 @@ name the file which lacks something: the recipes of CONTRIBUTING.md as a checker
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +109,282 @@ def tables_of_kinds(root: Path) -> Iterator[str]:
                         names = ", ".join(sorted(named))
                         where = f"{place}:{node.lineno}"
                         yield f"{where}: a table of kinds ({names}), which belongs in {KINDS}"
+
+
+# -- a collective ----------------------------------------------------------------------------------
+
+SIGNATURE = "debugger/record/signature.py"
+DESCRIBE = "debugger/rank/record/describe.py"
+GROUPS = "distcore/groups/collectives.py"
+ENGINE = "distcore/engine/base.py"
+QUEUED = "distcore/engine/queued.py"
+KNOWN_CALLS = "distcore/testing/known_calls.py"
+_WITHOUT_A_RESULT = {"send", "recv", "monitored_barrier"}
+"""Messages are known in patterns of them (a ring, a batch)."""
+
+
+def of_collectives(root: Path) -> Iterator[str]:
+    """A collective has a rule, a method of the process group that makes it, in distcore a checked
+    call, a plan of every engine, and a call whose result is known."""
+    rules = set(_keys(root / SIGNATURE, "RULES"))
+    methods = _methods(root / DESCRIBE)
+    groups = sorted((root / "distcore/groups").glob("*.py"))
+    defined = {name for path in groups for name in _defined(path)}
+    known = _names(root / KNOWN_CALLS)
+    for op in sorted(rules - set(methods.values())):
+        yield f"{DESCRIBE}: no method makes {op!r}, which {SIGNATURE} has a rule of"
+    for method, op in methods.items():
+        if op not in rules:
+            yield f"{SIGNATURE}: has no rule of {op!r}, which {DESCRIBE} makes of {method!r}"
+        if method not in defined:
+            yield f"{GROUPS}: has no method {method!r}, which {DESCRIBE} describes"
+    for op in sorted(rules - _WITHOUT_A_RESULT):
+        # Of torch's functions for several tensors at once each is known by the one for one tensor.
+        names = {op, op.removesuffix("_coalesced"), *(m for m, of in methods.items() if of == op)}
+        if not names & known:
+            yield f"{KNOWN_CALLS}: has no call of {op!r} whose result is known"
+    yield from _planners(root, groups)
+
+
+def _planners(root: Path, groups: list[Path]) -> Iterator[str]:
+    """What the groups ask of their engine, and what each engine plans."""
+    asked = {name for path in groups for name in _asked_of_engine(path)}
+    offered = _planned(root / ENGINE)
+    for name in sorted(asked - _defined(root / ENGINE)):
+        yield f"{ENGINE}: Engine has no {name!r}, which the groups ask for"
+    shared = _defined(root / QUEUED)
+    for engine in ("tcp", "mpi", "nccl"):
+        place = f"distcore/{engine}/engine.py"
+        text = (root / place).read_text()
+        own = _defined(root / place) | (shared if "(QueuedEngine)" in text else set())
+        for name in sorted(offered - own):
+            yield f"{place}: does not plan {name!r}"
+
+
+def _asked_of_engine(path: Path) -> set[str]:
+    """Names N of `self._engine.N`."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "_engine"
+    }
+
+
+def _planned(path: Path) -> set[str]:
+    """Functions of that file whose answer is a call's body."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(node.returns, ast.Name)
+        and node.returns.id == "Body"
+    }
+
+
+def _methods(path: Path) -> dict[str, str]:
+    """By method of the process group the op that it makes."""
+    table = _value(path, "METHODS")
+    assert isinstance(table, ast.Dict)
+    found = {}
+    for key, value in zip(table.keys, table.values, strict=True):
+        assert isinstance(key, ast.Constant)
+        assert isinstance(value, ast.Call)
+        op = value.args[0]
+        assert isinstance(op, ast.Constant)
+        found[str(key.value)] = str(op.value)
+    return found
+
+
+def _value(path: Path, name: str) -> ast.expr:
+    """What is assigned to that name at the top of the file."""
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            value = getattr(node, "value", None)
+            assert value is not None
+            return value  # type: ignore[no-any-return]
+    raise LookupError(f"{path}: has no {name}")
+
+
+def _keys(path: Path, name: str) -> list[str]:
+    table = _value(path, name)
+    assert isinstance(table, ast.Dict)
+    return [str(one.value) for one in table.keys if isinstance(one, ast.Constant)]
+
+
+def _defined(path: Path) -> set[str]:
+    """Functions, and names that something is assigned to, also within classes."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+    return found
+
+
+def _names(path: Path) -> set[str]:
+    """All texts and attributes of that file."""
+    tree = ast.parse(path.read_text())
+    return _words(path) | {one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
+
+
+# -- a fault ---------------------------------------------------------------------------------------
+
+ACTIONS = "debugger/faults/actions.py"
+INJECT = "debugger/rank/inject"
+FAULTS_PAGE = "debugger/faults/README.md"
+CASES = "tests/faults/cases.py"
+SPECS = "tests/unit/faults/test_spec.py"
+
+
+def of_faults(root: Path) -> Iterator[str]:
+    """A fault is described, performed in ranks, on its page, parsed by a test, in the matrix."""
+    actions = _actions(root / ACTIONS)
+    performed = {word for path in sorted((root / INJECT).glob("*.py")) for word in _words(path)}
+    page = set(re.findall(r"^\| `([\w-]+)", (root / FAULTS_PAGE).read_text(), re.MULTILINE))
+    tried = " ".join(_words(root / CASES))
+    parsed = " ".join(_words(root / SPECS))
+    for path in sorted((root / INJECT).glob("*.py")):
+        for table in ("ACTS", "WAYS"):
+            with contextlib.suppress(LookupError, AssertionError):
+                for name in sorted(set(_keys(path, table)) - actions.keys()):
+                    yield f"{ACTIONS}: has no {name!r}, which {path.relative_to(root)} performs"
+    for name, family in actions.items():
+        if name not in performed and family != "LINK":
+            yield f"{INJECT}/: nothing performs {name!r}"
+        if name not in page:
+            yield f"{FAULTS_PAGE}: the table has no row of `{name}`"
+        for place, words in ((CASES, tried), (SPECS, parsed)):
+            if not re.search(rf"\b{re.escape(name)}\(", words):
+                yield f"{place}: has no case of {name!r}"
+
+
+def _actions(path: Path) -> dict[str, str]:
+    """The actions of that file with their families."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Action":
+            name, family = node.args[:2]
+            assert isinstance(name, ast.Constant)
+            assert isinstance(family, ast.Attribute)
+            found[str(name.value)] = family.attr
+    return found
+
+
+# -- a backend -------------------------------------------------------------------------------------
+
+REGISTRATION = "distcore/registration.py"
+BACKEND_PARTS = ("unavailable", "create")
+CORE_PAGE = "distcore/README.md"
+
+
+def of_backends(root: Path) -> Iterator[str]:
+    """A backend has what torch asks for, is registered, on the page, and in its conformance suite:
+    some test runs that."""
+    registered = _names_in(_value(root / REGISTRATION, "_BACKENDS"))
+    tested = {
+        str(node.args[0].value)
+        for path in sorted((root / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "check_backend"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    paths = sorted((root / "distcore").glob("*/backend.py"))
+    for name in sorted(registered - {one for path in paths for one in _classes(path)}):
+        yield f"distcore/*/backend.py: none has {name}, which {REGISTRATION} registers"
+    for path in paths:
+        place = path.relative_to(root).as_posix()
+        for node in ast.parse(path.read_text()).body:
+            if not (isinstance(node, ast.ClassDef) and node.name.endswith("Backend")):
+                continue
+            if node.name not in registered:
+                yield f"{REGISTRATION}: does not register {node.name} of {place}"
+            lacking = set(BACKEND_PARTS) - _defined(path)
+            if lacking:
+                yield f"{place}: {node.name} has no {' and no '.join(sorted(lacking))}"
+            name = _default(node, "name", path.parent)
+            own_page = path.with_name("README.md")
+            page = (root / CORE_PAGE).read_text()
+            page += own_page.read_text() if own_page.exists() else ""
+            names = {name, name.removeprefix("distcore_")}
+            if not any(f'"{one}"' in page or f"`{one}`" in page for one in names):
+                yield f"{CORE_PAGE}: does not name the backend `{name}`"
+            if not names & tested:
+                yield f'tests/: nothing runs check_backend("{name}"), its conformance suite'
+
+
+def _classes(path: Path) -> set[str]:
+    """The classes at the top of that file."""
+    return {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.ClassDef)}
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _default(node: ast.ClassDef, name: str, package: Path) -> str:
+    """The text of that field, or of the constant of the package that it is."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and getattr(one.target, "id", "") == name:
+            if isinstance(one.value, ast.Constant):
+                return str(one.value.value)
+            assert isinstance(one.value, ast.Name)
+            for path in sorted(package.glob("*.py")):
+                with contextlib.suppress(LookupError):
+                    return _text(_value(path, one.value.id))
+    return ""
+
+
+# -- a screen of the app ---------------------------------------------------------------------------
+
+KEYS = "tui/keys.py"
+SCREENS = "tui/screens"
+SNAPSHOTS = "tests/unit/tui/snapshots.py"
+SCREEN_PARTS = ("name", "key", "title", "explained")
+
+
+def of_screens(root: Path) -> Iterator[str]:
+    """A screen says what it is, is listed, has a key of its own, and what it shows is kept."""
+    listed = _names_in(_value(root / KEYS, "VIEWS"))
+    shown = _words(root / SNAPSHOTS)
+    taken: dict[str, str] = {}
+    paths = sorted((root / SCREENS).glob("*.py"))
+    for name in sorted(listed - {one for path in paths for one in _classes(path)}):
+        yield f"{SCREENS}/: no file has {name}, which {KEYS} lists"
+    for path in paths:
+        place = path.relative_to(root).as_posix()
+        for node in ast.parse(path.read_text()).body:
+            bases = getattr(node, "bases", ())
+            if not (isinstance(node, ast.ClassDef) and "View" in map(_id, bases)):
+                continue
+            said = {
+                one.targets[0].id: one.value
+                for one in node.body
+                if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+            }
+            lacking = [part for part in SCREEN_PARTS if part not in said]
+            if lacking:
+                yield f"{place}: {node.name} has no {' and no '.join(lacking)}"
+                continue
+            name, key = (_text(said[part]) for part in ("name", "key"))
+            if key in taken:
+                yield f"{place}: the key {key!r} is that of {taken[key]}"
+            taken[key] = node.name
+            if node.name not in listed:
+                yield f"{KEYS}: does not list {node.name} of {place}"
+            if name not in shown and key not in shown:
+                yield f"{SNAPSHOTS}: keeps nothing of the screen {name!r}"
+
+
+def _id(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr) -> str:
+    assert isinstance(node, ast.Constant)
+    return str(node.value)
