@@ -36,6 +36,7 @@ EXPECTED_CODES = {
     "distdebug run -n 4 --inject ": 94,
     "distdebug run -n 4 --netns ": 1 if os.geteuid() == 0 else 2,
     "distdebug run ": 91,
+    "distdebug plan -n 64 ": 91,
 }
 
 
