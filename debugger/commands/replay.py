@@ -78,6 +78,7 @@ class ReplayCommand(Command):
             backend = args.backend or _own_backend(ranks)
             if args.run_dir is not None and args.run_dir.resolve() == directory.path:
                 raise UsageError("--run-dir names the recorded run: the replay is one of its own")
+            _check_memory(plan)
             for note in plan.notes:
                 print(f"distdebug: {note}", file=sys.stderr)
             recorded = comparison.figures(ranks, comparison.same_names(ranks), plan.kept)
@@ -139,6 +140,17 @@ def _events(path: Path) -> list[dict[str, Any]]:
         return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]
     except OSError:
         return []
+
+
+def _check_memory(plan: Plan) -> None:
+    import psutil
+
+    needed, free = plan.tensors_bytes, psutil.virtual_memory().available
+    if needed > free:
+        raise UsageError(
+            f"the calls of {plan.world_size} ranks have tensors of {needed / 2**30:.1f} GiB, and "
+            f"this host has {free / 2**30:.1f} GiB of memory free: replay it where there is more"
+        )
 
 
 def _own_backend(ranks: Mapping[int, Rank]) -> str:

@@ -17,12 +17,16 @@ from typing import Any
 from ...errors import UsageError
 from ...record.layout import RING, CallState
 from ...record.sanitize import clean
+from ...record.signature import Signature
+from ...record.sizes import tensors_bytes
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank
 from ...record.wording import ranks_text
 from .selection import Ending, Selection
 
 DEFAULT = "default_pg"
 _FINE = Ending()
+_LAST_LINE = 1 << 30
+"""Python takes no greater number for a line."""
 
 
 @dataclass(slots=True)
@@ -38,9 +42,13 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def calls(self) -> int:
-        """Of all ranks together."""
-        return sum(map(len, self.kept.values()))
+    def tensors_bytes(self) -> int:
+        """What the tensors of all ranks take at least: one of each dtype and shape on each."""
+        total = 0
+        for its in self.ranks.values():
+            made = [Signature.from_json(text) for text in its["signatures"]]
+            total += tensors_bytes({one for each in made for one in (*each.tensors, *each.others)})
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +233,9 @@ class _RankPlan:
     def _site(self, site: CallSite | None) -> int | None:
         if site is None:
             return None
-        text = "\0".join((site.file, str(site.line), site.function))
+        line = min(max(site.line, 0), _LAST_LINE)
+        names = [name.replace("\0", "") for name in (site.file, site.function)]
+        text = "\0".join((names[0], str(line), names[1]))
         return self._number(self._sites, text)
 
     @staticmethod

@@ -197,6 +197,26 @@ def test_a_backend_that_is_not_offered_has_to_be_replaced(tmp_path: Path, capsys
     assert "has no rank's record" in capsys.readouterr().err
 
 
+def test_tensors_that_do_not_fit_into_memory_are_not_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run = Run(2)
+    run.each(all_reduce(1 << 20))
+    run.each(all_reduce(1 << 20))
+    run.each(all_reduce(1 << 10, dtype="float64"))
+    assert plan(run).tensors_bytes == 2 * ((4 << 20) + (8 << 10))
+    monkeypatch.setattr(Plan, "tensors_bytes", 1 << 60)
+    found = recorded.unpack("mismatch", tmp_path / "run")
+    assert main(["replay", str(found.path)]) == 2
+    assert "have tensors of 1073741824.0 GiB, and this host has" in capsys.readouterr().err
+
+
+def test_a_line_that_no_file_has_harms_nobody() -> None:
+    run = Run(1)
+    run[0].calls(all_reduce(8), line=1 << 60)
+    assert plan(run).ranks[0]["sites"] == [f"/home/user/train.py\x00{1 << 30}\x00step"]
+
+
 def test_the_ending_of_a_run_is_its_verdict(tmp_path: Path) -> None:
     run = recorded.unpack("mismatch", tmp_path / "run")
     report = json.loads((run.path / "report.json").read_text())
