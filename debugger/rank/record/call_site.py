@@ -44,7 +44,7 @@ def _classify(filename: str) -> int:
     inside = _inside_packages(filename)
     if inside:
         own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
-        if inside.startswith(own):
+        if inside.startswith(own) or inside == "typing_extensions.py":  # torch's deprecations
             return OWN
         return USER if filename == _script() else LIBRARY
     return OWN if filename.startswith(_STDLIB) else USER
