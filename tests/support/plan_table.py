@@ -41,9 +41,9 @@ BEYOND = {
     "exception_partial_sums": "it looks at numbers that gloo leaves in a buffer",
     "exit_dropped_isend": "the receiver is late by the clock; told as what needs luck",
     "exit_store_host": "a store that is gone is no call",
-    "exit_store_host_last": "a store that is gone is no call",
+    "inflight_read_fine": "a dispatch mode of the program's own hears nothing of a backward pass",
 }
-"""Declared, and not to be known from programs; and why."""
+"""Declared, and not to be known from programs, or not yet; and why."""
 
 
 def declared(name: str) -> dict[str, Any]:
