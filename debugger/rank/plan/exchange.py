@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..torch_private.planning import store_name
 from .taint import Taint
-from .wire import PlannerLine, Message
+from .wire import Message, PlannerLine
 
 FEW_ELEMENTS = 16
 """So many floats are numbers that steer a program; more are data."""
