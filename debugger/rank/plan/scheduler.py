@@ -22,7 +22,7 @@ from typing import Any
 from ...record.program_writer import program_path
 from . import memory
 from .board import Board
-from .wire import Unpacker, packed
+from .wire import Message, Unpacker, packed
 
 _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
@@ -262,9 +262,11 @@ class Scheduler:
                 self._modules([str(name) for name in words[1:]])
             self._first = False
         else:
+            answer: Message | None = None
             if words[0] == "sleep":
                 planned.asked_s += float(words[1])
-                answer = ([], []) if planned.asked_s <= planned.slept_s else None
+                if planned.asked_s <= planned.slept_s:
+                    answer = [], []
             else:
                 answer = self._board.answer(planned.rank, words, values)
             if answer is not None:
