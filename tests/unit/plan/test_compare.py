@@ -11,8 +11,7 @@ from debugger.plan.compare import document
 from debugger.plan.compare.comparison import UNLIKE_ANY, Comparison, compare
 from debugger.plan.traffic.calls import RankCalls
 from debugger.record.signature import Signature
-
-from .worlds import World, all_gather, all_reduce, broadcast, recv, send
+from tests.support.plan_worlds import World, all_gather, all_reduce, broadcast, recv, send
 
 
 def training(size: int, steps: int, wrong: int = -1, at: int = -1) -> World:

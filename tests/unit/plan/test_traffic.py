@@ -6,8 +6,7 @@ from debugger.plan.traffic import document
 from debugger.plan.traffic.costs import Link
 from debugger.plan.traffic.steps import Loop, loop_of
 from debugger.plan.traffic.table import GroupRole, traffic
-
-from .worlds import World, all_reduce, broadcast, recv, send
+from tests.support.plan_worlds import World, all_reduce, broadcast, recv, send
 
 
 def test_a_loop_is_found_between_what_comes_before_and_after() -> None:
