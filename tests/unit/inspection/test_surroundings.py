@@ -109,10 +109,12 @@ if sys.argv[1] == "take":
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         connection, _ = listener.accept()
+        connection.send(b"x")
 elif sys.argv[1] == "wait":
     print(flush=True)
 else:
     connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    connection.recv(1)  # accepted: before that the other end is nobody's
     connection.setblocking(False)
     try:
         while True:
