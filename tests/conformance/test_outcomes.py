@@ -15,7 +15,11 @@ import sys
 import unittest
 from tests.conformance.outcomes import WritesOutcomes
 
-class Tests(WritesOutcomes, unittest.TestCase):
+class ReturnsNothing(unittest.TestCase):
+    def run(self, result=None):
+        super().run(result)  # as torch's does
+
+class Tests(WritesOutcomes, ReturnsNothing):
     def test_passes(self): sys.stderr.write("Ran 99 tests ... FAIL: test_passes")
     def test_fails(self): self.fail()
     def test_raises(self): 1 / 0
