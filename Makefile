@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all test-newest test-torch on-torch lint bench picture fault-matrix chaos \
+.PHONY: help demo check test test-all test-newest test-torch on-torch lint bench picture fault-matrix chaos \
     conformance clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
+	@echo "make check     lint, types, and the unit tests without ranks or torch: a minute"
 	@echo "make test      set up, then lint, type check and run the tests"
 	@echo "make test-all  the same with the tests marked long"
 	@echo "make test-newest  what depends on torch, on the newest torch: an environment of its own (6 GB)"
@@ -45,6 +46,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What can be asked before each commit, in a minute: no test of it starts ranks, or waits for torch.
+LOAD_TORCH := rank distcore testing benchmarks __pycache__
+CHECKED := $(filter-out $(LOAD_TORCH:%=tests/unit/%/), $(sort $(wildcard tests/unit/*/)))
+check: lint
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not long' $(CHECKED)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not long'

@@ -74,7 +74,7 @@ ACTIONS = (
     Action(
         "X",
         "stop",
-        "stop run",
+        "stop",
         "Stop the run? All ranks end, as with Ctrl-C.",
         "stop the run",
     ),

@@ -8,7 +8,7 @@ The reader adds at each look what is new, so that calls stay that a fast ring ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from debugger.record.layout import Activity
@@ -92,8 +92,10 @@ class _Seen:
     next: int = 0
     open: dict[int, Timing] = field(default_factory=dict)
     done: list[Timing] = field(default_factory=list)
-    """Calls that were over at the last look. They are counted at the next one: what was read of
-    other ranks before this one may lack that they had entered."""
+    """Calls that were over at the last look, and that others had not entered as far as was read.
+    They are counted at the next one: what was read of other ranks before this one may lack it."""
+    last_ns: int = 0
+    """When the last call that was read was over."""
     waits: dict[tuple[int, int], tuple[int, int, int, int | None]] = field(default_factory=dict)
     """By thread and serial: what it was, since when, until when it was seen, in which call."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -133,12 +135,14 @@ class Tracks:
         tracks = {}
         for number, rank in ranks.items():
             seen = self._seen[number]
-            for call in seen.done:
+            settled, seen.done = seen.done, []
+            for call in fresh[number]:
+                (settled if self._is_settled(rank, call) else seen.done).append(call)
+            for call in settled:
                 self._count(seen.parts, number, rank, call, call.completed_ns, part_ns)
-            seen.done = fresh[number]
             seen.parts.forget(end - BINS)
             seen.gaps = [gap for gap in seen.gaps if gap[1] > now_ns - AXES_S[-1] * S]
-            present = self._present(number, rank, seen, now_ns, part_ns)
+            present = self._present(number, rank, seen, fresh[number], now_ns, part_ns)
             tracks[number] = _track(seen, present, rank, now_ns, end, part_ns)
         if len(self._met) > 4 * MOST_CALLS:
             least_ns = now_ns - _FORGET_NS
@@ -168,6 +172,8 @@ class Tracks:
             met.last_ns = max(met.last_ns, call.issued_ns)
         done = [call for call in (*again, *new) if call.completed_ns]
         seen.open = {call.number: call for call in (*again, *new) if not call.completed_ns}
+        if done:
+            seen.last_ns = done[-1].completed_ns
         oldest_ns = now_ns - _FORGET_NS
         return [call for call in done if call.completed_ns > oldest_ns]
 
@@ -176,8 +182,7 @@ class Tracks:
         if not seen.next:
             seen.known_ns = call.issued_ns
             return
-        last_ns = max((one.completed_ns for one in seen.done), default=seen.known_ns)
-        seen.gaps.append((last_ns, call.issued_ns))
+        seen.gaps.append((max(seen.last_ns, seen.known_ns), call.issued_ns))
 
     def _stretch(self, ranks: Mapping[int, Rank], now_ns: int) -> None:
         """The axis becomes as long as what is known; it never becomes shorter."""
@@ -236,14 +241,29 @@ class Tracks:
                 return True
         return False
 
-    def _present(self, number: int, rank: Rank, seen: _Seen, now_ns: int, part_ns: int) -> _Parts:
+    def _is_settled(self, rank: Rank, call: Timing) -> bool:
+        """Whether it is known already when the last one entered it."""
+        if not call.blocks:
+            return True
+        met, group = self._met.get(_meeting(rank.rank, call)), rank.groups.get(call.group)
+        return met is not None and group is not None and met.count >= len(group.ranks)
+
+    def _present(
+        self,
+        number: int,
+        rank: Rank,
+        seen: _Seen,
+        fresh: Sequence[Timing],
+        now_ns: int,
+        part_ns: int,
+    ) -> _Parts:
         """What is not counted yet: calls and waits that go on, and calls that have just ended."""
         parts = _Parts()
         end_ns = _end_ns(rank, now_ns)
         least_ns = now_ns - AXES_S[-1] * S
         for done in seen.done:
             self._count(parts, number, rank, done, done.completed_ns, part_ns)
-        timings = {one.number: one for one in (*seen.open.values(), *seen.done)}
+        timings = {one.number: one for one in (*seen.open.values(), *fresh)}
         before, seen.waits = seen.waits, {}
         inside = set()
         for wait in rank.waits:

@@ -182,7 +182,7 @@ class Overview(View):
         elif key == "v":
             self.reverse = not self.reverse
         elif key == "t":
-            self.strips = not self.strips
+            self.strips = not self.strips and len(picture.states) <= MOST_ROWS
         elif len(picture.states) > MOST_ROWS:
             return self._move_on_map(key, picture, page)
         else:

@@ -50,7 +50,7 @@ async def _group(driver: Driver) -> None:
 
 
 async def _action(driver: Driver) -> None:
-    await find(driver, "stop run")
+    await find(driver, "stop")
     await driver.until(lambda: "the run is over" in driver.text, "the refusal")
 
 
@@ -76,6 +76,6 @@ def test_it_offers_everything_before_a_word_is_typed(tmp_path: Path) -> None:
     async def drive() -> None:
         async with opened(directory.path, a_year_later) as driver:
             offered = [hit.prompt async for hit in Commands(driver.app.screen).discover()]
-            assert {"Overview screen", "stop run", "quit", "svg"} <= set(map(str, offered))
+            assert {"Overview screen", "stop", "quit", "svg"} <= set(map(str, offered))
 
     asyncio.run(drive())
