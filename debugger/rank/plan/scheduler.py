@@ -22,7 +22,7 @@ from typing import Any
 from ...record.program_writer import program_path
 from . import memory
 from .board import Board
-from .wire import Unpacker, packed
+from .wire import Message, Unpacker, packed
 
 _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
@@ -55,7 +55,9 @@ class Planned:
     looked_s: float = 0.0
     cpu_ticks: int = -1
     slept_s: float = 0.0
-    """Of planned time."""
+    """Of planned time, also by a run of it that was ended since; and what this run has asked for:
+    the first so much of that is over for it already."""
+    asked_s: float = 0.0
     limit_s: float = 0.0
     since_s: float = 0.0
     used_s: float = 0.0
@@ -162,7 +164,7 @@ class Scheduler:
         planned.unpacker = Unpacker()
         planned.requests = {}
         planned.looked_s = 0.0
-        planned.told_to_end_s = planned.used_s = planned.slept_s = 0.0
+        planned.told_to_end_s = planned.used_s = planned.asked_s = 0.0
         planned.since_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
         theirs.close()
@@ -183,7 +185,7 @@ class Scheduler:
     def _wake_one(self) -> bool:
         """Who sleeps is woken when nobody else can begin or go on: no time passes meanwhile."""
         sleepers = [
-            (planned.slept_s + float(request[0][1]), planned.rank, number)
+            (planned.asked_s, planned.rank, number)
             for planned in self._waiting.values()
             for number, request in planned.requests.items()
             if request[0][0] == "sleep"
@@ -232,7 +234,8 @@ class Scheduler:
     # -- hearing -------------------------------------------------------------------------------
 
     def _hear(self, planned: Planned) -> None:
-        assert planned.connection is not None
+        if planned.connection is None:
+            return  # its end was seen before what it said last
         try:
             data = planned.connection.recv(_CHUNK)
         except OSError:
@@ -259,8 +262,13 @@ class Scheduler:
                 self._modules([str(name) for name in words[1:]])
             self._first = False
         else:
-            asleep = words[0] == "sleep"
-            answer = None if asleep else self._board.answer(planned.rank, words, values)
+            answer: Message | None = None
+            if words[0] == "sleep":
+                planned.asked_s += float(words[1])
+                if planned.asked_s <= planned.slept_s:
+                    answer = [], []
+            else:
+                answer = self._board.answer(planned.rank, words, values)
             if answer is not None:
                 self._say(planned, number, answer)
             else:
@@ -292,11 +300,15 @@ class Scheduler:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         held = sum(one.private_bytes for one in self._waiting.values())
         while held > self._limits.memory_bytes and len(self._waiting) > 1:
-            latest = next(reversed(self._waiting.values()))
+            # Not who sleeps: it need not wait for anything that others have yet to do.
+            latest = next(filter(_waits, reversed(self._waiting.values())), None)
+            if latest is None:
+                break
             held -= latest.private_bytes
             del self._waiting[latest.rank]
             self._ended_for_room[latest.rank] = latest
             self._kill(latest)
+            self._reap(latest)
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -437,6 +449,10 @@ class Scheduler:
         """End whoever is left."""
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._kill(planned)
+
+
+def _waits(planned: Planned) -> bool:
+    return all(request[0][0] != "sleep" for request in planned.requests.values())
 
 
 def _waits_for(words: list[Any]) -> str:

@@ -1,0 +1,139 @@
+"""Planned ranks: real processes, forked from one, whose programs are read when they have ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from debugger.plan.program import CutOff, Ended, Made, Program, Waited
+from debugger.plan.programs import read_programs
+from tests.support import runs
+
+VALUES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+assert os.environ["LOCAL_RANK"] == str(rank % 2) and os.environ["GROUP_RANK"] == str(rank // 2)
+total = torch.tensor([rank])
+dist.all_reduce(total)
+assert total.item() == size * (size - 1) // 2
+names = [None] * size
+dist.all_gather_object(names, {"rank": rank})
+assert [name["rank"] for name in names] == list(range(size))
+store = dist.distributed_c10d._get_default_store()
+if rank == 0:
+    store.set("key", "value")
+assert store.get("key") == b"value"
+began = time.monotonic()
+time.sleep(100)
+assert time.monotonic() - began >= 100
+data = torch.ones(100_000)
+work = dist.all_reduce(data, async_op=True)
+work.wait()
+if data.mean().item() < 0:  # <- undecided
+    dist.barrier()
+print("done", rank)
+"""
+TRAINING = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Linear(4, 4).cuda()
+ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for step in range(1000):
+    loss = ddp(torch.randn(2, 4, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"{step}: {loss.item():.3f}")
+"""
+WAITING = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+flag = torch.tensor([1])
+if dist.get_rank() == 1:
+    raise ValueError("no data")
+dist.all_reduce(flag)
+print(flag.item())
+"""
+
+
+def planned(
+    tmp_path: Path, source: str, *arguments: str
+) -> tuple[dict[int, Program], dict[str, object]]:
+    """The programs of the ranks, and how their running went."""
+    script = tmp_path / "train.py"
+    script.write_text(dedent(source))
+    run_dir = tmp_path / "run"
+    command = [str(runs.DISTDEBUG), "plan", "--run-dir", str(run_dir), *arguments, str(script)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=runs.environment(),
+        check=False,
+    )
+    assert (run_dir / "planned.json").exists(), done.stderr
+    return read_programs(run_dir), json.loads((run_dir / "planned.json").read_text())
+
+
+def why(run: Path, rank: int) -> str:
+    return (run / "logs" / f"{rank}.err").read_text()
+
+
+@pytest.mark.parametrize("memory", [[], ["--memory", "1"]], ids=["kept", "run again"])
+def test_values_that_steer_are_real_and_decisions_on_others_are_told(
+    tmp_path: Path, memory: list[str]
+) -> None:
+    """With next to no memory for those that wait, they are ended and run again; nothing changes."""
+    programs, outcome = planned(tmp_path, VALUES, "-n", "3", "--local-size", "2", *memory)
+    line = 1 + VALUES[: VALUES.index("# <- undecided")].count("\n")
+    for rank in range(3):
+        program = programs[rank]
+        assert program.events[-1] == Ended(0), why(tmp_path / "run", rank)
+        made = [event.call.signature.op for event in program.events if isinstance(event, Made)]
+        assert made == ["all_reduce", "all_gather", "all_gather", "all_reduce"]
+        assert [event.site.line for event in program.events if isinstance(event, Waited)] == [
+            1 + VALUES[: VALUES.index("work.wait()")].count("\n")
+        ]
+        assert [one.site.line for one in program.undecided] == [line]
+        assert (tmp_path / "run" / "logs" / f"{rank}.out").read_text() == f"done {rank}\n"
+    assert outcome["cut"] == {}
+    assert (outcome["runs"] == 3) is (not memory)
+
+
+def test_a_training_for_gpus_runs_here_and_ends_after_its_steps(tmp_path: Path) -> None:
+    programs, _ = planned(tmp_path, TRAINING, "-n", "2", "--steps", "2")
+    for rank in range(2):
+        program = programs[rank]
+        assert program.events[-1] == Ended(0), why(tmp_path / "run", rank)
+        assert {group.backend for group in program.groups.values()} == {"nccl"}
+        gradients = [
+            event.call
+            for event in program.events
+            if isinstance(event, Made) and event.call.signature.op == "all_reduce"
+        ]
+        waited = {event.number for event in program.events if isinstance(event, Waited)}
+        assert [call.signature.tensors for call in gradients] == [(("float32", (20,)),)] * 2
+        assert {call.number for call in gradients} <= waited  # by DDP's reducer, in backward()
+        assert program.undecided == ()
+
+
+def test_a_rank_that_waits_for_one_that_failed_ends_in_its_call(tmp_path: Path) -> None:
+    programs, outcome = planned(tmp_path, WAITING, "-n", "2")
+    assert programs[1].events[-1] == Ended(1)
+    assert [note.message for _, note in programs[1].notes if note.kind == "exception"] == [
+        "ValueError: no data"
+    ]
+    last, end = programs[0].events[-2:]
+    assert isinstance(last, Made)
+    assert last.call.signature.op == "all_reduce"
+    assert isinstance(end, CutOff)
+    assert outcome["cut"] == {"0": end.why}
