@@ -161,8 +161,8 @@ def _groups(
     standing: Standing, history: PlannedHistory, planned: Container[int]
 ) -> Iterator[tuple[GroupKey, Group]]:
     for key, group in standing.program.groups.items():
-        member = standing.groups[key]
-        if not member.ready:
+        member = standing.groups.get(key)
+        if member is None or not member.ready:
             continue
         ranks = member.place.ranks
         if not member.place.whole:  # whom the plan does not have, nobody waits for

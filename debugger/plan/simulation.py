@@ -21,8 +21,9 @@ import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.layout import Activity
-from ..record.snapshot import Call, GroupKey, Note
+from ..record.snapshot import Call, Group, GroupKey, Note
 from .calls import Calls, Kind
 from .meetings import End, Meeting, MeetingPlace
 from .model import Model
@@ -45,6 +46,15 @@ class Simulation:
         }
         self.threads: dict[int, list[Thread]] = {}
         self._planned = frozenset(programs)
+        self._world_size = max(
+            (
+                len(group.ranks)
+                for program in programs.values()
+                for group in program.groups.values()
+                if group.desc == DEFAULT_GROUP
+            ),
+            default=0,
+        )
         self._places: dict[tuple[GroupKey, tuple[int, ...]], MeetingPlace] = {}
         self._creations: dict[Hashable, Meeting] = {}
         self._order = itertools.count()
@@ -74,6 +84,8 @@ class Simulation:
         rows = by_thread(program)
         joined = {row.group for thread in rows for row in thread if isinstance(row, Joins)}
         for key, group in program.groups.items():
+            if self._elsewhere(program.rank, group):
+                continue
             place = self._places.get((key, group.ranks))
             if place is None:
                 size = len(self._planned.intersection(group.ranks))
@@ -90,6 +102,12 @@ class Simulation:
         self.threads[program.rank] = threads
         for thread in threads:
             self._runnable.push(thread)
+
+    def _elsewhere(self, rank: int, group: Group) -> bool:
+        """A world that some ranks of the job have made for themselves: which of them are in it is
+        not on record, for they have other numbers there. Nobody waits in it."""
+        is_part = group.desc == DEFAULT_GROUP and len(group.ranks) < self._world_size
+        return is_part or rank not in group.ranks
 
     def _advance(self, thread: Thread) -> None:
         """Until it must wait."""
@@ -247,7 +265,9 @@ class Simulation:
         thread.at += 1
         group = thread.rank.program.groups[doing.group]
         stop = Stop(Activity.INIT, thread.clock_ns, None, None, {"op": "init_process_group"})
-        member = thread.rank.groups[doing.group]
+        member = thread.rank.groups.get(doing.group)
+        if member is None:
+            return True
         where = ("joined", doing.group, group.ranks)
         return self._meet(thread, where, group.ranks, member, stop, blocks=True)
 

@@ -24,10 +24,12 @@ A line is a list that begins with a word:
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -71,6 +73,8 @@ class ProgramWriter(FlightWriter):
         self._kinds: dict[tuple[int, int, int, int, int], int] = {}
         self._open: set[int] = set()
         self.find_line: Callable[[FrameType | None], int] = _nowhere
+        self._of_thread = threading.local()
+        self._thread_numbers = itertools.count(1)
         # Its file has its rank's name from the start: there is none that could be given another.
         super().__init__(path.with_suffix(".none"))
 
@@ -148,10 +152,28 @@ class ProgramWriter(FlightWriter):
     ) -> tuple[int, ThreadSlot]:
         number, thread = super().begin(group, call, site, flags)
         channel = -1 if call.channel is None else call.channel.index
-        self.put("call", number, group.index, self._kind(call), site, flags, thread.index, channel)
+        self.put(
+            "call",
+            number,
+            group.index,
+            self._kind(call),
+            site,
+            flags,
+            self._thread_number(),
+            channel,
+        )
         if flags & ASYNC_FLAG:
             self._open.add(number)
         return number, thread
+
+    def _thread_number(self) -> int:
+        """Of this thread, and of no other one ever; a place in the record, or an ident, is used
+        again by a later thread. The main thread's is 0."""
+        known: int | None = getattr(self._of_thread, "number", None)
+        if known is None:
+            is_main = threading.current_thread() is threading.main_thread()
+            known = self._of_thread.number = 0 if is_main else next(self._thread_numbers)
+        return known
 
     def _kind(self, call: CallDescription) -> int:
         key = (call.op_code, call.signature_id, call.agree, call.exact, call.contribution)

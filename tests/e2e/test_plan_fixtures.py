@@ -17,7 +17,13 @@ from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 
 SCALE = plan_table.FIXTURES / "scale"
-TELLING = {"any_source_server", "batched_exchange", "exit_uneven_data_loader", "op_in_thread"}
+TELLING = {
+    "any_source_server",
+    "batched_exchange",
+    "exit_uneven_data_loader",
+    "op_in_thread",
+    "thread_for_each_message",
+}
 SHORT_CORRECT = 3
 
 

@@ -42,6 +42,7 @@ BEYOND = {
     "exit_dropped_isend": "the receiver is late by the clock; told as what needs luck",
     "exit_store_host": "a store that is gone is no call",
     "inflight_read_fine": "a dispatch mode of the program's own hears nothing of a backward pass",
+    "timeout_tried_again": "nothing takes time in a plan, so no wait comes to its time limit",
 }
 """Declared, and not to be known from programs, or not yet; and why."""
 

@@ -50,12 +50,15 @@ class ProgramBuilder:
         *,
         is_async: bool = False,
         thread: int = 0,
+        incarnation: int = 0,
     ) -> int:
         """Make a call; returns its number."""
         number = self.calls
         self.calls += 1
         site = CallSite(FILE, line, "step")
-        call = Call(number, (group, 0), 0, signature, site, thread, CallState.COMPLETED, is_async)
+        call = Call(
+            number, (group, incarnation), 0, signature, site, thread, CallState.COMPLETED, is_async
+        )
         self.events.append(Made(call))
         return number
 

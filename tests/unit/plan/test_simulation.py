@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -425,3 +426,15 @@ def test_a_rank_that_stands_still_says_in_what() -> None:
         assert (wait.activity, wait.call, rank.free_threads) == (Activity.IN_CALL, 0, 0)
         assert rank.process.alive
     assert outcome.now.taken_ns > outcome.before.taken_ns
+
+
+def test_nobody_waits_in_a_world_that_some_ranks_made_for_themselves() -> None:
+    made = Programs(4)
+    made.each(barrier())
+    for rank in range(4):
+        made[rank].groups["0", 1] = replace(made[rank].groups["0", 0], key=("0", 1), ranks=(0, 1))
+        made[rank].destroys()
+        for _ in range(2 if rank < 2 else 3):
+            made[rank].makes(broadcast(8, root=1), "0", incarnation=1)
+    made.end()
+    assert is_well(made)
