@@ -37,6 +37,7 @@ IN_SCOPE = (
 )
 BEYOND = {
     "detail_raised_in_agreement": "it raises where ranks agree at DETAIL, and a plan asks nobody",
+    "detail_signal_in_agreement": "a signal comes by the clock, and a plan has none",
     "exec_again": "a planned rank that executes another program is not followed",
     "exception_partial_sums": "it looks at numbers that gloo leaves in a buffer",
     "exit_dropped_isend": "the receiver is late by the clock; told as what needs luck",
