@@ -160,7 +160,6 @@ KEPT_IN_RANKS = {
     "log/rank_log.of_this_process": "and writes to its log, before it has imported torch",
     "torch_private/": "which parts of torch are as known is found by who needs one first",
     "record/call_site.kinds": "answers kept: the same whoever asks",
-    "record/lanes.NOWHERE": "the line of a call that has none, made once for every such call",
     "group/outstanding.": "one table of calls, in each call: a way to it costs more than its use",
     "group/tracked_work._": "shorter names of that table",
     "checks/reads._thread": "what each thread has under way, asked with each operator it calls",

@@ -12,22 +12,12 @@ from array import array
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ..record.kinds import KINDS
 from ..record.signature import ANY_SOURCE, Signature
 from ..record.snapshot import CallSite, Creation, Group, GroupKey
 from .program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
-TELLING = frozenset(
-    {
-        "caught_exception",
-        "data_exhausted",
-        "exception",
-        "exit",
-        "finding",
-        "forked",
-        "not_in_group",
-        "unwaited_work",
-    }
-)
+TELLING = frozenset({"caught_exception", "data_exhausted", "exception", "exit", "finding", *KINDS})
 """Notes about what the program does; others are about the process, as which one has a store."""
 
 

@@ -16,6 +16,7 @@ from ..diagnosis.diagnose import verdict, verdict_first
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
+from ..record.kinds import KINDS
 from ..record.snapshot import CallSite
 from ..record.wording import at_site, printable, ranks_text
 from .model import Model
@@ -24,7 +25,7 @@ from .program import Made, Program
 
 NEVER_S = 1e8
 """Nobody is late in a plan: who has not come does not come."""
-NEEDS_LUCK = frozenset({"deadlock", "unmatched_p2p", "early_exit"})
+NEEDS_LUCK = frozenset(name for name, kind in KINDS.items() if kind.by_order)
 
 
 @dataclass(frozen=True, slots=True)

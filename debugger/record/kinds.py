@@ -48,6 +48,10 @@ class Kind:
     """A culprit has left, so that others wait in vain."""
     stuck: bool = False
     """A culprit waits, or is somewhere else, while others wait for it."""
+    by_order: bool = False
+    """Whether it comes about may hang on what is buffered, and on who comes first."""
+    by_calls: bool = False
+    """The same calls lead to it again, whatever program makes them."""
     only_by: frozenset[str] = frozenset()
     """The injected faults that may explain it; empty: any of them."""
 
@@ -59,16 +63,24 @@ class Kind:
 
 
 _ALL = (
-    Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
-    Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
-    Kind("dtype_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
-    Kind("reduce_op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
-    Kind("root_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True),
-    Kind("split_mismatch", 91, Family.MISMATCH, of_signatures=True),
-    Kind("group_mismatch", 91, Family.MISMATCH, voted=True),
-    Kind("p2p_mismatch", 91, Family.MISMATCH),
-    Kind("deadlock", 92, Family.DEADLOCK, "DEADLOCK", stuck=True),
-    Kind("missing_rank", 93, Family.ABSENCE, "MISSING RANK", stack_tells=True, stuck=True),
+    Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind("dtype_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind("reduce_op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind("root_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind("split_mismatch", 91, Family.MISMATCH, of_signatures=True, by_calls=True),
+    Kind("group_mismatch", 91, Family.MISMATCH, voted=True, by_calls=True),
+    Kind("p2p_mismatch", 91, Family.MISMATCH, by_calls=True),
+    Kind("deadlock", 92, Family.DEADLOCK, "DEADLOCK", stuck=True, by_order=True, by_calls=True),
+    Kind(
+        "missing_rank",
+        93,
+        Family.ABSENCE,
+        "MISSING RANK",
+        stack_tells=True,
+        stuck=True,
+        by_calls=True,
+    ),
     Kind(
         "early_exit",
         93,
@@ -78,10 +90,20 @@ _ALL = (
         ends_culprits=True,
         stack_tells=True,
         leaves=True,
+        by_order=True,
+        by_calls=True,
     ),
-    Kind("unmatched_p2p", 93, Family.ABSENCE, "UNMATCHED SEND/RECV", leaves=True),
+    Kind(
+        "unmatched_p2p",
+        93,
+        Family.ABSENCE,
+        "UNMATCHED SEND/RECV",
+        leaves=True,
+        by_order=True,
+        by_calls=True,
+    ),
     Kind("join_timeout", 93, Family.ABSENCE, "GROUP NEVER FORMED", ends_all=True, stack_tells=True),
-    Kind("stalled", 93, Family.ABSENCE, "STALLED"),
+    Kind("stalled", 93, Family.ABSENCE, "STALLED", by_calls=True),
     Kind("forked", 93, Family.USE, "FORKED CHILD USED THE GROUP", ends_culprits=True),
     Kind("node_lost", 94, Family.ABSENCE, "NODE LOST", ends_all=True, leaves=True),
     Kind(

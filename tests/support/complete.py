@@ -278,6 +278,8 @@ def _actions(path: Path) -> dict[str, str]:
 
 REGISTRATION = "distcore/registration.py"
 BACKEND_PARTS = ("unavailable", "create")
+_NOT_FOR_PROGRAMS = {"plan"}
+"""It moves nothing: `distdebug plan` puts it in the place of the backend that a program names."""
 CORE_PAGE = "distcore/README.md"
 
 
@@ -295,6 +297,7 @@ def of_backends(root: Path) -> Iterator[str]:
         and isinstance(node.args[0], ast.Constant)
     }
     paths = sorted((root / "distcore").glob("*/backend.py"))
+    paths = [path for path in paths if path.parent.name not in _NOT_FOR_PROGRAMS]
     for name in sorted(registered - {one for path in paths for one in _classes(path)}):
         yield f"distcore/*/backend.py: none has {name}, which {REGISTRATION} registers"
     for path in paths:

@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...record.kinds import Family, Kind, kind_of
+from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState
 from ...record.signature import ANY_SOURCE, POINT_TO_POINT
 from ...record.snapshot import Call, GroupKey, Rank
 from ...record.wording import ranks_text
-
-_ENDS_ELSEWHERE = frozenset({"rank_died", "node_lost", "join_timeout"})
-"""A replay makes calls: it kills nobody, and it finds its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,7 @@ class Ending:
     @property
     def is_about_calls(self) -> bool:
         """Whether making the calls again leads there again."""
-        return (
-            self.kind is not None
-            and self.kind.family in (Family.MISMATCH, Family.DEADLOCK, Family.ABSENCE)
-            and self.kind.name not in _ENDS_ELSEWHERE
-        )
+        return self.kind is not None and self.kind.by_calls
 
     def left_before(self, rank: Rank) -> bool:
         """Whether the rank had ended by itself when that was found."""

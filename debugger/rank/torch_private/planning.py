@@ -13,28 +13,40 @@ from torch import Tensor
 from distcore.torch_private import rename_backend
 
 from .modules import Wrapped, c10d, dist
-from .probe import patch
+from .probe import Part, Private, patch
 
 MakeStore = Callable[[str], Any]
+
+
+WEAK_STORAGES = Part(
+    "weak_storages",
+    "a plan keeps all memory whose values it does not have",
+    Private("torch", "UntypedStorage._weak_ref"),
+    Private("torch", "UntypedStorage._expired"),
+    Private("torch", "UntypedStorage._free_weak_ref"),
+)
 
 
 class StorageReference:
     """Knows whether a storage is still there, without keeping it. Nobody else gets its address
     meanwhile."""
 
-    __slots__ = ("_reference",)
+    __slots__ = ("_kept", "_reference")
 
     def __init__(self, storage: Any) -> None:
-        self._reference = storage._weak_ref()
+        weak = WEAK_STORAGES.works
+        self._reference = storage._weak_ref() if weak else None
+        self._kept = None if weak else storage
 
     def expired(self) -> bool:
         """Whether it has gone."""
         kind: Any = torch.UntypedStorage
-        return bool(kind._expired(self._reference))
+        return self._reference is not None and bool(kind._expired(self._reference))
 
     def __del__(self) -> None:
         kind: Any = torch.UntypedStorage
-        kind._free_weak_ref(self._reference)
+        if self._reference is not None:
+            kind._free_weak_ref(self._reference)
 
 
 def storage_address(tensor: Tensor) -> int:

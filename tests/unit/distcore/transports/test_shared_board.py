@@ -129,7 +129,7 @@ def test_a_rank_that_ends_in_a_call_is_named() -> None:
     with Wires(3, "shm") as wires:
         began = time.monotonic()
         found = together(3, body)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
     for rank in (0, 2):
         error = found[rank]
         assert isinstance(error, errors.PeerLost), error
