@@ -1,0 +1,188 @@
+"""The app on what is no run: dumps of torch's flight recorder, and a plan's run directory. Ranks
+are shown as they stand there, with what the report says beside its findings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debugger.commands import foreign_report
+from debugger.errors import UsageError
+from fixtures import recorded
+from tests.support.runs import DISTDEBUG
+from tests.support.tmux import Terminal, needs_tmux
+from tui.picture import Source, State
+from tui.told import source_of, told_in_report
+
+from .driver import a_year_later, opened
+
+FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
+
+
+def dumps_of(case: str, into: Path) -> Path:
+    """The recorded dumps of a program on stock gloo, 2.13."""
+    with tarfile.open(FIXTURES / "recorded" / "gloo_dumps.tar.xz") as packed:
+        for member in packed:
+            if member.name.rpartition("/")[0].endswith(f"213/{case}"):
+                packed.extract(member, into, filter="data")
+    (folder,) = {file.parent for file in into.rglob("rank_*")}
+    return folder
+
+
+# -- dumps ---------------------------------------------------------------------------------------
+
+
+def test_dumps_are_shown_with_their_verdict_and_the_calls(tmp_path: Path) -> None:
+    folder = dumps_of("missing_in_subgroup", tmp_path)
+    culprits = foreign_report.judged(folder).document["findings"][0]["culprits"]
+    assert culprits
+
+    async def check(path: Path) -> None:
+        async with opened(path, a_year_later, (120, 30)) as driver:
+            picture = driver.app.picture
+            assert picture.source is Source.DUMPS
+            assert f"torch's flight recorder: {folder}" in driver.text or folder.name in driver.text
+            assert "missing_rank, exit code 93" in driver.text
+            assert picture.culprits == frozenset(culprits)
+            states = {rank: picture.states[rank] for rank in picture.states}
+            waiting = [rank for rank, state in states.items() if state is State.WAITING]
+            assert waiting
+            assert not set(waiting) & set(culprits)
+            assert all(states[rank] is State.LATE for rank in culprits)
+            for rank in waiting:
+                assert "missing_in_subgroup.py:" in picture.rows[rank].site
+                assert picture.rows[rank].words.startswith("waits for ")
+            assert "read from 4 flight recorder dumps" in driver.text
+            await driver.press("c")
+            assert "■" in driver.text
+            await driver.press("r", "o", "t")
+            assert "dumps do not say when calls ended" in driver.text
+            await driver.press("w", "d")
+            assert driver.app.guard.kept == {}
+
+    with foreign_report.as_run(folder) as path:
+        asyncio.run(check(path))
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_dumps_of_a_correct_job_accuse_nobody(tmp_path: Path) -> None:
+    async def check(path: Path) -> None:
+        async with opened(path, a_year_later, (120, 30)) as driver:
+            picture = driver.app.picture
+            assert picture.found == ()
+            assert picture.outcome == "ok"
+            assert State.LATE not in picture.states.values()
+            assert State.DEAD not in picture.states.values()
+
+    with foreign_report.as_run(dumps_of("local_sync_groups", tmp_path)) as path:
+        asyncio.run(check(path))
+
+
+def test_every_recorded_case_has_the_culprits_of_its_report(tmp_path: Path) -> None:
+    """What the app says of itself never contradicts the report: no culprit waits for a rank that
+    is not one, unless it is in a call that others have made otherwise."""
+    cases = ("exit_one_step_fewer", "missing_two_ranks", "op_subgroup", "unsorted_group")
+    for case in cases:
+        folder = dumps_of(case, tmp_path / case)
+        report = foreign_report.judged(folder).document
+
+        async def check(path: Path, report: dict[str, Any] = report) -> None:
+            async with opened(path, a_year_later) as driver:
+                picture = driver.app.picture
+                assert picture.outcome == report["outcome"]
+                assert sorted(picture.ranks) == sorted(map(int, report["ranks"]))
+                for rank, told in report["ranks"].items():
+                    row = picture.rows[int(rank)]
+                    assert row.call.startswith(str(told["call"]).partition("(")[0])
+                    waits = told["state"] == "waits in"
+                    assert (int(rank) in picture.waits.rows) is waits
+
+        with foreign_report.as_run(folder) as path:
+            asyncio.run(check(path))
+
+
+def test_dumps_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_bytes(b"\x80\x04cposix\nsystem\n.")
+    with pytest.raises(UsageError, match="rank_0"), foreign_report.as_run(tmp_path):
+        pass
+    done = subprocess.run(
+        [str(DISTDEBUG), "tui", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("distdebug: ")
+    assert done.stderr.count("\n") == 1
+    assert "rank_0" in done.stderr
+
+
+@needs_tmux
+def test_dumps_in_a_terminal_leave_nothing_behind(tmp_path: Path) -> None:
+    folder = dumps_of("op_subgroup", tmp_path / "dumps")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = ["env", f"TMPDIR={temporary}", str(DISTDEBUG), "tui", str(folder)]
+    work = tmp_path / "work"
+    (work / ".distdebug").mkdir(parents=True, mode=0o700)
+    with Terminal(command, work, (120, 30)) as terminal:
+        terminal.until(" ENDED ", "op_mismatch", "▸2")
+        assert list(temporary.glob("distdebug-*"))
+        terminal.press("q")
+        terminal.until("CODE 0")
+    assert list(temporary.glob("distdebug-*")) == []
+    assert list((work / ".distdebug").iterdir()) == []  # no link to the newest run
+
+
+# -- a plan --------------------------------------------------------------------------------------
+
+PLAN: dict[str, Any] = {
+    "undecided": [
+        {"file": "/a/train.py", "line": 7, "function": "f", "what": "a branch", "ranks": [0, 1]},
+        {"file": "/a/train.py", "line": 9, "function": "f", "what": "a loop", "ranks": [2]},
+        {"file": "/a/train.py", "line": 11, "function": "g", "what": "an index", "ranks": [3]},
+    ],
+    "classes": [{"ranks": [0, 1, 2], "as": 0, "calls": 12}, {"ranks": [3], "as": 3, "calls": 1}],
+    "plan": {"ranks": 4, "of": 4, "cores": 2, "seconds": 1.0, "steps": 0, "unknown": []},
+}
+
+
+def test_a_plan_tells_what_is_undecided_and_who_does_the_same(tmp_path: Path) -> None:
+    directory = recorded.unpack("mismatch", tmp_path / "run")
+    report = json.loads(directory.report_json.read_text())
+    directory.report_json.write_text(json.dumps({**report, **PLAN}))
+
+    async def check() -> None:
+        async with opened(directory.path, a_year_later, (100, 30)) as driver:
+            assert driver.app.picture.verdict is not None
+            assert "undecided: a branch at train.py:7 in f (ranks 0,1)" in driver.text
+            assert "undecided: a loop at train.py:9 in f (rank 2)" in driver.text
+            assert "alike: ranks 0-2 as rank 0 (12 calls each); rank 3 (1 call)" in driver.text
+            assert "an index" not in driver.text
+            assert "and 1 more; d shows all" in driver.text
+            await driver.press("d")
+            assert "undecided: an index at train.py:11 in g (rank 3)" in driver.text
+            assert driver.app.guard.kept == {}
+
+    asyncio.run(check())
+
+
+def test_a_run_tells_none_of_it() -> None:
+    run = {key: value for key, value in PLAN.items() if key != "plan"} | {"notes": ["a note"]}
+    assert source_of(run) is Source.RUN
+    assert told_in_report(run) == ()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [3], [None], [{}], {"a": 1}, [{"ranks": "x"}]])
+def test_a_plan_with_damaged_fields_is_read_for_what_is_whole(wrong: object) -> None:
+    for name in ("undecided", "classes"):
+        told_in_report({**PLAN, name: wrong})
+    told_in_report({**PLAN, "plan": {"unknown": wrong}})
+    hostile = {"file": "/a/\x1b[2J.py", "line": "\x1b", "function": [], "what": "\x1b]0;x\a"}
+    (first, *_) = told_in_report({**PLAN, "undecided": [hostile]})
+    assert first.text.isprintable()
+    assert told_in_report({"source": "flight_recorder", "notes": wrong}) is not None
