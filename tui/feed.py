@@ -22,6 +22,7 @@ from debugger.record import steady_clock
 from debugger.record.layout import RING
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
+from debugger.record.signature import POINT_TO_POINT
 from debugger.record.snapshot import Rank, Snapshot
 
 from . import files, rows
@@ -362,8 +363,7 @@ class _Run:
             )
             for number in shown
         }
-        if picture.source is Source.PLAN:  # its time is that of a model
-            made = {number: replace(row, since_ns=0) for number, row in made.items()}
+        made = {number: _sure_of(picture.source, row) for number, row in made.items()}
         calls = sum(rank.calls for rank in ranks.values())
         picture = replace(
             picture,
@@ -421,6 +421,17 @@ def _seen_ns(
         return now_ns
     late = source is Source.DUMPS and any(one.is_error for one in found)
     return snapshots[-1].taken_ns + (rows.LATE_AFTER_NS if late else 0)
+
+
+def _sure_of(source: Source, row: RankRow) -> RankRow:
+    """The row without what is not known: of a plan the time, which is that of a model; of dumps the
+    number of a message, since a record that has lost its beginning does not tell how many went
+    before."""
+    if source is Source.PLAN:
+        return replace(row, since_ns=0)
+    if source is Source.DUMPS and row.call.partition("(")[0] in POINT_TO_POINT:
+        return replace(row, seq=None)
+    return row
 
 
 def _believable(snapshot: Snapshot) -> Snapshot:

@@ -4,9 +4,9 @@ are shown as they stand there, with what the report says beside its findings."""
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,15 @@ import pytest
 
 from debugger.commands import foreign_report
 from debugger.errors import UsageError
-from fixtures import recorded
+from debugger.plan.conclusion import PlanFacts, conclude
+from debugger.plan.model import Model
+from debugger.plan.program import Undecided
+from debugger.record.run_directory import RunDirectory
+from debugger.record.snapshot import CallSite
+from tests.support.programs import FILE, Programs
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux
+from tests.unit.diagnosis.builder import all_reduce
 from tui.picture import Source, State
 from tui.told import source_of, told_in_report
 
@@ -140,33 +146,63 @@ def test_dumps_in_a_terminal_leave_nothing_behind(tmp_path: Path) -> None:
 
 # -- a plan --------------------------------------------------------------------------------------
 
-PLAN: dict[str, Any] = {
-    "undecided": [
-        {"file": "/a/train.py", "line": 7, "function": "f", "what": "a branch", "ranks": [0, 1]},
-        {"file": "/a/train.py", "line": 9, "function": "f", "what": "a loop", "ranks": [2]},
-        {"file": "/a/train.py", "line": 11, "function": "g", "what": "an index", "ranks": [3]},
-    ],
-    "classes": [{"ranks": [0, 1, 2], "as": 0, "calls": 12}, {"ranks": [3], "as": 3, "calls": 1}],
-    "plan": {"ranks": 4, "of": 4, "cores": 2, "seconds": 1.0, "steps": 0, "unknown": []},
-}
+FACTS = PlanFacts(["distdebug", "plan", "-n", "6", "train.py"], of=6, cores=2, seconds=2.0)
+PLAN: dict[str, Any] = {"undecided": [], "classes": [], "plan": {"unknown": []}}
+
+
+def planned(folder: Path, missing: int | None, undecided: int) -> RunDirectory:
+    """Six ranks make three collectives; a rank leaves out the last one; so many places hang on
+    values that the plan does not have."""
+    made = Programs(6)
+    for rank in range(6):
+        for _ in range(2 if rank == missing else 3):
+            made[rank].makes(all_reduce(8))
+    made.end()
+    places = [CallSite(FILE, 40 + at, "train") for at in range(undecided)]
+    said = tuple(Undecided(place, "a comparison of loss.item()") for place in places)
+    programs = {rank: replace(one, undecided=said) for rank, one in made.programs().items()}
+    directory = RunDirectory.create(folder / "base", folder / "run")
+    conclude(directory, programs, Model(), FACTS)
+    directory.close()
+    return directory
 
 
 def test_a_plan_tells_what_is_undecided_and_who_does_the_same(tmp_path: Path) -> None:
-    directory = recorded.unpack("mismatch", tmp_path / "run")
-    report = json.loads(directory.report_json.read_text())
-    directory.report_json.write_text(json.dumps({**report, **PLAN}))
+    directory = planned(tmp_path, missing=4, undecided=3)
 
     async def check() -> None:
         async with opened(directory.path, a_year_later, (100, 30)) as driver:
-            assert driver.app.picture.verdict is not None
-            assert "undecided: a branch at train.py:7 in f (ranks 0,1)" in driver.text
-            assert "undecided: a loop at train.py:9 in f (rank 2)" in driver.text
-            assert "alike: ranks 0-2 as rank 0 (12 calls each); rank 3 (1 call)" in driver.text
-            assert "an index" not in driver.text
+            picture = driver.app.picture
+            assert picture.source is Source.PLAN
+            assert picture.verdict is not None
+            assert picture.verdict.culprits == (4,)
+            for rank in (0, 1, 2, 3, 5):
+                assert picture.states[rank] is State.WAITING
+                assert picture.rows[rank].words == "waits for 4"
+                assert picture.rows[rank].since_ns == 0
+            where = "a comparison of loss.item() at train.py"
+            assert f"undecided: {where}:40 in train (ranks 0-5)" in driver.text
+            assert f"undecided: {where}:41 in train (ranks 0-5)" in driver.text
+            assert "train.py:42" not in driver.text
+            assert "alike: ranks 0-3,5 as rank 0 (3 calls each); rank 4 (2 calls)" in driver.text
             assert "and 1 more; d shows all" in driver.text
             await driver.press("d")
-            assert "undecided: an index at train.py:11 in g (rank 3)" in driver.text
+            assert f"undecided: {where}:42 in train (ranks 0-5)" in driver.text
             assert driver.app.guard.kept == {}
+
+    asyncio.run(check())
+
+
+def test_a_plan_in_which_nothing_is_wrong_has_ranks_that_finished(tmp_path: Path) -> None:
+    directory = planned(tmp_path, missing=None, undecided=0)
+
+    async def check() -> None:
+        async with opened(directory.path, a_year_later, (100, 30)) as driver:
+            picture = driver.app.picture
+            assert picture.found == ()
+            assert set(picture.states.values()) == {State.FINISHED}
+            assert "undecided" not in driver.text
+            assert "alike: ranks 0-5 as rank 0 (3 calls each)" in driver.text
 
     asyncio.run(check())
 
