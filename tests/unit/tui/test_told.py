@@ -4,8 +4,11 @@ are shown as they stand there, with what the report says beside its findings."""
 from __future__ import annotations
 
 import asyncio
+import resource
+import signal
 import subprocess
 import tarfile
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,25 @@ def test_dumps_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.startswith("distdebug: ")
     assert done.stderr.count("\n") == 1
     assert "rank_0" in done.stderr
+
+
+def test_dumps_for_which_there_is_no_room_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dumps_of("op_subgroup", tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # a record is larger
+    try:
+        with pytest.raises(UsageError, match="cannot be written"), foreign_report.as_run(folder):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(temporary.iterdir()) == []
 
 
 @needs_tmux
