@@ -22,12 +22,14 @@ from debugger.record import steady_clock
 from debugger.record.layout import RING
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
+from debugger.record.signature import POINT_TO_POINT
 from debugger.record.snapshot import Rank, Snapshot
 
 from . import files, rows
-from .picture import Focus, Found, Picture, Progress, RankRow, Stage, Timeline, Usage
+from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Timeline, Usage
 from .processes import Processes
 from .text import safe
+from .told import source_of, told_in_report
 from .tracks import Tracks
 
 if TYPE_CHECKING:
@@ -183,7 +185,8 @@ class _Run:
         self._records.look(again=bool(self._records.faults))
         now_ns = self._clock()
         limits = Limits.of_run(run)
-        stage, snapshots = self._snapshots(run, bool(report or no_report), now_ns)
+        source = source_of(report)
+        stage, snapshots = self._snapshots(run, bool(report or no_report), source, now_ns)
         snapshots = [_believable(one) for one in snapshots]
         ended_ns = self._ended_ns(stage, run, report, snapshots)
         if stage is Stage.KILLED:
@@ -197,7 +200,8 @@ class _Run:
             found = self._found(stage, snapshots, report, limits, supervised)
         faults = (*no_report, *self._records.faults.values(), *self._own_faults.values())
         ranks = newest_ranks(snapshots)
-        graph = waits(snapshots[-1], limits) if snapshots and stage is not Stage.ENDED else Waits()
+        stand = stage is not Stage.ENDED or source.stands
+        graph = waits(snapshots[-1], limits) if snapshots and stand else Waits()
         return self._draw(
             Picture(
                 directory=self.directory.path,
@@ -217,9 +221,15 @@ class _Run:
                 ranks=ranks,
                 waits=graph,
                 stood=files.stood_in_report(report),
-                timeline=None if brief and _many(ranks) else self._timeline(ranks, stage, now_ns),
+                source=source,
+                told=told_in_report(report),
+                # Dumps do not say when a call was over, on which strips are built.
+                timeline=None
+                if source is Source.DUMPS or (brief and _many(ranks))
+                else self._timeline(ranks, stage, now_ns),
                 focus=focus,
-            )
+            ),
+            _seen_ns(source, found, snapshots, now_ns),
         )
 
     def _timeline(self, ranks: Mapping[int, Rank], stage: Stage, now_ns: int) -> Timeline | None:
@@ -235,9 +245,12 @@ class _Run:
     # -- what the records say ------------------------------------------------------------------
 
     def _snapshots(
-        self, run: Mapping[str, Any], reported: bool, now_ns: int
+        self, run: Mapping[str, Any], reported: bool, source: Source, now_ns: int
     ) -> tuple[Stage, list[Snapshot]]:
         path = self.directory.path
+        if source.stands:
+            now = self._records.snapshots(now_ns=now_ns)
+            return Stage.ENDED, [as_it_was(one, self._processes.exits) for one in now]
         if reported:
             return Stage.ENDED, self._ended(now_ns)
         if is_live(path):
@@ -315,14 +328,15 @@ class _Run:
 
     # -- what is shown -------------------------------------------------------------------------
 
-    def _draw(self, picture: Picture) -> Picture:
-        ranks, graph, now_ns = picture.ranks, picture.waits, picture.now_ns
+    def _draw(self, picture: Picture, seen_ns: int) -> Picture:
+        """`seen_ns`: when the ranks stood as they do; of a plan that is the time of its model."""
+        ranks, graph = picture.ranks, picture.waits
         numbers: Sequence[int] = sorted({*range(picture.world_size), *ranks})
         errors = [one for one in picture.found if one.is_error]
         over = picture.stage is not Stage.LIVE
         stopped = picture.outcome == "interrupted"
         states = {
-            number: rows.state_of(ranks.get(number), graph, number, now_ns, errors, over, stopped)
+            number: rows.state_of(ranks.get(number), graph, number, seen_ns, errors, over, stopped)
             for number in numbers
         }
         front = rows.fronts(ranks)
@@ -349,6 +363,7 @@ class _Run:
             )
             for number in shown
         }
+        made = {number: _sure_of(picture.source, row) for number, row in made.items()}
         calls = sum(rank.calls for rank in ranks.values())
         picture = replace(
             picture,
@@ -395,6 +410,28 @@ class _Run:
         first_ns, first = self._rates[0]
         lasted_s = (picture.now_ns - first_ns) / 1e9
         return max(0, calls - first) / lasted_s if lasted_s >= RATE_OVER_S else None
+
+
+def _seen_ns(
+    source: Source, found: Sequence[Found], snapshots: Sequence[Snapshot], now_ns: int
+) -> int:
+    """When the ranks stood as they are shown. Of dumps whose verdict is an error nothing moves any
+    more: who is waited for is late, however soon after that the dumps were written."""
+    if not (source.stands and snapshots):
+        return now_ns
+    late = source is Source.DUMPS and any(one.is_error for one in found)
+    return snapshots[-1].taken_ns + (rows.LATE_AFTER_NS if late else 0)
+
+
+def _sure_of(source: Source, row: RankRow) -> RankRow:
+    """The row without what is not known: of a plan the time, which is that of a model; of dumps the
+    number of a message, since a record that has lost its beginning does not tell how many went
+    before."""
+    if source is Source.PLAN:
+        return replace(row, since_ns=0)
+    if source is Source.DUMPS and row.call.partition("(")[0] in POINT_TO_POINT:
+        return replace(row, seq=None)
+    return row
 
 
 def _believable(snapshot: Snapshot) -> Snapshot:

@@ -50,6 +50,30 @@ class Stage(enum.Enum):
     GONE = "gone"
 
 
+class Source(enum.Enum):
+    """What the run directory is of."""
+
+    RUN = "run"
+    PLAN = "plan"
+    DUMPS = "dumps"
+
+    @property
+    def stands(self) -> bool:
+        """Whether its ranks are shown as they stand where it ends: no process of theirs has ended,
+        as those of a run have in the end."""
+        return self is not Source.RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A sentence of a report beside its findings, and the word before it. `doubt`: the report may
+    be wrong for it. All texts are printable."""
+
+    word: str
+    text: str
+    doubt: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Stood:
     """How a rank stood at the verdict, or at the end: `waits in`, `all_reduce(...)`, `train.py:8 in
@@ -229,6 +253,9 @@ class Picture:
     found: tuple[Found, ...] = ()
     notices: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    source: Source = Source.RUN
+    told: tuple[Told, ...] = ()
+    """What the report of a plan, or of dumps, says beside its findings."""
     states: Mapping[int, State] = field(default_factory=dict)
     rows: Mapping[int, RankRow] = field(default_factory=dict)
     ranks: Mapping[int, Rank] = field(default_factory=dict)

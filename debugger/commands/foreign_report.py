@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..foreign import dump_files, flight_recorder, judging
+from ..errors import UsageError
+from ..foreign import as_records, dump_files, flight_recorder, judging
 from ..foreign.evidence import NOT_IN_RECORD
 from ..foreign.trace import Trace, traced
+from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
+from ..record.unpacking import scratch_folder
 from ..record.wording import ranks_text
 from ..reports import document
 from ..reports.stored import Document
 
 
+@dataclass(frozen=True)
+class Judged:
+    """The newest job whose dumps lie there. `faults` are sentences about files that cannot be
+    read; `taken_ns`: when the dumps were written, as far as that is known."""
+
+    document: Document
+    faults: Sequence[str]
+    trace: Trace
+    taken_ns: int = 0
+
+
 def report(path: Path) -> tuple[Document, Sequence[str]]:
     """The report document of the newest job whose dumps lie there, and sentences about files that
     cannot be read. Raises UsageError where there is no dump at all."""
+    found = judged(path)
+    return found.document, found.faults
+
+
+def judged(path: Path) -> Judged:
+    """That job, judged. Raises UsageError where there is no dump at all."""
     found = dump_files.load(path)
     if not found.jobs:
-        return _built(path, traced({}), [], list(found.notes)), found.faults
+        trace = traced({})
+        return Judged(_built(path, trace, [], list(found.notes)), found.faults, trace)
     job, *others = found.jobs
     trace = traced(job.dumps)
     findings = judging.judge(trace, job.age_s)
@@ -37,7 +60,33 @@ def report(path: Path) -> tuple[Document, Sequence[str]]:
     damaged = sum(dump.damaged for dump in job.dumps.values())
     if damaged:
         notes.append(f"{damaged} entries could not be read and are left out")
-    return _built(path, trace, findings, notes), found.faults
+    taken_ns = job.newest_ns + int((job.age_s or 0) * 1e9)
+    return Judged(_built(path, trace, findings, notes), found.faults, trace, taken_ns)
+
+
+@contextlib.contextmanager
+def as_run(path: Path) -> Iterator[Path]:
+    """That job as a run directory, with records and report, which is gone after the `with`. Raises
+    UsageError where no dump can be read, or the directory not be written."""
+    found = judged(path)
+    if not found.trace.dumps:
+        why = [*found.faults, *found.document["notes"]]
+        raise UsageError(why[0] if why else f"{path} holds no dump that can be read")
+    with scratch_folder() as scratch:
+        # No link to the newest run comes to point there: there are none below this base.
+        directory = RunDirectory.create(scratch / "runs", explicit=scratch / "dumps")
+        command = ["dumps", "of", "torch's", "flight", "recorder:", clean(str(path))]
+        report = {**found.document, "notes": [*found.document["notes"], *found.faults]}
+        directory.write_json(directory.run_json.name, {"command": command})
+        directory.write_json(directory.report_json.name, report)
+        try:
+            as_records.write(found.trace, directory.ranks, found.taken_ns)
+        except OSError as error:
+            directory.failures.append(f"{scratch} cannot be written: {error.strerror}")
+        directory.close()  # nothing is live
+        if directory.failures:
+            raise UsageError(directory.failures[0])
+        yield directory.path
 
 
 def _source(trace: Trace) -> str:

@@ -1,9 +1,12 @@
-"""`distdebug tui`: opens the terminal app on a run."""
+"""`distdebug tui`: opens the terminal app on a run, or on dumps of torch's flight recorder."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 from .base import Command, add_run_argument
 
@@ -17,22 +20,44 @@ class TuiCommand(Command):
         "examples:\n"
         "  distdebug tui\n"
         "  distdebug tui 20260310-141502-7f3a\n"
-        "  distdebug tui 20260310-141502-7f3a.distdebug.tar.gz"
+        "  distdebug tui 20260310-141502-7f3a.distdebug.tar.gz\n"
+        "  distdebug tui ~/.cache/torch    # dumps of torch's flight recorder"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_run_argument(parser)
+        add_run_argument(parser, "; or dumps of torch's flight recorder: a folder, or one file")
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..record.unpacking import opened
         from ..supervisor.terminal_app import command_line
 
         with (
-            opened(args.run) as directory,
-            subprocess.Popen(command_line(directory.path)) as app,
+            _directory(args.run) as path,
+            subprocess.Popen(command_line(path)) as app,
         ):
             try:
                 return app.wait()
             except BaseException:  # a signal: the app gives the terminal back before it ends
                 app.terminate()
                 raise
+
+
+@contextlib.contextmanager
+def _directory(run: str | None) -> Iterator[Path]:
+    """The run directory to show, which of dumps or an artefact is gone after the `with`."""
+    from ..record.unpacking import opened
+
+    if run is not None and _may_be_dumps(Path(run)):
+        from ..foreign.dump_files import looks_like_dumps
+        from . import foreign_report
+
+        if looks_like_dumps(Path(run)):
+            with foreign_report.as_run(Path(run)) as path:
+                yield path
+            return
+    with opened(run) as directory:
+        yield directory.path
+
+
+def _may_be_dumps(path: Path) -> bool:
+    """The reading of dumps is imported only where it may be needed: the app starts in a blink."""
+    return path.exists() and not (path / "run.json").exists()

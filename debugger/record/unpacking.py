@@ -71,18 +71,25 @@ def opened(run: str | None, base: Path = BASE) -> Iterator[RunDirectory]:
     if run is None or not os.path.isfile(run) or os.path.isdir(base / run):
         yield RunDirectory.open(run, base)
         return
-    with (
-        _ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="distdebug-", ignore_cleanup_errors=True) as scratch,
-    ):
+    with scratch_folder() as scratch:
         try:
-            directory = RunDirectory.open(unpack(Path(run), Path(scratch)))
+            directory = RunDirectory.open(unpack(Path(run), scratch))
             directory.packed = Path(run)
             yield directory
         except Exception as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (error.args[0].replace(scratch, run),)
+                error.args = (error.args[0].replace(str(scratch), run),)
             raise
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A private folder that is gone after the `with`, by SIGTERM and a closed terminal, too."""
+    with (
+        _ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="distdebug-", ignore_cleanup_errors=True) as scratch,
+    ):
+        yield Path(scratch)
 
 
 def unpack(file: Path, into: Path) -> Path:

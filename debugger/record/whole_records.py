@@ -1,5 +1,6 @@
 """Writes the flight record of a rank whose story is known to its end: of a plan, as its simulation
-came out. Readers see no difference to one that the rank has written itself.
+came out, or of a dump of another recorder. Readers see no difference to one that the rank has
+written itself.
 
 The file is sparse: of 4 MiB it takes what the rank has done. Times are Unix time.
 """
@@ -22,10 +23,18 @@ MOST_CALLS = layout.RING
 
 
 def write_whole(
-    path: Path, rank: Rank, identity: Mapping[str, Any], most_calls: int = MOST_CALLS
+    path: Path,
+    rank: Rank,
+    identity: Mapping[str, Any],
+    most_calls: int = MOST_CALLS,
+    calls: Sequence[Call] | None = None,
 ) -> None:
-    """Write the record, of its last calls at most so many. Raises OSError."""
-    made = _Record(rank, identity, min(most_calls, layout.RING))
+    """Write the record, of its last calls at most so many: those of its history, or `calls`, where
+    it has none. Raises OSError."""
+    most_calls = min(most_calls, layout.RING)
+    if calls is None:
+        calls = [] if rank.history is None else rank.history.recent(most_calls)
+    made = _Record(rank, identity, calls[-most_calls:])
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         os.ftruncate(descriptor, layout.FILE_BYTES)
@@ -36,7 +45,7 @@ def write_whole(
 
 
 class _Record:
-    def __init__(self, rank: Rank, identity: Mapping[str, Any], most_calls: int) -> None:
+    def __init__(self, rank: Rank, identity: Mapping[str, Any], calls: Sequence[Call]) -> None:
         self._rank = rank
         self._identity = identity
         self._heap = bytearray()
@@ -46,9 +55,7 @@ class _Record:
         self._channels = {
             _key_of(channel): at for at, channel in enumerate(rank.channels[: layout.CHANNELS])
         }
-        self._calls: Sequence[Call] = ()
-        if rank.history is not None:
-            self._calls = rank.history.recent(most_calls)
+        self._calls = calls
 
     def parts(self) -> list[tuple[int, bytes]]:
         """What to write where. Groups come first into the texts' room, and calls last."""

@@ -210,6 +210,10 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
             line("    ", (row, "dim")) for one in found.details for row in wrap(one, width - 4)
         ]
         lines += [line(("  found by the " + found.told_by, "dim")), ()]
+    for one in picture.told:
+        word = (one.word, "warn" if one.doubt else "title")
+        first, *rest = wrap(one.word + one.text, width - 2)
+        lines += [line(word, first.removeprefix(one.word)), *(line("  ", row) for row in rest)]
     for sign, rows in (("… ", picture.notices), ("! ", picture.faults)):
         for text in rows:
             lines += [line((sign, "warn"), row) for row in wrap(text, width - 2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
-from ..picture import Picture, RankRow, State
+from ..picture import Picture, RankRow, Source, State
 from ..rows import MOST_ROWS, OVER
 from ..text import Line, clip, columns, duration, line, place, size
 from ..widgets import heat, strip
@@ -114,7 +114,10 @@ class Overview(View):
     def _strips(self, picture: Picture, rows: list[RankRow], width: int) -> Body:
         timeline = picture.timeline
         if timeline is None:
-            return Body(lines=[line(("reading ...", "dim"))])
+            why = "reading ..."
+            if picture.source is Source.DUMPS:
+                why = "dumps do not say when calls ended: what each rank did is not known"
+            return Body(lines=[line((why, "dim"))])
         return Body(
             top=[strip.legend(width, timeline.tracks.values())],
             lines=strip.strip_lines(timeline, rows, width, None),

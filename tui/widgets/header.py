@@ -18,6 +18,7 @@ BADGES = {
     Stage.GONE: ("GONE", "bad"),
 }
 MOST_BANNER = 6
+MOST_DOUBTS = 2
 _KILLED = "distdebug was killed, and left no report; ranks are shown as at the last sign of life"
 
 
@@ -124,9 +125,27 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
     more += [f"{len(warnings)} warnings"] if warnings else []
     if more:
         lines.append(line((f"  and {' and '.join(more)}", "dim")))
+    lines += _told_lines(picture, width)
     for fault in picture.faults[:1]:
         rest = f" (and {len(picture.faults) - 1} more)" if len(picture.faults) > 1 else ""
         lines += _text("! ", fault + rest, "warn", width)[:2]
+    return lines
+
+
+def _told_lines(picture: Picture, width: int) -> list[Line]:
+    """What the report says beside its findings, a line each: doubts first, the rest with `d`."""
+    doubts = [one for one in picture.told if one.doubt]
+    others = [one for one in picture.told if not one.doubt]
+    shown = [*doubts[:MOST_DOUBTS], *others[:1]]
+    lines = []
+    for one in shown:
+        tone = "warn" if one.doubt else "dim"
+        row = line(("… ", tone), (one.word, tone), (one.text, "" if one.doubt else "dim"))
+        cut = width_of(row) > width
+        lines.append((*clip(row, width - 2), (" …", "dim")) if cut else row)
+    left = len(picture.told) - len(shown)
+    if left:
+        lines.append(line((f"  and {left} more; d shows all", "dim")))
     return lines
 
 

@@ -60,6 +60,8 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
     failed = call.state is CallState.FAILED
     tone = "bad" if failed or (ended and not done) else "busy" if not done else ""
     took = duration((done or until_ns) - call.issued_ns) if done or not ended else "no end"
+    if done == call.issued_ns:
+        took = ""  # read from a dump, which tells that it ended and not when
     number = f"#{call.seq}"
     room = width - bar - 22
     site = safe(site_text(call.site)) if call.site else ""
