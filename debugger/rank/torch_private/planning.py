@@ -24,6 +24,7 @@ WEAK_STORAGES = Part(
     Private("torch", "UntypedStorage._weak_ref"),
     Private("torch", "UntypedStorage._expired"),
     Private("torch", "UntypedStorage._free_weak_ref"),
+    Private("torch", "UntypedStorage._cdata"),
 )
 
 
