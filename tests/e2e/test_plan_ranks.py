@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -52,6 +53,16 @@ for step in range(1000):
     optimizer.zero_grad()
     print(f"{step}: {loss.item():.3f}")
 """
+SIZES = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+own = 7 if sys.argv[1] == "odd" and rank == size - 1 else 4
+lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+dist.all_gather(lengths, torch.tensor([own]))
+expected = 4 * size + (3 if sys.argv[1] == "odd" else 0)
+assert sum(int(one) for one in lengths) == expected, lengths
+"""
 WAITING = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -64,13 +75,14 @@ print(flag.item())
 
 
 def planned(
-    tmp_path: Path, source: str, *arguments: str
+    tmp_path: Path, source: str, *arguments: str, arguments_of_script: Sequence[str] = ()
 ) -> tuple[dict[int, Program], dict[str, object]]:
     """The programs of the ranks, and how their running went."""
     script = tmp_path / "train.py"
     script.write_text(dedent(source))
     run_dir = tmp_path / "run"
     command = [str(runs.DISTDEBUG), "plan", "--run-dir", str(run_dir), *arguments, str(script)]
+    command += arguments_of_script
     done = subprocess.run(
         command,
         capture_output=True,
@@ -137,3 +149,12 @@ def test_a_rank_that_waits_for_one_that_failed_ends_in_its_call(tmp_path: Path) 
     assert last.call.signature.op == "all_reduce"
     assert isinstance(end, CutOff)
     assert outcome["cut"] == {"0": end.why}
+
+
+@pytest.mark.parametrize("given", ["equal", "odd"])
+def test_what_all_give_alike_needs_no_memory(tmp_path: Path, given: str) -> None:
+    """The others are taken to give the same; where one does not, all is run again, and is right."""
+    script = ["-n", "10", "--memory", "1"]
+    programs, outcome = planned(tmp_path, SIZES, *script, arguments_of_script=[given])
+    assert [program.events[-1] for program in programs.values()] == [Ended(0)] * 10
+    assert (outcome["runs"] < 20) is (given == "equal")  # not before several have come

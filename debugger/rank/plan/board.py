@@ -3,15 +3,23 @@
 Pure: requests in, answers out, or None while somebody else has to do something first. What was
 given once stays, so that a rank that is run again from its start is answered as it was before.
 What an answer depended on the moment for (a counter of the store, who sent first) is kept for it.
+
+Where not all who wait for a collective have room, it may be taken for granted that those who have
+not come yet will give what all have given so far (`assume`); one who does not refutes it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .wire import Message
+
+ENOUGH = 8
+"""So many equal parts of a collective make the others likely."""
+_FLOATS = re.compile(r"\bb?(float|complex)\d+")
 
 Values = list[bytes | None]
 TIMED_OUT = "timed out"
@@ -47,6 +55,9 @@ class Board:
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[int, Offer]] = {}
+        self._assumed: dict[str, Offer] = {}
+        self.refuted = False
+        """Whether somebody has given something else than was assumed, and told to others."""
         self._messages: dict[tuple[Any, ...], dict[int, bytes | None]] = {}
         self._arrivals: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         self._sent: dict[int, dict[tuple[Any, ...], int]] = {}
@@ -69,6 +80,9 @@ class Board:
         match words:
             case ["offer", slot, text, member]:
                 self._slots.setdefault(slot, {})[member] = Offer(text, values)
+                assumed = self._assumed.get(slot)
+                if assumed is not None and assumed.text == text:
+                    self.refuted |= assumed.values not in ([None], values)
             case ["send", channel, source, target, tag]:
                 key = (channel, source, target, tag)
                 sent = self._sent[rank]
@@ -81,6 +95,25 @@ class Board:
                 taken = self._replies[rank].taken
                 key = (channel, source, target, tag)
                 taken[key] = taken.get(key, 0) + 1
+
+    def assume(self, words: Sequence[Any]) -> bool:
+        """Let those who wait for the values of a collective have them before all have come: as all
+        that have come gave the same; and numbers that differ are not known then. False where this
+        request is for something else, or the parts differ."""
+        match words:
+            case ["collect", slot, text, _, sources]:
+                offers = self._slots.get(slot, {}).values()
+                values = next((offer.values for offer in offers), [])
+                if len(offers) < min(ENOUGH, len(sources)) or len(values) != 1:
+                    return False
+                if any(offer.text != text for offer in offers):
+                    return False
+                if all(offer.values == values for offer in offers):
+                    self._assumed[slot] = Offer(text, values)
+                elif _FLOATS.search(text):
+                    self._assumed[slot] = Offer(text, [None])
+                return slot in self._assumed
+        return False
 
     def answer(self, rank: int, words: Sequence[Any], values: Values) -> Message | None:
         """The answer to a request; None while it must wait."""
@@ -125,9 +158,14 @@ class Board:
         self, slot: str, text: str, member: int, sources: Sequence[int]
     ) -> Message | None:
         offers = self._slots.get(slot, {})
+        assumed = self._assumed.get(slot)
+        if assumed is not None and assumed.values == [None]:
+            return [], [None] * len(sources)
+        if assumed is None and len(offers) < len(sources):
+            return None  # which is all there is to see most of the time
         found: Values = []
         for source in sources:
-            offer = offers.get(source)
+            offer = offers.get(source, assumed)
             if offer is None or offer.text != text:
                 return None  # not there, or of another call: then the two can never meet
             found.append(offer.of(member))

@@ -1,8 +1,10 @@
 """Who of the planned ranks runs when: a few at a time, the others wait for what only they can give.
 
 A rank that waits for a value keeps its process, and somebody else gets its place. Where the memory
-does not do for all that wait, some of them are ended, and run again from their start when what they
-wait for is there: a program does the same again, and is told what it was told before.
+does not do for all that wait, it is taken for granted that the others will give what all gave so
+far (numbers that differ between ranks are not known then). Where that cannot be, or has proved
+wrong, some of them are ended, and run again from their start when what they wait for is there: a
+program does the same again, and is told what it was told before.
 """
 
 from __future__ import annotations
@@ -94,6 +96,8 @@ class Scheduler:
         self._fork = fork
         self._modules = modules
         self._board = Board()
+        self._by_symmetry = True
+        self._ranks = tuple(ranks)
         self._new = deque(ranks)
         self._running: dict[int, Planned] = {}
         self._waiting: dict[int, Planned] = {}
@@ -138,6 +142,8 @@ class Scheduler:
                     self._hear(planned)
                 else:
                     self._reap(planned)
+            if self._board.refuted:
+                self._start_anew()
             now_s = time.monotonic()
             if now_s - looked_s > _LOOK_EVERY_S:
                 looked_s = now_s
@@ -300,6 +306,8 @@ class Scheduler:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         held = sum(one.private_bytes for one in self._waiting.values())
         while held > self._limits.memory_bytes and len(self._waiting) > 1:
+            if self._assume():
+                break
             # Not who sleeps: it need not wait for anything that others have yet to do.
             latest = next(filter(_waits, reversed(self._waiting.values())), None)
             if latest is None:
@@ -309,6 +317,30 @@ class Scheduler:
             self._ended_for_room[latest.rank] = latest
             self._kill(latest)
             self._reap(latest)
+
+    def _assume(self) -> bool:
+        """Whether some of those that wait can go on, as all who have come so far gave the same."""
+        if not self._by_symmetry:
+            return False
+        found = [
+            self._board.assume(words)
+            for planned in self._waiting.values()
+            for words, _ in planned.requests.values()
+        ]
+        return any(found)
+
+    def _start_anew(self) -> None:
+        """Somebody gave something else than was assumed: all is run again, without assumptions."""
+        self._by_symmetry = False
+        for planned in [*self._running.values(), *self._waiting.values()]:
+            self._ended_for_room[planned.rank] = planned  # nothing is noted of their ends
+            self._kill(planned)
+            self._reap(planned)
+        for known in (self._running, self._waiting, self._ended_for_room, self.ended, self.cut):
+            known.clear()
+        self._stuck.clear()
+        self._board = Board()
+        self._new = deque(self._ranks)
 
     # -- ending --------------------------------------------------------------------------------
 

@@ -31,6 +31,55 @@ def test_ranks_that_make_other_calls_never_meet() -> None:
     assert not board.could_answer(0, request, [])
 
 
+SLOT, SIZES, LOSS = "g#0.1", "all_gather(int64[1])", "all_reduce(sum, float32[1])"
+
+
+def gathered(member: int, text: str = SIZES) -> list[object]:
+    return ["collect", SLOT, text, member, list(range(20))]
+
+
+def with_parts(text: str, parts: list[bytes]) -> Board:
+    board = begun(20)
+    for rank, part in enumerate(parts):
+        board.told(rank, ["offer", SLOT, text, rank], [part])
+    return board
+
+
+def test_what_all_have_given_so_far_can_be_assumed_of_the_others() -> None:
+    board = with_parts(SIZES, [b"a"] * 8)
+    assert board.answer(0, gathered(0), []) is None
+    assert board.assume(gathered(0))
+    assert board.answer(0, gathered(0), []) == ([], [b"a"] * 20)
+    board.told(8, ["offer", SLOT, SIZES, 8], [b"a"])
+    assert not board.refuted
+    board.told(9, ["offer", SLOT, SIZES, 9], [b"b"])
+    assert board.refuted
+
+
+def test_whoever_makes_another_call_refutes_nothing() -> None:
+    """Then the others wait for ever, which is seen when the programs are executed."""
+    board = with_parts(SIZES, [b"a"] * 8)
+    assert board.assume(gathered(0))
+    board.told(8, ["offer", SLOT, LOSS, 8], [b"b"])
+    assert not board.refuted
+
+
+def test_numbers_that_differ_are_not_known_to_anybody() -> None:
+    board = with_parts(LOSS, [bytes([rank]) for rank in range(8)])
+    assert board.assume(gathered(0, LOSS))
+    for rank in range(8, 20):
+        board.told(rank, ["offer", SLOT, LOSS, rank], [b"x"])
+    assert not board.refuted
+    assert board.answer(0, gathered(0, LOSS), []) == ([], [None] * 20)
+
+
+def test_nothing_is_assumed_of_integers_that_differ_or_of_few_ranks() -> None:
+    board = with_parts(SIZES, [bytes([rank]) for rank in range(19)])
+    assert not board.assume(gathered(0))
+    assert not with_parts(SIZES, [b"a"] * 7).assume(gathered(0))
+    assert not board.assume(["take", "c", 0, 1, 0, 1])
+
+
 def test_each_rank_gets_its_own_part() -> None:
     board = begun(2)
     board.told(0, ["offer", "g#0.1", "scatter", 0], [b"for 0", b"for 1"])
