@@ -10,7 +10,7 @@ from debugger.nodes.clocks import Offset
 from debugger.nodes.messages import Message, MessageError, message_of
 from debugger.nodes.offers import SCHEMA, Offer, OfferError
 from debugger.nodes.patches import MOST_UNPACKED_BYTES, Patch, PatchError, packed, unpacked
-from debugger.nodes.several import Several, of_tasks
+from debugger.nodes.several import Several, of_tasks, task_of
 
 KEY = "a" * 40
 OFFER = Offer("10.0.0.1", 4000, KEY, "node0")
@@ -123,4 +123,12 @@ def test_a_clock_that_has_drifted_is_followed() -> None:
     ],
 )
 def test_tasks_of_a_job(environment: dict[str, str], count: int) -> None:
-    assert of_tasks(environment) == (Several(count, count) if count else None)
+    found = of_tasks(environment)
+    assert found == (Several(count, count, task=task_of(environment)) if count else None)
+
+
+def test_a_task_has_all_its_names() -> None:
+    """One task of Slurm's may start two ranks, each with a supervisor: they are not the same."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"}
+    assert task_of(slurm | {"RANK": "1"}) == "SLURM_PROCID=0 RANK=1 SLURM_JOB_ID=7"
+    assert task_of({"WORLD_SIZE": "2"}) == ""
