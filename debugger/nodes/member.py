@@ -40,6 +40,7 @@ class Connection(Link):
         self._answer_s = answer_s
         self._all_have_one_key = pair is not None
         self._closed = 0
+        self._proving = False
         self.stranger = ""
         """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
@@ -111,6 +112,8 @@ class Connection(Link):
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_CONNECTED
+            | zmq.EVENT_DISCONNECTED
         )
         self._dealer.connect(self.offer.endpoint)
 
@@ -130,20 +133,31 @@ class Connection(Link):
     def _happened(self, event: int) -> None:
         where = self.offer.endpoint[6:] if self.offer else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._closed = 0
+            self._closed, self._proving = 0, False
             self._send(Message("hello", self._hello))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
+        elif event == zmq.EVENT_CONNECTED:
+            self._proving = True
         elif self._all_have_one_key:
-            # A head with another key closes, and says nothing: so does one that is just ending.
-            self._closed += 1
-            if self._closed >= CLOSED_TIMES and self.welcome is None:
-                self.refusal = self.stranger or (
-                    f"what listens at {where} is no head of distdebug, or has another job key"
-                )
-                self._dealer.disconnect(self.offer.endpoint if self.offer else "")
+            self._not_proved(event)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.refusal = f"what listens at {where} is not the head that the job's store names"
+
+    def _not_proved(self, event: int) -> None:
+        """A head with another key closes, and says nothing: so does one that is just ending, and
+        we come again. To what does not speak ZeroMQ's protocol we do not come again."""
+        if not self._proving:
+            return  # it was there, and is gone: its silence will tell
+        self._proving = False
+        self._closed += 1
+        no_peer = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        if (no_peer or self._closed >= CLOSED_TIMES) and self.offer is not None:
+            where, self._closed = self.offer.endpoint, 0
+            self.refusal = self.stranger or (
+                f"what listens at {where[6:]} is no head of distdebug, or has another job key"
+            )
+            self._dealer.disconnect(where)
 
     def _take(self, parts: list[bytes]) -> None:
         try:

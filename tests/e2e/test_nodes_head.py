@@ -38,9 +38,9 @@ def key_on(node: Node, text: str) -> Path:
     return path
 
 
-def start(nodes: Nodes, number: int, key: str, wrong: int = -1) -> Command:
+def start(nodes: Nodes, number: int, key: str, wrong: int = -1, program: str = PROGRAM) -> Command:
     script = nodes.directory / "train.py"
-    script.write_text(PROGRAM)
+    script.write_text(program)
     node = nodes[number]
     flags = ["--head", f"node0:{PORT}", "--job-key", str(key_on(node, key))]
     flags += ["--run-dir", str(directory_on(node)), "--hang-timeout", "30"]
@@ -90,9 +90,7 @@ def test_nodes_with_different_keys(make_nodes: Callable[[int], Nodes]) -> None:
 def test_a_head_that_never_comes(make_nodes: Callable[[int], Nodes]) -> None:
     """The fault of the node itself is found all the same."""
     nodes = make_nodes(2)
-    script = nodes.directory / "train.py"
-    command = start(nodes, 1, secrets.token_hex(32))
-    script.write_text("raise ValueError('a bad sample')\n")
+    command = start(nodes, 1, secrets.token_hex(32), program="raise ValueError('a bad sample')\n")
     (done,) = Job([command], [directory_on(nodes[1])]).finish()
     assert done.exit_code == 1, done.explain()
     assert "does not answer yet" in done.stderr, done.explain()

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -114,20 +113,28 @@ def test_another_job_key(supervisors: Supervisors, port: int) -> None:
     assert "made with another key" in said[0]
 
 
-def test_the_heads_port_is_taken_by_a_stranger(supervisors: Supervisors, port: int) -> None:
-    """One that speaks first, and hangs up: two programs were given one port."""
+@pytest.mark.parametrize("says", [b"220 mail.example ready\r\n", b""], ids=["speaks", "hangs up"])
+def test_the_heads_port_is_taken_by_a_stranger(
+    supervisors: Supervisors, port: int, says: bytes
+) -> None:
+    """Two programs were given one port."""
+    over = threading.Event()
     with socket.create_server((LOOPBACK, port)) as server:
 
         def greet() -> None:
-            for _ in range(3):
+            while not over.is_set():
                 connection, _ = server.accept()
                 with connection:
-                    connection.sendall(b"220 mail.example ready\r\n")
+                    connection.sendall(says)
 
-        greeting = threading.Thread(target=greet, daemon=True)
+        greeting = threading.Thread(target=greet)
         greeting.start()
-        job, said = supervisors.begins()
-        greeting.join(20)
+        try:
+            job, said = supervisors.begins()
+        finally:
+            over.set()
+            socket.create_connection((LOOPBACK, port)).close()
+            greeting.join()
     assert not job.judged_elsewhere
     (sentence,) = said
     assert "is taken, by what is no head of this job" in sentence
@@ -229,12 +236,13 @@ def test_another_version_is_told_to_both(
 
 
 def test_who_knows_only_what_is_public_is_refused(
-    listening: tuple[Listener, list[str]],
+    listening: tuple[Listener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's public key is no way in without the nodes' secret one."""
+    monkeypatch.setattr("debugger.nodes.head.UNKNOWN_KEY_S", 0.2)
     head, said = listening
     stranger = Connection(lambda _: None)
-    stranger.connect(replace(head.offer), HELLO)
+    stranger.connect(head.offer, HELLO)
     try:
         until(lambda: said, "nobody said that it was refused")
         assert "its key is none of this job's nodes" in said[0]
