@@ -6,7 +6,7 @@ import argparse
 import os
 
 from ..errors import UsageError
-from . import inject_flags, options
+from . import head_flags, inject_flags, options
 from .base import Command
 
 
@@ -39,7 +39,7 @@ class ExecCommand(Command):
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
         size = inject_flags.known_world_size(os.environ)
-        several = of_tasks(os.environ, args.interface)
+        several = head_flags.with_head(args, of_tasks(os.environ, args.interface))
         return Supervisor(
             Options(
                 command=command,

@@ -16,7 +16,7 @@ from ..record.log_file import DEFAULT_MAX_MB
 from ..record.log_levels import DEBUG_LEVELS
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
-from . import break_flags, ci_flags, inject_flags
+from . import break_flags, ci_flags, head_flags, inject_flags
 
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
@@ -100,6 +100,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
     )
+    head_flags.add(group)
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
         "--allow-unwatched",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UsageError
-from . import options
+from . import head_flags, options
 from .base import Command
 
 
@@ -65,11 +65,21 @@ class RunCommand(Command):
         size = expected_world_size(torchrun)
         several = None
         if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
-            several = Several(*node_range(torchrun.nnodes), request.own.interface)
+            task = _static_node(torchrun)
+            several = Several(*node_range(torchrun.nnodes), request.own.interface, task)
+        if request.own.launcher == "mpi" and request.own.head is not None:
+            raise UsageError(
+                "--head is not of --launcher mpi: with --hostfile nodes meet by themselves, and "
+                "where another mpiexec starts the ranks, give it `distdebug exec --head ...`"
+            )
+        several = head_flags.with_head(request.own, several)
+        if request.own.head is not None and not _several_nodes(torchrun.nnodes):
+            size = None  # of the whole job: nobody has said it
         if request.own.hostfile is not None:
             return self._become_mpi_over_nodes(request, size)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
+        far = _several_nodes(torchrun.nnodes) or several is not None
         with free_port_arguments(request) as port:
             command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
             return Supervisor(
@@ -78,7 +88,7 @@ class RunCommand(Command):
                     launcher="torchrun",
                     shown_command=["distdebug", "run", *request.command_line],
                     max_restarts=int(torchrun.max_restarts or 0),
-                    world_size=0 if size is None and _several_nodes(torchrun.nnodes) else None,
+                    world_size=0 if size is None and far else None,
                     several=several,
                     environment=_surroundings(request),
                     redirect=not {"redirects", "tee"} & request.given,
@@ -112,10 +122,18 @@ class RunCommand(Command):
             ).run()
 
 
+def _static_node(torchrun: Any) -> str:
+    """What only one node may be. Other rendezvous give the nodes their numbers themselves."""
+    if torchrun.rdzv_backend != "static":
+        return ""
+    return f"--node-rank {torchrun.node_rank}"
+
+
 def _surroundings(request: Any) -> dict[str, str]:
     """What torch's own listeners are told: where all ranks are on this host, in one network, they
     keep to loopback."""
-    one_host = not _several_nodes(request.torchrun.nnodes) and not request.own.netns
+    own = request.own
+    one_host = not (_several_nodes(request.torchrun.nnodes) or own.netns or own.head)
     return {"DISTDEBUG_ONE_HOST": "1" if one_host else ""}
 
 

@@ -18,6 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from .agreed_keys import Pair
 from .clocks import Offset
 from .link import Link
 from .messages import MOST_BYTES, Message, MessageError, message_of
@@ -28,6 +29,7 @@ LOST_AFTER_S = 2.4
 """A node that has said nothing for so long is lost."""
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
+MOST_TASK = 200
 MOST_WAITING = 1024
 MOST_QUEUED = 100_000
 _ZAP = "inproc://zeromq.zap.01"
@@ -35,12 +37,14 @@ _ZAP = "inproc://zeromq.zap.01"
 
 @dataclass(slots=True)
 class Node:
-    """A node as the head knows it. `number` counts from 1; the head itself is 0."""
+    """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
+    other node: its public key, or where all have one, what it has made up. `task`: see Several."""
 
     number: int
     key: str
     host: str
     address: str = ""
+    task: str = ""
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
     left: bool = False
@@ -48,10 +52,19 @@ class Node:
 
 
 class Listener(Link):
-    """Listens from its construction on. Raises OSError where it cannot."""
+    """Listens from its construction on. Raises OSError where it cannot. `port`: 0 for any;
+    `pair`: where all nodes have keys of the job (see `agreed_keys`)."""
 
-    def __init__(self, address: str, host: str, say: Callable[[str], None]) -> None:
-        super().__init__("distdebug-head", say)
+    def __init__(
+        self,
+        address: str,
+        host: str,
+        say: Callable[[str], None],
+        port: int = 0,
+        pair: Pair | None = None,
+    ) -> None:
+        super().__init__("distdebug-head", say, pair)
+        self._all_have_one_key = pair is not None
         self._address, self._host = address, host
         self._allowed: set[str] = set()
         self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
@@ -62,6 +75,7 @@ class Listener(Link):
         self._proving = 0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
+        self.task = ""
         self.admitted = 0
         self._zap = self.context.socket(zmq.ROUTER)
         self._zap.bind(_ZAP)
@@ -73,11 +87,13 @@ class Listener(Link):
         self._router.handshake_ivl = 15_000
         self._router.sndhwm = self._router.rcvhwm = 10_000
         try:
-            self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:*")
+            self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:{port or '*'}")
         except zmq.ZMQError as error:
             self._zap.close()
             self._router.close()
-            raise OSError(error.errno, f"cannot listen at {address}: {error}") from error
+            self.close()
+            where = f"{address} port {port}" if port else address
+            raise OSError(error.errno, f"cannot listen at {where}: {error}") from error
         self.port = int(self._router.last_endpoint.decode().rstrip("\0").rpartition(":")[2])
         self._monitor = self._router.get_monitor_socket(
             zmq.EVENT_ACCEPTED
@@ -194,6 +210,7 @@ class Listener(Link):
             return
         node = self.nodes[number]
         node.heard_ns = time.monotonic_ns()
+        node.left = node.left or message.kind == "bye"
         if message.kind == "pong":
             sent, theirs = message.data.get("t"), message.data.get("n")
             if type(sent) is int and type(theirs) is int:
@@ -202,6 +219,8 @@ class Listener(Link):
         self._inbox.append((number, message))
 
     def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
+        if self._all_have_one_key:
+            key = f"{key}/{str(message.data.get('id'))[:64]}"
         why = self._why_not(key, message)
         if why:
             self.say(f"refused a node at {address}: {why}")
@@ -212,7 +231,8 @@ class Listener(Link):
         known = next((one for one in self.nodes.values() if one.key == key), None)
         number = known.number if known is not None else len(self.nodes) + 1
         host = str(message.data.get("host", ""))[:255]
-        node = known or Node(number, key, host, address)
+        task = str(message.data.get("task", ""))[:MOST_TASK]
+        node = known or Node(number, key, host, address, task)
         node.heard_ns = time.monotonic_ns()
         # A node whose connection broke for a moment comes again, and tells everything anew.
         self._numbers = {one: n for one, n in self._numbers.items() if n != number}
@@ -238,7 +258,19 @@ class Listener(Link):
             return "it was taken for lost"
         if len(self.nodes) >= MOST_NODES:
             return f"the head takes {MOST_NODES} nodes"
-        return ""
+        return self._twice(key, str(message.data.get("task", ""))[:MOST_TASK])
+
+    def _twice(self, key: str, task: str) -> str:
+        """Who else of those that are there says that it is this task, in words; "" if nobody."""
+        if not task:
+            return ""
+        other = "the head" if task == self.task else ""
+        for node in self.nodes.values():
+            if node.task == task and node.key != key and not (node.left or node.lost):
+                other = f"node {node.number} ({node.host})"
+        if not other:
+            return ""
+        return f"it is {task}, and so is {other}: start distdebug once for each task of the job"
 
     def _send(self, number: int, message: Message) -> None:
         identity = self._identities.get(number)

@@ -51,6 +51,12 @@ def address_of(interface: str) -> str:
     )
 
 
+def address_of_host(host: str) -> str:
+    """The address that stands for this name here, "" where there is none, or no way there."""
+    found = _leading(host)
+    return "" if found is None else found[0]
+
+
 def is_here(host: str) -> bool:
     """Whether the name or address is one of this host's own."""
     found = _leading(host)

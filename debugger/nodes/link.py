@@ -16,15 +16,18 @@ from typing import Any
 
 import zmq
 
+from .agreed_keys import Pair
+
 POLL_MS = 100
 LINGER_MS = 1500
 """What was sent last is still delivered, for so long."""
 
 
 class Link(threading.Thread):
-    """One end. `say` takes a sentence for the terminal, from this thread."""
+    """One end. `say` takes a sentence for the terminal, from this thread. Without a `pair` of keys
+    it makes one of its own."""
 
-    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, say: Callable[[str], None], pair: Pair | None = None) -> None:
         super().__init__(name=name, daemon=True)
         self._say_to = say
         self._said: set[str] = set()
@@ -32,9 +35,9 @@ class Link(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = threading.Event()
         self.context = zmq.Context(io_threads=1)
-        public, secret = zmq.curve_keypair()
-        self.key = public.decode()
-        self._secret = secret
+        pair = pair or Pair(*zmq.curve_keypair())
+        self.key = pair.public.decode()
+        self._secret = pair.secret
         self.failure = ""
 
     def say(self, sentence: str) -> None:

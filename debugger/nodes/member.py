@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from .agreed_keys import Pair
 from .head import LOST_AFTER_S, MOST_QUEUED
 from .link import Link
 from .messages import MOST_BYTES, Message, MessageError, message_of
@@ -17,16 +18,31 @@ from .offers import Offer
 
 ANSWER_S = 10.0
 """A head that has not answered by then is taken for out of reach."""
+CLOSED_TIMES = 3
+"""So often a listener may close while keys are proved; it is asked ten times a second."""
 
 
 class Connection(Link):
     """To the head at `offer`. `hello` is what is said of this node.
 
-    It begins with `connect`; until then it has a key and nothing else.
+    It begins with `connect`; until then it has a key and nothing else. `pair`: where all nodes have
+    keys of the job (see `agreed_keys`), and none is told the head; such a head may come up to
+    `answer_s` later than its nodes.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__("distdebug-node", say)
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        pair: Pair | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        super().__init__("distdebug-node", say, pair)
+        self._answer_s = answer_s
+        self._all_have_one_key = pair is not None
+        self._closed = 0
+        self._proving = False
+        self.stranger = ""
+        """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
         self._inbox: deque[Message] = deque(maxlen=MOST_QUEUED)
@@ -71,8 +87,9 @@ class Connection(Link):
             if silent_s < LOST_AFTER_S:
                 return ""
             return f"{where} ({self.host}) has said nothing for {silent_s:.1f} s"
-        if self._began_s and time.monotonic() - self._began_s > ANSWER_S:
-            return f"{where} does not answer"
+        if self._began_s and time.monotonic() - self._began_s > self._answer_s:
+            waited = f" within {self._answer_s:.0f} s" if self._all_have_one_key else ""
+            return f"{where} does not answer{waited}"
         return ""
 
     @property
@@ -94,6 +111,9 @@ class Connection(Link):
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_CONNECTED
+            | zmq.EVENT_DISCONNECTED
         )
         self._dealer.connect(self.offer.endpoint)
 
@@ -113,11 +133,31 @@ class Connection(Link):
     def _happened(self, event: int) -> None:
         where = self.offer.endpoint[6:] if self.offer else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._closed, self._proving = 0, False
             self._send(Message("hello", self._hello))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
+        elif event == zmq.EVENT_CONNECTED:
+            self._proving = True
+        elif self._all_have_one_key:
+            self._not_proved(event)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.refusal = f"what listens at {where} is not the head that the job's store names"
+
+    def _not_proved(self, event: int) -> None:
+        """A head with another key closes, and says nothing: so does one that is just ending, and
+        we come again. To what does not speak ZeroMQ's protocol we do not come again."""
+        if not self._proving:
+            return  # it was there, and is gone: its silence will tell
+        self._proving = False
+        self._closed += 1
+        no_peer = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        if (no_peer or self._closed >= CLOSED_TIMES) and self.offer is not None:
+            where, self._closed = self.offer.endpoint, 0
+            self.refusal = self.stranger or (
+                f"what listens at {where[6:]} is no head of distdebug, or has another job key"
+            )
+            self._dealer.disconnect(where)
 
     def _take(self, parts: list[bytes]) -> None:
         try:

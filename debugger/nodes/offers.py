@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..record.json_objects import object_of
 
-SCHEMA = "distdebug.nodes/1"
+SCHEMA = "distdebug.nodes/2"
 MOST_BYTES = 1024
 """Of an offer in the store."""
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -57,11 +59,20 @@ class Offer:
         schema = value.get("schema")
         if not isinstance(schema, str) or not schema.startswith("distdebug.nodes/"):
             raise OfferError("what stands in the job's store for distdebug is none of its offers")
-        if schema != SCHEMA:
+        try:
+            return cls._of(value)
+        except OfferError:
+            if schema == SCHEMA:
+                raise
             raise OfferError(
                 f"the head speaks {schema[:40]!r}, and this distdebug {SCHEMA!r}: "
                 "install one version on all nodes"
-            )
+            ) from None
+
+    @classmethod
+    def _of(cls, value: Mapping[str, Any]) -> Offer:
+        """Of another version, too, where that has kept the form: the head then refuses the node,
+        and both say why. A node that stayed away would be said by itself alone."""
         address, port, key = value.get("address"), value.get("port"), value.get("key")
         host = value.get("host")
         try:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .agreed import Agreed
+
 _SIZES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -15,15 +17,21 @@ _SIZES = (
     ("RANK", "WORLD_SIZE"),
 )
 """Which task this is, and of how many: every task of the job has a supervisor of its own."""
+_WITHIN = ("LOCAL_RANK", "SLURM_STEP_ID", "SLURM_JOB_ID")
+"""Which one of those with one number: several steps of Slurm may be one job of torch's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """`fewest` to `most` supervisors take part. `interface`: where to listen, if that was said."""
+    """`fewest` to `most` supervisors take part. `interface`: where to listen, if that was said.
+    `task`: what only this one of them may be, in words; `agreed`: where they meet, if that was
+    said."""
 
     fewest: int
     most: int
     interface: str = ""
+    task: str = ""
+    agreed: Agreed | None = None
 
 
 def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | None:
@@ -32,5 +40,12 @@ def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | N
         text = environment.get(size, "")
         count = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
         if environment.get(rank, "") and count > 1:
-            return Several(count, count, interface)
+            return Several(count, count, interface, task_of(environment))
     return None
+
+
+def task_of(environment: Mapping[str, str]) -> str:
+    """Which task this is, by all variables that say so: one task may start several ranks, and name
+    them by RANK alone."""
+    names = dict.fromkeys((*(rank for rank, _ in _SIZES), *_WITHIN))
+    return " ".join(f"{name}={environment[name][:20]}" for name in names if environment.get(name))

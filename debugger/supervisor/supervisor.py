@@ -129,6 +129,7 @@ class Supervisor:
                 self._say,
             )
             with self._beside() as host:
+                self._job.begin(lambda: self._interrupts.signal is not None)
                 launch.start(
                     options.command,
                     self._environment(),

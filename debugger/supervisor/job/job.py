@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import json
 import os
 import socket
@@ -11,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...nodes.interfaces import InterfaceError, address_towards, is_here
+from ...nodes.agreed import Agreed
+from ...nodes.interfaces import InterfaceError, address_of_host, address_towards, is_here
 from ...nodes.several import Several
 from ...record.run_directory import RunDirectory
 from ...record.snapshot import Process
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     # With them comes ZeroMQ, which a run on one node does without.
     from ...nodes.head import Listener
     from ...nodes.member import Connection
+    from ...nodes.offers import Offer
     from .head import Head
     from .member import Member
 
@@ -30,6 +34,10 @@ ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 PLAN_S = 1.0
 """So long a rank that has found the head waits for the head's first words."""
+HEAD_COMES_S = 30.0
+"""So much later than its nodes a head may be started that all were told (`--head`)."""
+HEAD_FIRST_S = 3.0
+"""So long those wait for it before they start their ranks."""
 
 
 class Job:
@@ -62,6 +70,82 @@ class Job:
         """For the member that this may become."""
         self.head: Head | None = None
         self.member: Member | None = None
+
+    # -- meeting where all nodes were told to, before there are ranks --------------------------
+
+    def begin(self, hasten: Callable[[], bool]) -> None:
+        """With `--head`, be the head or go to it; else nothing. What keeps the nodes apart is said
+        in one sentence, and the run goes on without them."""
+        agreed = self.several.agreed if self.several is not None else None
+        if agreed is None:
+            return
+        with self._lock:
+            self._asked = True  # what the ranks' own store is for is done
+        try:
+            address = address_of_host(agreed.host)
+            if not address:
+                raise InterfaceError(f"--head: this host knows no way to {printable(agreed.host)}")
+            if not is_here(agreed.host):
+                self._go_to(agreed, address)
+            elif not self._listen(agreed):
+                self._go_to(agreed, address, here=True)
+        except (InterfaceError, OSError) as error:
+            self.say(f"there will be no verdict over all nodes: {error}")
+            return
+        until_s = time.monotonic() + HEAD_FIRST_S
+        while self.member is not None and not self.member.planned:
+            self.take()
+            if self.member.lost or hasten():
+                break
+            if time.monotonic() > until_s:
+                if not self.member.welcomed:
+                    self.say(
+                        f"the head at {agreed.host} port {agreed.port} does not answer yet: the "
+                        f"ranks start, and it is waited for up to {HEAD_COMES_S:.0f} s"
+                    )
+                break
+            time.sleep(0.02)
+
+    def _listen(self, agreed: Agreed) -> bool:
+        """As the head; False where its port is taken: by another supervisor of the job on this
+        host, it may be."""
+        from ...nodes.agreed_keys import head_pair, node_pair
+        from ...nodes.head import Listener
+
+        assert self.several is not None
+        address = address_towards(agreed.host, self.several.interface)
+        loopback = ipaddress.ip_address(address).is_loopback
+        if loopback and agreed.host != "localhost" and agreed.host != address:
+            self.say(
+                f"--head {agreed.host}: here that name stands for {address}, which no other host "
+                "reaches; give the address that they know this host by"
+            )
+        pair = head_pair(agreed.key)
+        try:
+            self._listener = Listener(address, socket.gethostname(), self.say, agreed.port, pair)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+        self._lead({})
+        self._listener.allow(node_pair(agreed.key).public.decode())
+        self._listener.admitted = self.several.fewest - 1
+        return True
+
+    def _go_to(self, agreed: Agreed, address: str, here: bool = False) -> None:
+        from ...nodes.agreed_keys import head_pair, node_pair
+        from ...nodes.member import Connection
+        from ...nodes.offers import Offer
+
+        key = head_pair(agreed.key).public.decode()
+        self._connection = Connection(self.say, node_pair(agreed.key), HEAD_COMES_S)
+        if here:
+            self._connection.stranger = (
+                f"port {agreed.port} of this host is taken, by what is no head of this job or has "
+                "another job key: give --head another port, the same on all nodes"
+            )
+        with self._lock:
+            self._become_member(Offer(address, agreed.port, key, agreed.host))
 
     # -- meeting, in the thread of the control socket ------------------------------------------
 
@@ -111,13 +195,13 @@ class Job:
             if self._listener is None or self.role != ALONE:
                 raise ValueError("this supervisor cannot be the head")
             self._listener.welcome = {"version": _version()}
+            self._listener.task = self.several.task if self.several is not None else ""
             self.head = Head(self._listener, self._directory, self.say)
             others = self.several.fewest - 1 if self.several is not None else 0
         return json.dumps({"others": others})
 
     def _join(self, request: Mapping[str, Any]) -> str:
         from ...nodes.offers import Offer, OfferError
-        from .member import Member
 
         with self._lock:
             if self._connection is None or self._listener is None or self.role != ALONE:
@@ -129,10 +213,7 @@ class Job:
                 raise
             self._listener.close()
             self._listener = None
-            self._connection.connect(offer, Member.hello(_version()))
-            member = Member(self._connection, self._directory, self._table, self.say)
-            member.on_action = self.on_action
-            self.member = member
+            member = self._become_member(offer)
             if not one_terminal():
                 where = offer.host or offer.address
                 self.say(f"node {where} is the head: it keeps the run of all nodes")
@@ -141,6 +222,16 @@ class Job:
         while not (member.planned or member.lost) and time.monotonic() < until_s:
             time.sleep(0.01)
         return "it joins"
+
+    def _become_member(self, offer: Offer) -> Member:
+        from .member import Member
+
+        assert self._connection is not None
+        task = self.several.task if self.several is not None else ""
+        self._connection.connect(offer, Member.hello(_version(), task))
+        self.member = Member(self._connection, self._directory, self._table, self.say)
+        self.member.on_action = self.on_action
+        return self.member
 
     def _admit(self, request: Mapping[str, Any]) -> str:
         from ...nodes.offers import is_key

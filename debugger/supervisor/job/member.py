@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -195,11 +196,13 @@ class Member:
         self._connection.close()
 
     @staticmethod
-    def hello(version: str) -> dict[str, Any]:
-        """What this node says of itself."""
+    def hello(version: str, task: str) -> dict[str, Any]:
+        """What this node says of itself. By `id` the head knows it again after a moment without
+        a connection, where all nodes have one key."""
         from ...nodes.offers import SCHEMA
 
-        return {"schema": SCHEMA, "version": version, "host": socket.gethostname()}
+        host, own = socket.gethostname(), secrets.token_hex(16)
+        return {"schema": SCHEMA, "version": version, "host": host, "task": task, "id": own}
 
 
 def _finding(data: Mapping[str, Any]) -> Finding:

@@ -8,12 +8,13 @@ import pytest
 
 from debugger.nodes.clocks import Offset
 from debugger.nodes.messages import Message, MessageError, message_of
-from debugger.nodes.offers import Offer, OfferError
+from debugger.nodes.offers import SCHEMA, Offer, OfferError
 from debugger.nodes.patches import MOST_UNPACKED_BYTES, Patch, PatchError, packed, unpacked
-from debugger.nodes.several import Several, of_tasks
+from debugger.nodes.several import Several, of_tasks, task_of
 
 KEY = "a" * 40
 OFFER = Offer("10.0.0.1", 4000, KEY, "node0")
+NEXT = "distdebug.nodes/3"
 
 
 def test_a_message_is_read_back() -> None:
@@ -68,6 +69,8 @@ def test_what_are_no_patches(blob: bytes) -> None:
 
 def test_an_offer_is_read_back() -> None:
     assert Offer.of(OFFER.text()) == OFFER
+    another = Offer.of(OFFER.text().replace(SCHEMA, NEXT))
+    assert another == OFFER, "the head of another version has to hear of this node to refuse it"
     assert OFFER.endpoint == "tcp://10.0.0.1:4000"
     assert Offer("fe80::1", 4000, KEY).endpoint == "tcp://[fe80::1]:4000"
 
@@ -77,7 +80,7 @@ def test_an_offer_is_read_back() -> None:
     [
         ("", "none of its offers"),
         ('{"schema": 1}', "none of its offers"),
-        (OFFER.text().replace("nodes/1", "nodes/2"), "install one version on all nodes"),
+        (OFFER.text().replace(SCHEMA, NEXT).replace("4000", '"tcp"'), "install one version on all"),
         (OFFER.text().replace("10.0.0.1", "host; rm"), "no address"),
         (OFFER.text().replace("4000", "70000"), "no port"),
         (OFFER.text().replace(KEY, "short"), "no key"),
@@ -120,4 +123,12 @@ def test_a_clock_that_has_drifted_is_followed() -> None:
     ],
 )
 def test_tasks_of_a_job(environment: dict[str, str], count: int) -> None:
-    assert of_tasks(environment) == (Several(count, count) if count else None)
+    found = of_tasks(environment)
+    assert found == (Several(count, count, task=task_of(environment)) if count else None)
+
+
+def test_a_task_has_all_its_names() -> None:
+    """One task of Slurm's may start two ranks, each with a supervisor: they are not the same."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"}
+    assert task_of(slurm | {"RANK": "1"}) == "SLURM_PROCID=0 RANK=1 SLURM_JOB_ID=7"
+    assert task_of({"WORLD_SIZE": "2"}) == ""

@@ -1,0 +1,48 @@
+"""`--head` and `--job-key`: where nodes meet that have no store in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import UsageError
+from ..nodes.agreed import Agreed, AgreedError, job_key, place
+from ..nodes.several import Several
+
+MOST_NODES = 1 << 14
+"""Where nobody has said how many there are."""
+
+
+def add(group: argparse._ArgumentGroup) -> None:
+    """Add the flags."""
+    group.add_argument(
+        "--head",
+        metavar="HOST:PORT",
+        help=(
+            "where the supervisors of the job's nodes meet that have no store in common: the same "
+            "on all nodes, and the one that is HOST listens (needs --job-key or DISTDEBUG_JOB_KEY)"
+        ),
+    )
+    group.add_argument(
+        "--job-key",
+        type=Path,
+        metavar="FILE",
+        help="with --head: a secret that all nodes share, which only its owner can read",
+    )
+
+
+def with_head(args: argparse.Namespace, several: Several | None) -> Several | None:
+    """What is known of the job's nodes, and where they meet if that was said. Raises UsageError."""
+    if args.head is None:
+        if args.job_key is not None:
+            raise UsageError("--job-key is of --head HOST:PORT, which was not given")
+        return several
+    try:
+        host, port = place(args.head)
+        agreed = Agreed(host, port, job_key(args.job_key, os.environ))
+    except AgreedError as error:
+        raise UsageError(str(error)) from None
+    several = several or Several(1, MOST_NODES, args.interface)
+    return replace(several, agreed=agreed)
