@@ -27,6 +27,8 @@ class PlanCommand(Command):
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
         "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
+        "  distdebug plan exec -- torchrun --nnodes 4 --nproc-per-node 8 train.py\n"
+        "  distdebug plan exec -- python spawn_train.py   # which starts its ranks itself\n"
         "\n"
         "Every rank's program runs, a few at a time; nothing goes over a wire. Small values that\n"
         "steer a program are exchanged for real, all others are stood in for. A decision that\n"
@@ -34,7 +36,10 @@ class PlanCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.usage = "distdebug plan -n N [flags] script [arguments]"
+        parser.usage = (
+            "distdebug plan -n N [flags] script [arguments]\n"
+            "       distdebug plan exec [flags] -- command [arguments]"
+        )
         parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
         group = parser.add_argument_group("distdebug")
         group.add_argument(
@@ -118,9 +123,9 @@ class PlanCommand(Command):
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
-        from ..launch.torchrun_flags import split_command_line
+        from .plan_exec import read
 
-        return argparse.Namespace(request=split_command_line(argv, parser))
+        return argparse.Namespace(asked=read(argv, parser))
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
@@ -133,7 +138,7 @@ class PlanCommand(Command):
         from ..supervisor.injection import Injection
         from ..supervisor.output import colour_wanted
 
-        request = args.request
+        request, job = args.asked.request, args.asked.job
         own = request.own
         plan_scale.check(own)
         size = plan_scale.planned_size(request) or _world_size(request)
@@ -159,6 +164,7 @@ class PlanCommand(Command):
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
         faults = inject_flags.plan(_with_no_other_faults(own), size)
+        environment = {} if job is None else job.environment
         run = None
         if own.scale is not None:
             code, run = plan_scale.run_really(request)
@@ -172,7 +178,9 @@ class PlanCommand(Command):
                 "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
             )
             injection = Injection(faults, directory, _say)
-            plan_ranks(directory, replace(options, environment=injection.environment))
+            plan_ranks(
+                directory, replace(options, environment={**environment, **injection.environment})
+            )
             facts = PlanFacts(
                 command=command,
                 of=size,

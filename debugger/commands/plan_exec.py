@@ -1,0 +1,55 @@
+"""`distdebug plan exec -- CMD`: a plan of what a launcher would start, or a script by itself."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..launch import launchers
+from ..launch.torchrun_flags import RunRequest, split_at_script, split_command_line
+
+WORD = "exec"
+_RANKS = re.compile(r"-n.*|--nproc[-_]per[-_]node(=.*)?")
+_NODES = re.compile(r"--(nodes|local[-_]size)(=.*)?")
+_SCALE = re.compile(r"--scale(=.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line of `plan` asks for. `job` is what the command behind `exec` would start;
+    None without it."""
+
+    request: RunRequest
+    job: launchers.Job | None = None
+
+
+def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
+    """Raises UsageError as `split_command_line` does, and for a command that cannot be planned."""
+    if argv[:1] in (["-h"], ["--help"]) or WORD not in argv:
+        return Asked(split_command_line(argv, own))
+    flags, rest = split_at_script(argv, own)
+    if rest[:1] != [WORD] or "--" not in rest:
+        return Asked(split_command_line(argv, own))
+    # `plan exec -n 4 -- CMD` means the same as `plan -n 4 exec -- CMD`.
+    at = rest.index("--")
+    more, behind = split_at_script(rest[1:at], own)
+    if behind:
+        raise UsageError(f"plan exec: write `--` before the command, not {behind[0]!r}")
+    flags = [flag for flag in flags if flag != "--"] + more
+    job = launchers.read(rest[at + 1 :])
+    scaled = any(map(_SCALE.fullmatch, flags))
+    if job.starts_itself:
+        if any(map(_RANKS.fullmatch, flags)) or scaled:
+            raise UsageError(
+                "plan exec: the script says how many ranks it starts, so leave -n and --scale out"
+            )
+    elif not any(map(_RANKS.fullmatch, flags)) and not scaled:
+        if job.ranks is None:
+            raise UsageError(f"how many ranks? {job.unsaid}: write `plan exec -n 64 -- ...`")
+        flags += ["-n", str(job.ranks)]
+    if job.local_size is not None and not any(map(_NODES.fullmatch, flags)):
+        flags += ["--local-size", str(job.local_size)]
+    return Asked(split_command_line([*flags, *job.program], own), job)
