@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from . import ci_flags, inject_flags, plan_scale
+from . import ci_flags, inject_flags, plan_exec, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -123,9 +123,7 @@ class PlanCommand(Command):
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
-        from .plan_exec import read
-
-        return argparse.Namespace(asked=read(argv, parser))
+        return argparse.Namespace(asked=plan_exec.read(argv, parser))
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
@@ -141,8 +139,13 @@ class PlanCommand(Command):
         request, job = args.asked.request, args.asked.job
         own = request.own
         plan_scale.check(own)
-        size = plan_scale.planned_size(request) or _world_size(request)
-        local_size = _local_size(own, size)
+        itself = job is not None and job.starts_itself
+        if itself:
+            plan_exec.check_of_itself(own)
+            size, local_size = 0, own.local_size or 0
+        else:
+            size = plan_scale.planned_size(request) or _world_size(request)
+            local_size = _local_size(own, size)
         try:
             ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
         except ValueError as error:
@@ -161,9 +164,10 @@ class PlanCommand(Command):
             time_s=own.time_limit,
             memory_bytes=int(own.memory * (1 << 20)),
             accelerator=own.accelerator,
+            starts_itself=itself,
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
-        faults = inject_flags.plan(_with_no_other_faults(own), size)
+        faults = inject_flags.plan(_with_no_other_faults(own), size or None)
         environment = {} if job is None else job.environment
         run = None
         if own.scale is not None:
@@ -178,18 +182,19 @@ class PlanCommand(Command):
                 "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
             )
             injection = Injection(faults, directory, _say)
-            plan_ranks(
-                directory, replace(options, environment={**environment, **injection.environment})
-            )
+            options = replace(options, environment={**environment, **injection.environment})
+            planned = plan_ranks(directory, options)
             facts = PlanFacts(
                 command=command,
-                of=size,
+                of=size or planned.world_size,
                 cores=own.jobs or len(os.sched_getaffinity(0)),
                 seconds=(time.time_ns() - started_ns) / 1e9,
                 steps=own.steps,
                 strict=own.strict,
             )
             programs = read_programs(directory.path)
+            if itself:
+                plan_exec.check_programs(programs)
             model = Model(own.buffered_sends)
             report = conclude(directory, programs, model, facts, injection.settle)
         finally:

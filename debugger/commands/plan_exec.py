@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..launch import launchers
-from ..launch.torchrun_flags import RunRequest, split_at_script, split_command_line
+
+if TYPE_CHECKING:
+    from ..launch.launchers import Job
+    from ..launch.torchrun_flags import RunRequest
+    from ..plan.program import Program
 
 WORD = "exec"
 _RANKS = re.compile(r"-n.*|--nproc[-_]per[-_]node(=.*)?")
@@ -23,11 +27,15 @@ class Asked:
     None without it."""
 
     request: RunRequest
-    job: launchers.Job | None = None
+    job: Job | None = None
 
 
 def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
     """Raises UsageError as `split_command_line` does, and for a command that cannot be planned."""
+    # Imported here, so that `--help` of other commands answers at once.
+    from ..launch import launchers
+    from ..launch.torchrun_flags import split_at_script, split_command_line
+
     if argv[:1] in (["-h"], ["--help"]) or WORD not in argv:
         return Asked(split_command_line(argv, own))
     flags, rest = split_at_script(argv, own)
@@ -53,3 +61,27 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
     if job.local_size is not None and not any(map(_NODES.fullmatch, flags)):
         flags += ["--local-size", str(job.local_size)]
     return Asked(split_command_line([*flags, *job.program], own), job)
+
+
+def check_of_itself(own: argparse.Namespace) -> None:
+    """Raises UsageError for a flag that needs the number of ranks before it is known."""
+    for flag, given in (("--ranks", own.ranks), ("--nodes", own.nodes)):
+        if given:
+            raise UsageError(
+                f"{flag} needs the number of ranks, which the script says: leave it out"
+            )
+
+
+def check_programs(programs: Mapping[int, Program]) -> None:
+    """Raises UsageError where the processes that the script started were no ranks."""
+    if any(program.groups for program in programs.values()):
+        return
+    if all(_ended_well(program) for program in programs.values()):
+        raise UsageError(
+            f"none of the {len(programs)} processes that the script starts joined a group"
+        )
+
+
+def _ended_well(program: Program) -> bool:
+    last = program.events[-1] if program.events else None
+    return getattr(last, "exit_code", 0) == 0 and getattr(last, "signal", None) is None

@@ -51,12 +51,12 @@ def test_a_launcher_says_how_many_ranks_run_what(
 
 
 def test_what_the_launcher_sets_for_the_ranks_is_kept() -> None:
-    assert read("mpirun -np 2 -x A=b python -O train.py".split()).environment == {
+    assert read(["mpirun", "-np", "2", "-x", "A=b", "python", "-O", "train.py"]).environment == {
         "A": "b",
         "PYTHONOPTIMIZE": "1",
     }
     accelerated = read(
-        "accelerate launch --num_processes 2 --mixed_precision bf16 train.py".split()
+        ["accelerate", "launch", "--num_processes", "2", "--mixed_precision", "bf16", "train.py"]
     )
     assert accelerated.environment == {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
