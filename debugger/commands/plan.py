@@ -178,9 +178,8 @@ class PlanCommand(Command):
         started_ns = time.time_ns()
         command = shown(request.command_line)
         try:
-            directory.write_json(
-                "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
-            )
+            told = {"command": command, "world_size": size, "started_ns": started_ns}
+            directory.write_json("run.json", told)
             injection = Injection(faults, directory, _say)
             options = replace(options, environment={**environment, **injection.environment})
             planned = plan_ranks(directory, options)
@@ -195,6 +194,7 @@ class PlanCommand(Command):
             programs = read_programs(directory.path)
             if itself:
                 plan_exec.check_programs(programs)
+                directory.write_json("run.json", {**told, "world_size": planned.world_size})
             model = Model(own.buffered_sends)
             report = conclude(directory, programs, model, facts, injection.settle)
         finally:
