@@ -176,7 +176,7 @@ class PlanCommand(Command):
                 return code
         directory = RunDirectory.create(explicit=own.run_dir)
         started_ns = time.time_ns()
-        command = shown(request.command_line)
+        command = shown(args.asked.shown)
         try:
             told = {"command": command, "world_size": size, "started_ns": started_ns}
             directory.write_json("run.json", told)

@@ -28,6 +28,14 @@ class Asked:
 
     request: RunRequest
     job: Job | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[str]:
+        """What stands behind `plan`, for reports."""
+        if self.job is None:
+            return self.request.command_line
+        return [*self.request.own_arguments, WORD, "--", *self.command]
 
 
 def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
@@ -60,7 +68,7 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
         flags += ["-n", str(job.ranks)]
     if job.local_size is not None and not any(map(_NODES.fullmatch, flags)):
         flags += ["--local-size", str(job.local_size)]
-    return Asked(split_command_line([*flags, *job.program], own), job)
+    return Asked(split_command_line([*flags, *job.program], own), job, tuple(rest[at + 1 :]))
 
 
 def check_of_itself(own: argparse.Namespace) -> None:

@@ -44,6 +44,7 @@ from .request import Outcome, Request
 _METHODS = ("fork", "spawn", "forkserver")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _OURS = ("DISTDEBUG", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES")
+_POOLS = ("multiprocessing.pool", "concurrent.futures.process")
 _USUAL_LOCAL_SIZE = 8
 _AFTERWARDS_S = 30
 """How long the program may go on when its ranks have ended, in case it starts more of them."""
@@ -181,6 +182,9 @@ class Launcher:
                 f"the program starts processes a second time{_at()}; plan exec plans the ranks of "
                 "one world: plan them apart"
             )
+        target = getattr(process, "_target", None)
+        if getattr(target, "__module__", "") in _POOLS:
+            self._refuse(f"the program starts a pool of processes{_at()}, which are no ranks")
         preparation = multiprocessing.spawn.get_preparation_data(process.name)
         # A copy, for a process that has been started forgets what it runs.
         started = Started(copy.copy(process), dict(os.environ), preparation)
