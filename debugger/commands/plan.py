@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from . import ci_flags, inject_flags, plan_scale
+from . import ci_flags, inject_flags, plan_exec, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -27,6 +27,8 @@ class PlanCommand(Command):
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
         "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
+        "  distdebug plan exec -- torchrun --nnodes 4 --nproc-per-node 8 train.py\n"
+        "  distdebug plan exec -- python spawn_train.py   # which starts its ranks itself\n"
         "\n"
         "Every rank's program runs, a few at a time; nothing goes over a wire. Small values that\n"
         "steer a program are exchanged for real, all others are stood in for. A decision that\n"
@@ -34,7 +36,10 @@ class PlanCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.usage = "distdebug plan -n N [flags] script [arguments]"
+        parser.usage = (
+            "distdebug plan -n N [flags] script [arguments]\n"
+            "       distdebug plan exec [flags] -- command [arguments]"
+        )
         parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
         group = parser.add_argument_group("distdebug")
         group.add_argument(
@@ -118,9 +123,7 @@ class PlanCommand(Command):
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
-        from ..launch.torchrun_flags import split_command_line
-
-        return argparse.Namespace(request=split_command_line(argv, parser))
+        return argparse.Namespace(asked=plan_exec.read(argv, parser))
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
@@ -133,11 +136,16 @@ class PlanCommand(Command):
         from ..supervisor.injection import Injection
         from ..supervisor.output import colour_wanted
 
-        request = args.request
+        request, job = args.asked.request, args.asked.job
         own = request.own
         plan_scale.check(own)
-        size = plan_scale.planned_size(request) or _world_size(request)
-        local_size = _local_size(own, size)
+        itself = job is not None and job.starts_itself
+        if itself:
+            plan_exec.check_of_itself(own)
+            size, local_size = 0, own.local_size or 0
+        else:
+            size = plan_scale.planned_size(request) or _world_size(request)
+            local_size = _local_size(own, size)
         try:
             ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
         except ValueError as error:
@@ -156,9 +164,11 @@ class PlanCommand(Command):
             time_s=own.time_limit,
             memory_bytes=int(own.memory * (1 << 20)),
             accelerator=own.accelerator,
+            starts_itself=itself,
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
-        faults = inject_flags.plan(_with_no_other_faults(own), size)
+        faults = inject_flags.plan(_with_no_other_faults(own), size or None)
+        environment = {} if job is None else job.environment
         run = None
         if own.scale is not None:
             code, run = plan_scale.run_really(request)
@@ -166,22 +176,25 @@ class PlanCommand(Command):
                 return code
         directory = RunDirectory.create(explicit=own.run_dir)
         started_ns = time.time_ns()
-        command = shown(request.command_line)
+        command = shown(args.asked.shown)
         try:
-            directory.write_json(
-                "run.json", {"command": command, "world_size": size, "started_ns": started_ns}
-            )
+            told = {"command": command, "world_size": size, "started_ns": started_ns}
+            directory.write_json("run.json", told)
             injection = Injection(faults, directory, _say)
-            plan_ranks(directory, replace(options, environment=injection.environment))
+            options = replace(options, environment={**environment, **injection.environment})
+            planned = plan_ranks(directory, options)
             facts = PlanFacts(
                 command=command,
-                of=size,
+                of=size or planned.world_size,
                 cores=own.jobs or len(os.sched_getaffinity(0)),
                 seconds=(time.time_ns() - started_ns) / 1e9,
                 steps=own.steps,
                 strict=own.strict,
             )
             programs = read_programs(directory.path)
+            if itself:
+                plan_exec.check_programs(programs)
+                directory.write_json("run.json", {**told, "world_size": planned.world_size})
             model = Model(own.buffered_sends)
             report = conclude(directory, programs, model, facts, injection.settle)
         finally:

@@ -29,6 +29,7 @@ __all__ = [
     "RunRequest",
     "expected_world_size",
     "free_port_arguments",
+    "split_at_script",
     "split_command_line",
     "torchrun_parser",
 ]
@@ -109,6 +110,15 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
         script=script,
         script_arguments=tuple(script_arguments),
     )
+
+
+def split_at_script(
+    argv: Sequence[str], own: argparse.ArgumentParser
+) -> tuple[list[str], list[str]]:
+    """The flags before the script, and the script with what stands behind it, both as given."""
+    rest = _Splitter(own, torchrun_parser()).read_flags(argv)
+    before = len(argv) - len(rest)
+    return list(argv[:before]), rest
 
 
 @contextmanager

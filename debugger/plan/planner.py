@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import DistdebugError
+from ..errors import DistdebugError, UsageError
 from ..record.json_objects import object_of
 from ..record.program_writer import FOLDER
 from ..record.run_directory import RunDirectory
@@ -22,7 +22,10 @@ from ..record.run_directory import RunDirectory
 _FORKER = "rank.plan.forker"
 _START = "import sys; sys.path.pop(0); from {module} import main; main()"
 """Without the folder that it is started in: modules of the user's there may have any name."""
+_LAUNCHER = "rank.plan.launched"
 _OUTCOME = "planned.json"
+_NOT_TOLD = ("environment", "starts_itself")
+_REFUSAL = "not_planned.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class PlanOptions:
     integers is exchanged for real. `undecided`: which way a rank goes where a decision depends on a
     value that a plan does not have. `time_s`: how long a rank may run. `memory_bytes`: what all
     ranks that wait may have together (0: half of what is free). `accelerator`: whether calls for
-    `cuda` are answered.
+    `cuda` are answered. `starts_itself`: the target is the program that starts the ranks, and says
+    how many there are.
     """
 
     target: str
@@ -50,6 +54,7 @@ class PlanOptions:
     time_s: float = 120.0
     memory_bytes: int = 0
     accelerator: str = "auto"
+    starts_itself: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,31 +70,41 @@ class Planned:
     most_private_bytes: int
     most_waiting: int
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks there were, where all were planned."""
+        return len(self.statuses.keys() | self.cut.keys())
+
 
 class PlanningFailed(DistdebugError):
     """The process that runs the ranks has failed."""
 
 
 def plan_ranks(directory: RunDirectory, options: PlanOptions) -> Planned:
-    """Run the ranks; their programs are in the run directory then. Raises PlanningFailed."""
+    """Run the ranks; their programs are in the run directory then. Raises PlanningFailed, and
+    UsageError where the program cannot be planned."""
     (directory.path / FOLDER).mkdir(mode=0o700, exist_ok=True)
     package = __package__.rpartition(".")[0]
     environment = {**os.environ, **options.environment}
     environment.setdefault("OMP_NUM_THREADS", "1")
     request: dict[str, Any] = {
-        **{name: value for name, value in asdict(options).items() if name != "environment"},
+        **{name: value for name, value in asdict(options).items() if name not in _NOT_TOLD},
         "run_dir": str(directory.path),
         "ranks": options.ranks or tuple(range(options.world_size)),
         "jobs": options.jobs or len(os.sched_getaffinity(0)),
         "environment": environment,
     }
+    module = f"{package}.{_LAUNCHER if options.starts_itself else _FORKER}"
     done = subprocess.run(
-        [sys.executable, "-c", _START.format(module=f"{package}.{_FORKER}")],
+        [sys.executable, "-c", _START.format(module=module)],
         input=json.dumps(request),
         text=True,
         env={**environment, "PYTHONPATH": _path_to_us(package, environment)},
         check=False,
     )
+    refusal = directory.path / _REFUSAL
+    if refusal.exists():
+        raise UsageError(refusal.read_text(errors="replace"))
     outcome = _outcome(directory.path)
     if done.returncode or outcome is None:
         raise PlanningFailed(

@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,20 +29,36 @@ from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
-from .request import Request
+from .refusal import line_of_user, on_started_ranks, refuse
+from .request import Outcome, Request
 from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
 from .values import Values
 from .wire import PlannerLine
 
+_STARTS_RANKS = (
+    "a planned rank starts ranks itself: write `distdebug plan exec -- python script` for a script "
+    "that starts its ranks by multiprocessing"
+)
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def main(request: Request, rank: int, connection: socket.socket) -> int:
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A rank that the program starts itself: what is to be as the program has it, and what the
+    rank is then, whose result is its exit code."""
+
+    surround: Callable[[int], None]
+    enter: Callable[[int], int]
+
+
+def main(request: Request, rank: int, connection: socket.socket, entry: Entry | None = None) -> int:
     """Be this rank; its exit code."""
     planner = Planner(PlannerLine(connection), _telling_modules(connection))
     _surroundings(request, rank)
+    if entry is not None:
+        entry.surround(rank)
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
@@ -50,6 +67,7 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
     )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
+    planning.on_world(_one_world(request, rank, entry is not None))
     planning.make_groups_on(NAME)
 
     def store(address: str) -> PlannedStore:
@@ -67,8 +85,9 @@ def main(request: Request, rank: int, connection: socket.socket) -> int:
         Steps(request.steps).observe()
     _planned_time(planner)
     _no_other_program(layer, writer)
+    _no_other_ranks(request)
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
-    code = _run(request, layer)
+    code = _run(request, layer, None if entry is None else lambda: entry.enter(rank))
     with contextlib.suppress(Exception):
         planner.tell(["modules", *sorted(sys.modules)])
     return code
@@ -185,6 +204,36 @@ def _no_other_program(layer: PlannedLayer, writer: ProgramWriter) -> None:
         setattr(os, name, become)
 
 
+def _one_world(request: Request, rank: int, started: bool) -> Callable[[int, int], None]:
+    """Processes that a planned rank starts must not meet as ranks; and of those that the program
+    starts, the one with the number N is rank N."""
+    own = os.getpid()
+
+    def check(joined_as: int, size: int) -> None:
+        if os.getpid() != own:
+            refuse(request.directory, Outcome.REFUSAL, _STARTS_RANKS)
+        if started and (joined_as, size) != (rank, request.world_size):
+            refuse(
+                request.directory,
+                Outcome.REFUSAL,
+                f"process {rank} of the {request.world_size} that the program starts joins as rank "
+                f"{joined_as} of {size}; a plan needs process N to be rank N of all",
+            )
+
+    return check
+
+
+def _no_other_ranks(request: Request) -> None:
+    own = os.getpid()
+
+    def tell(*_: object) -> None:
+        if os.getpid() == own:
+            refuse(request.directory, Outcome.REFUSAL, f"{_STARTS_RANKS} ({line_of_user()})")
+
+    planning.on_started_processes(tell)
+    on_started_ranks(tell)
+
+
 def _out_of_time(layer: PlannedLayer, time_s: float) -> Any:
     def end(_number: int, frame: types.FrameType | None) -> None:
         site = layer.recorder.safe_site(frame)
@@ -196,11 +245,14 @@ def _out_of_time(layer: PlannedLayer, time_s: float) -> Any:
     return end
 
 
-def _run(request: Request, layer: PlannedLayer) -> int:
+def _run(request: Request, layer: PlannedLayer, enter: Callable[[], int] | None) -> int:
     """Run the program as the interpreter does; its exit code."""
     code = 0
     try:
-        _execute(request)
+        if enter is not None:
+            code = enter()
+        else:
+            execute(request)
     except SystemExit as error:
         code = layer.exits.left_by(error)
         if isinstance(error.code, str):
@@ -226,7 +278,8 @@ def _run(request: Request, layer: PlannedLayer) -> int:
     return code
 
 
-def _execute(request: Request) -> None:
+def execute(request: Request) -> None:
+    """Run the program as `__main__`."""
     if request.is_module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(request.target, run_name="__main__", alter_sys=True)

@@ -40,9 +40,10 @@ _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize",
 
 
 class Forker:
-    """This process, for one plan."""
+    """This process, for one plan. `entry`: what a rank is, if not the program from its start."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, entry: child.Entry | None = None) -> None:
+        self._entry = entry
         memory_bytes = request.memory_bytes or int(memory.available_bytes() * _MEMORY_SHARE)
         # Where they cannot all be kept, each barrier would have most of them run again.
         fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
@@ -102,7 +103,7 @@ class Forker:
             with contextlib.suppress(OSError):
                 os.setsid()
             self.scheduler.drop_lines(connection)
-            code = child.main(self._request, rank, connection)
+            code = child.main(self._request, rank, connection, self._entry)
         except BaseException:
             traceback.print_exc()
         finally:

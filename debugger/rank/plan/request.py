@@ -62,6 +62,8 @@ class Outcome:
     most_waiting: int
 
     NAME = "planned.json"
+    REFUSAL = "not_planned.txt"
+    """Holds the sentence why there is no plan."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -218,3 +219,74 @@ def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) ->
         return wait
 
     patch(torch.futures.Future, "wait", future)
+
+
+def on_world(check: Callable[[int, int], None]) -> None:
+    """`check` is told rank and size whenever this process makes the group of all."""
+
+    def helper(original: Wrapped) -> Wrapped:
+        def create(size: int, rank: int, ranks: Any, *args: Any, **kwargs: Any) -> Any:
+            if not ranks:
+                check(rank, size)
+            return original(size, rank, ranks, *args, **kwargs)
+
+        return create
+
+    patch(c10d, "_new_process_group_helper", helper)
+
+
+def on_started_processes(tell: Callable[[], None]) -> None:
+    """`tell` is called before torch.multiprocessing starts processes, which are ranks."""
+    home = sys.modules["torch.multiprocessing.spawn"]
+    usual: Any = vars(home)["start_processes"]
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return usual(*args, **kwargs)
+
+    for owner in (home, torch.multiprocessing):
+        setattr(owner, "start_processes", start)  # noqa: B010
+
+
+def refuse_groups(tell: Callable[[], None]) -> Callable[[], None]:
+    """`tell` is called before this process makes a group or a store; what takes that back."""
+    undo = []
+    for owner in (c10d, dist):
+        for name in ("_new_process_group_helper", "rendezvous", "TCPStore", "FileStore"):
+            usual = getattr(owner, name, None)
+            if usual is None:
+                continue
+
+            def refused(*args: Any, usual: Any = usual, **kwargs: Any) -> Any:
+                tell()
+                return usual(*args, **kwargs)
+
+            setattr(owner, name, refused)
+            undo.append((owner, name, usual))
+
+    def take_back() -> None:
+        for owner, name, usual in undo:
+            setattr(owner, name, usual)
+
+    return take_back
+
+
+def functions() -> dict[int, tuple[Any, str]]:
+    """What torch's modules hold now, by what it is: `renew` finds what has been replaced since."""
+    return {
+        id(value): (module, name)
+        for title, module in list(sys.modules.items())
+        if title.partition(".")[0] == "torch" and isinstance(module, type(sys))
+        for name, value in list(vars(module).items())
+        if callable(value)
+    }
+
+
+def renew(before: Mapping[int, tuple[Any, str]], modules: Any) -> None:
+    """Names that a program has taken from torch before its functions were replaced."""
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            owner, known_as = before.get(id(value), (None, ""))
+            now = getattr(owner, known_as, value)
+            if owner is not None and now is not value:
+                setattr(module, name, now)

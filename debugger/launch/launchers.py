@@ -1,0 +1,224 @@
+"""What a launcher's command line starts: of how many ranks, on nodes of which size, which program.
+
+For `distdebug plan exec -- CMD`, which starts no launcher: it plans what the launcher would start.
+Each launcher's flags are read exactly or not at all: a flag that may change the ranks and is not
+known here is told in a sentence, since a plan of another job than the one that runs is worth less
+than none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import UsageError
+from .torchrun_flags import split_command_line
+from .world_size import node_range, rank_count
+
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_TORCHRUN_MODULES = ("torch.distributed.run",)
+_INSTEAD = "write `distdebug plan -n N script` instead"
+
+_MPI_RANKS = {"-n", "-np", "--np", "-c", "--n"}
+_MPI_PER_NODE = {"-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-N"}
+_MPI_WITH_VALUES = {
+    **dict.fromkeys(("-host", "--host", "-hosts", "-H", "-f", "-hostfile", "--hostfile"), 1),
+    **dict.fromkeys(("-machinefile", "--machinefile", "-bind-to", "--bind-to"), 1),
+    **dict.fromkeys(("-map-by", "--map-by", "-rank-by", "--rank-by", "-iface", "-launcher"), 1),
+    **dict.fromkeys(("--runtime-options", "--output", "-output-filename", "--output-filename"), 1),
+    **dict.fromkeys(("-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca"), 2),
+}
+_MPI_BARE = {
+    *("--oversubscribe", "-oversubscribe", "--allow-run-as-root", "-allow-run-as-root"),
+    *("-disable-auto-cleanup", "--tag-output", "-tag-output", "-l", "-q", "--quiet", "-v"),
+    *("--bind-to-core", "--report-bindings", "-report-bindings", "-genvall", "-envall"),
+}
+_ACCELERATE_WITH_VALUES = {
+    *(
+        "--machine_rank",
+        "--main_process_ip",
+        "--main_process_port",
+        "--num_cpu_threads_per_process",
+    ),
+    *("--rdzv_backend", "--rdzv_conf", "--max_restarts", "--monitor_interval", "--gpu_ids"),
+}
+_ACCELERATE_BARE = {"--multi_gpu", "--cpu", "--same_network", "-q", "--quiet", "--debug"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What would be started. `ranks` is None where the command line does not say it, and why is
+    `unsaid`; `starts_itself`: the program is one process, which starts its ranks. `program` is what
+    follows `distdebug plan -n N`."""
+
+    program: tuple[str, ...]
+    ranks: int | None = None
+    local_size: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    starts_itself: bool = False
+    unsaid: str = ""
+
+
+def read(command: Sequence[str]) -> Job:
+    """What the command would start.
+
+    Raises:
+        UsageError: no launcher and no Python, a flag whose meaning is not known, no program.
+    """
+    if not command:
+        raise UsageError("no command was given; write one after `exec --`")
+    name = os.path.basename(command[0])
+    rest = list(command[1:])
+    if name == "torchrun":
+        return _torchrun(rest)
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        return _accelerate(rest[1:])
+    if name in ("mpiexec", "mpirun", "mpiexec.hydra", "orterun", "prterun"):
+        return _mpi(name, rest)
+    if _PYTHON.fullmatch(name):
+        return _python(name, rest)
+    if name.endswith(".py"):
+        return Job(tuple(command), starts_itself=True)
+    raise UsageError(
+        f"plan exec reads the command lines of torchrun, accelerate launch, mpiexec and python; "
+        f"what {name!r} starts is not known to it: {_INSTEAD}"
+    )
+
+
+def _python(name: str, words: list[str]) -> Job:
+    environment: dict[str, str] = {}
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-"):
+        flag = words.pop(0)
+        if re.fullmatch(r"-O+", flag):
+            environment["PYTHONOPTIMIZE"] = str(len(flag) - 1)
+        elif flag[:2] in ("-W", "-X"):
+            value = flag[2:] or _value(name, flag, words)
+            if flag[:2] == "-W":
+                environment["PYTHONWARNINGS"] = value
+        elif not re.fullmatch(r"-[uBsq]+", flag):
+            raise UsageError(f"plan exec cannot plan {name} {flag}: {_INSTEAD}")
+    if not words or words[0] == "-":
+        raise UsageError(f"plan exec -- {name}: there is no script behind it")
+    if words[0] == "-m" and len(words) > 1:
+        if words[1] in _TORCHRUN_MODULES:
+            return _torchrun(words[2:], environment)
+        if words[1] == "torch.distributed.launch":
+            raise UsageError(
+                "torch.distributed.launch gives each rank an argument of its own, which is not "
+                "planned: write `plan exec -- torchrun ...`"
+            )
+        if words[1] == "accelerate.commands.launch":
+            return _accelerate(words[2:], environment)
+    return Job(tuple(words), environment=environment, starts_itself=True)
+
+
+def _torchrun(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
+    request = split_command_line(words, argparse.ArgumentParser(prog="torchrun", add_help=False))
+    torchrun = request.torchrun
+    program = (*["-m"] * bool(torchrun.module), request.script, *request.script_arguments)
+    if torchrun.no_python:
+        inner = read([request.script, *request.script_arguments])
+        if not inner.starts_itself:
+            raise UsageError(f"torchrun starts {request.script}, which starts ranks: {_INSTEAD}")
+        program = inner.program
+        environment = {**(environment or {}), **inner.environment}
+    fewest, most = node_range(torchrun.nnodes)
+    local = rank_count(torchrun.nproc_per_node, "--nproc-per-node")
+    unsaid = ""
+    if local is None:
+        unsaid = f"--nproc-per-node {torchrun.nproc_per_node} depends on the machine"
+    elif fewest != most:
+        unsaid = f"--nnodes {torchrun.nnodes} leaves it open"
+    ranks = None if unsaid or local is None else local * most
+    return Job(program, ranks, local, environment or {}, unsaid=unsaid)
+
+
+def _accelerate(words: list[str], environment: Mapping[str, str] | None = None) -> Job:
+    settings = dict(environment or {})
+    ranks: int | None = None
+    machines, is_module = 1, False
+    while words and words[0].startswith("-"):
+        word, _, attached = words.pop(0).partition("=")
+        flag = "--" + word[2:].replace("-", "_") if word.startswith("--") else word
+        if flag in ("-m", "--module"):
+            is_module = True
+        elif flag in _ACCELERATE_BARE:
+            continue
+        elif flag == "--num_processes":
+            ranks = _number("accelerate", word, attached or _value("accelerate", word, words))
+        elif flag == "--num_machines":
+            machines = _number("accelerate", word, attached or _value("accelerate", word, words))
+        elif flag == "--mixed_precision":
+            settings["ACCELERATE_MIXED_PRECISION"] = attached or _value("accelerate", word, words)
+        elif flag in _ACCELERATE_WITH_VALUES:
+            attached = attached or _value("accelerate", word, words)
+        else:
+            raise UsageError(
+                f"plan exec does not know what accelerate's {word} sets up for the script: "
+                f"{_INSTEAD}, with the variables that accelerate would set"
+            )
+    program = _program("accelerate launch", [*["-m"] * is_module, *words], settings)
+    if ranks is not None and ranks % machines:
+        raise UsageError(f"--num_processes {ranks} are not the same number on {machines} machines")
+    return Job(
+        program,
+        ranks,
+        None if ranks is None else ranks // machines,
+        settings,
+        unsaid="" if ranks else "accelerate takes it from its configuration or from the machine",
+    )
+
+
+def _mpi(name: str, words: list[str]) -> Job:
+    ranks: int | None = None
+    local: int | None = None
+    settings: dict[str, str] = {}
+    while words and words[0].startswith("-"):
+        flag, equals, attached = words.pop(0).partition("=")
+        if flag in _MPI_RANKS or flag in _MPI_PER_NODE:
+            number = _number(name, flag, attached if equals else _value(name, flag, words))
+            ranks, local = (number, local) if flag in _MPI_RANKS else (ranks, number)
+        elif flag in ("-x", "-env", "-genv"):
+            given = attached if equals else _value(name, flag, words)
+            variable, assigned, value = given.partition("=")
+            if not assigned:
+                value = os.environ.get(given, "") if flag == "-x" else _value(name, flag, words)
+            settings[variable] = value
+        elif flag in _MPI_WITH_VALUES:
+            for _ in range(_MPI_WITH_VALUES[flag] - bool(equals)):
+                _value(name, flag, words)
+        elif flag not in _MPI_BARE:
+            raise UsageError(f"plan exec does not know {name}'s flag {flag}: {_INSTEAD}")
+    if ":" in words:
+        raise UsageError(f"{name} starts several programs here, which a plan cannot: {_INSTEAD}")
+    unsaid = "" if ranks else f"{name} takes it from the machine: there is no -n"
+    return Job(_program(name, words, settings), ranks, local, settings, unsaid=unsaid)
+
+
+def _program(launcher: str, words: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:
+    """Of the program that each rank is, what follows `distdebug plan -n N`; what Python's flags
+    mean is added to the settings."""
+    if not words or words == ["-m"]:
+        raise UsageError(f"plan exec -- {launcher}: there is no script behind it")
+    if words[0] == "-m" or words[0].endswith(".py"):
+        return tuple(words)
+    inner = read(words)
+    if not inner.starts_itself:
+        raise UsageError(f"{launcher} starts {words[0]}, which starts ranks itself: {_INSTEAD}")
+    settings.update(inner.environment)
+    return inner.program
+
+
+def _value(launcher: str, flag: str, words: list[str]) -> str:
+    if not words:
+        raise UsageError(f"{launcher} {flag} needs a value")
+    return words.pop(0)
+
+
+def _number(launcher: str, flag: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{launcher} {flag} {text}: a number of ranks is needed")
+    return int(text)

@@ -1,0 +1,344 @@
+"""A program that starts its ranks itself, by multiprocessing: run once, as the process that starts
+them; the processes that it starts are the planned ranks.
+
+A process is not started where the program says so, but at the first moment when the program asks
+anything of any of them (that it ends, mostly): how many there are is known then. All of them are
+forked from here, and each has what it would have had: by the methods `spawn` and `forkserver` its
+object travels pickled into a process that has none of the program's own modules yet, by `fork` it
+finds everything as it is here.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import multiprocessing.spawn
+import multiprocessing.util
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing import context, queues, reduction
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+from ..record import call_site
+from ..torch_private import planning
+from . import child
+from .forker import Forker
+from .refusal import line_of_user, on_started_ranks, refuse
+from .request import Outcome, Request
+
+_METHODS = ("fork", "spawn", "forkserver")
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+_OURS = ("DISTDEBUG", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES")
+_POOLS = ("multiprocessing.pool", "concurrent.futures.process")
+_USUAL_LOCAL_SIZE = 8
+_AFTERWARDS_S = 30
+"""How long the program may go on when its ranks have ended, in case it starts more of them."""
+
+
+@dataclass(slots=True)
+class Started:
+    """A process that the program has started. `pickled` is empty where it is to be forked."""
+
+    process: Any
+    environment: Mapping[str, str]
+    preparation: dict[str, Any]
+    pickled: bytes = b""
+    status: int | None = None
+
+
+class Launcher:
+    """This process."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._pid = os.getpid()
+        self._started: list[Started] = []
+        self._over = False
+        self._undo: list[Callable[[], None]] = []
+        self._ends: list[int] = []
+
+    def run(self) -> None:
+        """The program to its end, and its ranks."""
+        self._observe()
+        signal.signal(signal.SIGALRM, self._out_of_time)
+        signal.alarm(max(1, int(self._request.time_s)))
+        code = 0
+        sys.argv[:] = [self._request.target, *self._request.arguments]
+        try:
+            child.execute(self._request)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            code = 1
+            traceback.print_exc()
+        if not self._started:
+            self._refuse(
+                f"the program ended with exit code {code} and started no rank by multiprocessing; "
+                "what it printed is in launcher.out and launcher.err of the run directory"
+                if code
+                else "the program started no rank by multiprocessing: write "
+                "`distdebug plan -n N script` for one that a launcher starts"
+            )
+        if not self._over:
+            self._plan()
+        os._exit(0)
+
+    # -- what the program does -----------------------------------------------------------------
+
+    def _observe(self) -> None:
+        launcher = self
+
+        class Planned:
+            """In the place of multiprocessing's Popen."""
+
+            DupFd = staticmethod(_Given)
+
+            def __init__(self, process: Any) -> None:
+                self._kept: list[int] = []
+                self.sentinel, self._end = os.pipe()
+                launcher.at_the_end(self._end)
+                self._at = launcher.start(process, self, self.method)
+
+            method = "spawn"
+            finalizer = None
+
+            @property
+            def returncode(self) -> int | None:
+                return self.poll()
+
+            @property
+            def pid(self) -> int:
+                return launcher.pid_of(self._at)
+
+            def duplicate_for_child(self, descriptor: int) -> int:
+                kept = os.dup(descriptor)
+                self._kept.append(kept)
+                return kept
+
+            def poll(self, flag: int = 0) -> int | None:
+                del flag
+                launcher.plan()
+                return launcher.status_of(self._at)
+
+            def wait(self, timeout: float | None = None) -> int | None:
+                del timeout
+                return self.poll()
+
+            def terminate(self) -> None:
+                """They have ended when this could be meant for them."""
+
+            kill = interrupt = close = terminate
+
+        for method in _METHODS:
+            module: Any = importlib.import_module(f"multiprocessing.popen_{_file_of(method)}")
+            usual = module.Popen
+            module.Popen = type("Popen", (Planned,), {"method": method})
+            self._undo.append(functools.partial(setattr, module, "Popen", usual))
+        # Each start looks which of the others have ended, and none of them has begun.
+        look: Any = vars(multiprocessing.process)["_cleanup"]
+        setattr(multiprocessing.process, "_cleanup", lambda: None)  # noqa: B010
+        self._undo.append(lambda: setattr(multiprocessing.process, "_cleanup", look))
+        for owner, name in (
+            (queues.Queue, "get"),
+            (queues.SimpleQueue, "get"),
+            (multiprocessing.connection.Connection, "recv"),
+            (multiprocessing.connection.Connection, "poll"),
+            (multiprocessing.connection, "wait"),
+        ):
+            self._plan_before(owner, name)
+        self._undo.append(planning.refuse_groups(self._it_joins))
+        on_started_ranks(self._it_starts)
+
+    def _plan_before(self, owner: Any, name: str) -> None:
+        usual = getattr(owner, name)
+
+        def first(*args: Any, **named: Any) -> Any:
+            if self._started:
+                self.plan()
+            return usual(*args, **named)
+
+        setattr(owner, name, first)
+        self._undo.append(lambda: setattr(owner, name, usual))
+
+    def start(self, process: Any, popen: Any, method: str) -> int:
+        """A process is started; its number."""
+        if self._over:
+            self._refuse(
+                f"the program starts processes a second time{_at()}; plan exec plans the ranks of "
+                "one world: plan them apart"
+            )
+        target = getattr(process, "_target", None)
+        if getattr(target, "__module__", "") in _POOLS:
+            self._refuse(f"the program starts a pool of processes{_at()}, which are no ranks")
+        preparation = multiprocessing.spawn.get_preparation_data(process.name)
+        # A copy, for a process that has been started forgets what it runs.
+        started = Started(copy.copy(process), dict(os.environ), preparation)
+        if method != "fork":
+            text = io.BytesIO()
+            context.set_spawning_popen(popen)
+            try:
+                reduction.dump(process, text)
+            finally:
+                context.set_spawning_popen(None)
+            started.pickled = text.getvalue()
+        self._started.append(started)
+        return len(self._started) - 1
+
+    def at_the_end(self, descriptor: int) -> None:
+        """Close this when the ranks have ended: whoever waits at its other end sees it."""
+        self._ends.append(descriptor)
+
+    def pid_of(self, at: int) -> int:
+        """A number that no other process of the machine has."""
+        return (1 << 22) + 1 + at
+
+    def status_of(self, at: int) -> int | None:
+        """How it ended, as multiprocessing says it."""
+        return self._started[at].status
+
+    def _it_joins(self) -> None:
+        if os.getpid() == self._pid:
+            self._refuse(
+                f"the process that starts the others joins a group itself{_at()}, or makes a store "
+                "for them, which is not planned"
+            )
+
+    def _it_starts(self, command: str) -> None:
+        if os.getpid() == self._pid:
+            self._refuse(
+                f"the program starts ranks as commands{_at()} ({command}); only those started by "
+                "multiprocessing are planned: write `distdebug plan -n N` and the ranks' script"
+            )
+
+    def _refuse(self, sentence: str) -> None:
+        refuse(self._request.directory, Outcome.REFUSAL, sentence)
+
+    def _out_of_time(self, *_: object) -> None:
+        if not self._over:
+            what = "waits for them" if self._started else "started none"
+            self._refuse(f"after {self._request.time_s:g} s the process that starts ranks {what}")
+        os._exit(0)  # what it does with results that no rank had is no part of the plan
+
+    # -- the ranks -----------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Run all that were started to their ends, once."""
+        if os.getpid() == self._pid and not self._over:
+            self._plan()
+
+    def _plan(self) -> None:
+        signal.alarm(0)
+        self._over = True
+        count = len(self._started)
+        request = replace(
+            self._request,
+            world_size=count,
+            ranks=tuple(range(count)),
+            local_size=min(self._request.local_size or _USUAL_LOCAL_SIZE, count),
+        )
+        stale = planning.functions()
+        forker = Forker(request, child.Entry(self._surround, lambda rank: self._enter(rank, stale)))
+        forker.run()
+        for rank, started in enumerate(self._started):
+            status = forker.scheduler.ended.get(rank, 0)
+            started.status = os.waitstatus_to_exitcode(status)
+        for descriptor in self._ends:
+            os.close(descriptor)
+        if any(started.status for started in self._started) or forker.scheduler.cut:
+            os._exit(0)  # results that it would wait for never come
+        signal.alarm(_AFTERWARDS_S)
+
+    def _surround(self, rank: int) -> None:
+        """In a rank, before anything of it: what is here for the launcher only is taken back."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        while self._undo:
+            self._undo.pop()()
+        for name in list(os.environ):
+            if name.startswith(_OF_A_LAUNCHER):
+                del os.environ[name]
+        for name, value in self._started[rank].environment.items():
+            if not name.startswith(_OURS):
+                os.environ[name] = value
+
+    def _enter(self, rank: int, stale: Mapping[int, tuple[ModuleType, str]]) -> int:
+        started = self._started[rank]
+        process = started.process
+        if not started.pickled:
+            planning.renew(stale, _modules_of_the_user().values())
+            return _ended(process._bootstrap(parent_sentinel=None))
+        for name in _modules_of_the_user():
+            del sys.modules[name]
+        main = ModuleType("__main__")
+        sys.modules["__main__"] = main
+        multiprocessing.process.current_process()._inheriting = True  # type: ignore[attr-defined]
+        try:
+            multiprocessing.spawn.prepare(started.preparation)
+            process = pickle.loads(started.pickled)  # noqa: S301 - made here
+        finally:
+            del multiprocessing.process.current_process()._inheriting  # type: ignore[attr-defined]
+        return _ended(process._bootstrap(parent_sentinel=None))
+
+
+def _ended(code: Any) -> int:
+    return int(code or 0)
+
+
+def _modules_of_the_user() -> dict[str, ModuleType]:
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name in ("__main__", "__mp_main__")
+        or (
+            getattr(module, "__file__", None)
+            and call_site.frame_kind(str(module.__file__)) == call_site.USER
+        )
+    }
+
+
+class _Given:
+    """A descriptor that a forked process has already."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def detach(self) -> int:
+        """The descriptor."""
+        return os.dup(self._descriptor)
+
+
+def _file_of(method: str) -> str:
+    return "fork" if method == "fork" else f"{method}_posix" if method == "spawn" else method
+
+
+def _at() -> str:
+    line = line_of_user()
+    return f" at {line}" if line else ""
+
+
+def main() -> None:
+    request = Request.from_json(sys.stdin.read())
+    os.environ.clear()
+    os.environ.update(request.environment)
+    torch.set_num_threads(1)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    for number, name in ((0, os.devnull), (1, "launcher.out"), (2, "launcher.err")):
+        path = name if number == 0 else request.directory / name
+        opened = os.open(path, flags if number else os.O_RDONLY, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    Launcher(request).run()
