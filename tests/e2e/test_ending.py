@@ -179,10 +179,10 @@ def test_a_second_interrupt_ends_at_once(
 def test_vanished_run_directory_costs_the_record_only(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, shutil, torch, torch.distributed as dist\n"
+        "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.barrier()\n"
-        "if dist.get_rank() == 0: shutil.rmtree(os.environ['DISTDEBUG_RUN_DIR'])\n"
+        f"if dist.get_rank() == 0: exec({runs.REMOVE_RUN_DIRECTORY!r})\n"
         "for _ in range(20): dist.all_reduce(torch.ones(3))\n"
         "dist.barrier()\n"
         "open(f'done-{dist.get_rank()}', 'w').close()\n"

@@ -197,7 +197,7 @@ def test_a_full_disk_costs_the_log_and_not_the_training(
 def test_a_removed_run_directory_costs_the_log_and_not_the_output(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    script = "import os, shutil\nshutil.rmtree(os.environ['DISTDEBUG_RUN_DIR'])\n" + FLOOD
+    script = runs.REMOVE_RUN_DIRECTORY + FLOOD
     assert start(script, "1000").wait(60) == 0
     assert len(ranks_lines(shown(tmp_path))) == 1001
     assert "but not kept in" in shown(tmp_path)

@@ -14,6 +14,13 @@ from typing import Any
 
 DISTDEBUG = Path(sys.executable).with_name("distdebug")
 LIMIT_S = 110.0
+# What a program says to remove its own run directory, at one stroke: the supervisor and other
+# ranks make files in it all the time, and `rmtree` alone fails where one comes between.
+REMOVE_RUN_DIRECTORY = """
+import os, shutil
+os.rename(os.environ["DISTDEBUG_RUN_DIR"], os.environ["DISTDEBUG_RUN_DIR"] + "-gone")
+shutil.rmtree(os.environ["DISTDEBUG_RUN_DIR"] + "-gone", ignore_errors=True)
+"""
 
 
 @dataclass(frozen=True)
