@@ -8,6 +8,7 @@ from debugger.diagnosis.facts.waits import Waits
 from debugger.diagnosis.facts.world import DEFAULT_GROUP, exit_status
 from debugger.record.kinds import kind_of
 from debugger.record.layout import Activity, GroupState, Phase
+from debugger.record.notes import FindingRaisedNote
 from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
 
@@ -25,8 +26,6 @@ _ODD = frozenset({State.LATE, State.STOPPED, State.DEAD, State.BREAKPOINT})
 _STARTING = frozenset({Activity.INIT, Activity.NEW_GROUP})
 OVER = frozenset({State.DEAD, State.ENDED, State.FINISHED})
 """States of a process that is no more."""
-_TOLD = "finding_raised"
-"""The note of a rank that raised the verdict at its own line."""
 
 
 def state_of(
@@ -75,7 +74,7 @@ def _own_end(rank: Rank, found: Sequence[Found]) -> bool:
 
 def told(rank: Rank) -> bool:
     """Whether the rank has raised the verdict: what it did after that says nothing."""
-    return any(note.kind == _TOLD for note in rank.notes)
+    return bool(FindingRaisedNote.among(rank.notes))
 
 
 def fronts(ranks: Mapping[int, Rank]) -> dict[GroupKey, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..record.layout import Activity
+from ..record.notes import ForkedNote, NotInGroupNote
 from ..record.snapshot import Note
 from ..record.wording import (
     at_site,
@@ -88,7 +89,7 @@ def _evidence(world: World, rank: int, note: Note) -> dict[int, RankEvidence]:
 
 def _also(world: World, finding: Finding, rank: int, note: Note) -> Finding:
     """The finding with one more rank that has made the same mistake on the same line."""
-    if rank in finding.culprits or note.kind != "not_in_group":
+    if rank in finding.culprits or not NotInGroupNote.matches(note):
         return finding
     culprits = (*finding.culprits, rank)
     ranks = {**finding.ranks, **_evidence(world, rank, note)}
@@ -119,13 +120,14 @@ def recorded(world: World) -> list[Finding]:
     found: dict[tuple[object, ...], Finding] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in rank.notes:
-            if note.kind not in ("not_in_group", "forked"):
+            forked = ForkedNote.matches(note)
+            if not forked and not NotInGroupNote.matches(note):
                 continue
-            key = (note.kind, None if note.kind == "not_in_group" else number, note.site)
+            key = (note.kind, number if forked else None, note.site)
             if key in found:
                 found[key] = _also(world, found[key], number, note)
                 continue
-            if note.kind == "forked":
+            if forked:
                 message = (
                     f"a forked child of rank {number} used the process group of its parent"
                     f"{at_site(note.site)}: {printable(note.message)}"
@@ -136,7 +138,7 @@ def recorded(world: World) -> list[Finding]:
                 kind=note.kind,
                 message=message,
                 culprits=(number,),
-                severity="error" if note.kind == "forked" else "warning",
+                severity="error" if forked else "warning",
                 ranks=_evidence(world, number, note),
                 observable_ns=note.time_ns,
                 data=dict(note.data),

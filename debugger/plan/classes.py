@@ -13,11 +13,25 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..record.kinds import KINDS
+from ..record.notes import (
+    CaughtExceptionNote,
+    DataExhaustedNote,
+    ExceptionNote,
+    ExitNote,
+    OwnFindingNote,
+)
 from ..record.signature import ANY_SOURCE, Signature
 from ..record.snapshot import CallSite, Creation, Group, GroupKey
 from .program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
-TELLING = frozenset({"caught_exception", "data_exhausted", "exception", "exit", "finding", *KINDS})
+_PROGRAMS_OWN = (
+    CaughtExceptionNote,
+    DataExhaustedNote,
+    ExceptionNote,
+    ExitNote,
+    OwnFindingNote,
+)
+TELLING = frozenset({*(one.KIND for one in _PROGRAMS_OWN), *KINDS})
 """Notes about what the program does; others are about the process, as which one has a store."""
 
 

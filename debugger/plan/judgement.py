@@ -17,6 +17,7 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
 from ..record.kinds import KINDS
+from ..record.notes import ExceptionNote
 from ..record.snapshot import CallSite
 from ..record.wording import at_site, printable, ranks_text
 from .model import Model
@@ -173,8 +174,7 @@ def _alike(finding: Finding, outcome: Outcome) -> Finding:
         return finding
     raised: dict[tuple[str, CallSite | None], list[int]] = {}
     for number, rank in outcome.now.ranks.items():
-        last = next((one for one in reversed(rank.notes) if one.kind == "exception"), None)
-        if last is not None:
+        for last in ExceptionNote.among(rank.notes)[-1:]:
             raised.setdefault((last.message, last.site), []).append(number)
     if len(raised) != 1 or len(outcome.now.ranks) < 2:
         return finding

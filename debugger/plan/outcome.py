@@ -12,6 +12,7 @@ from functools import cached_property
 
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import CallState, GroupState, Phase
+from ..record.notes import LayerOffNote
 from ..record.signature import CHAIN_STEP, MASK, split_contribution
 from ..record.snapshot import (
     Call,
@@ -36,7 +37,6 @@ from .threads import place_of
 BEGINS_NS = SECOND_NS
 LASTED_S = 1e6
 """Between the last event and the look: longer than the bytes of any call may take."""
-CUT = "layer_off"
 
 Chains = tuple[int, int, int]
 """chain, exact and balance of a group."""
@@ -98,7 +98,8 @@ def _rank(
     notes = list(standing.notes)
     if standing.cut is not None:
         site = standing.cut.site
-        notes.append(Note(CUT, taken_ns, standing.cut.why, site, {"part": "the plan"}))
+        off = LayerOffNote("the plan")
+        notes.append(Note(off.KIND, taken_ns, standing.cut.why, site, off.data()))
     process = Process(alive=True, state="S")
     if end is not None:
         process = Process(

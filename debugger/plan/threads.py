@@ -11,10 +11,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ..diagnosis.facts.world import DEFAULT_GROUP
+from ..record.notes import UnwindingNote
 from ..record.snapshot import Call, GroupKey, Note
 from .program import CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
-ENTERING = "unwinding"
 """The kind of a note about the call that a rank is entering."""
 
 
@@ -75,8 +75,8 @@ def _placed(program: Program) -> Iterator[tuple[int, Note]]:
         event.call.number: at for at, event in enumerate(program.events) if isinstance(event, Made)
     }
     for at, note in program.notes:
-        call = note.data.get("call") if note.kind == ENTERING else None
-        yield (min(at, at_call.get(call, at)) if isinstance(call, int) else at), note
+        entering = UnwindingNote.read(note.data) if UnwindingNote.matches(note) else None
+        yield (min(at, at_call.get(entering.call, at)) if entering else at), note
 
 
 def _group(event: Event) -> GroupKey | None:
@@ -117,8 +117,3 @@ def place_of(call: Call) -> Hashable:
     if signature.peer is None:
         return call.group
     return (call.group, signature.op, signature.peer, signature.tag)
-
-
-def calls_of(program: Program) -> Iterator[Call]:
-    """All calls of the program."""
-    return (event.call for event in program.events if isinstance(event, Made))

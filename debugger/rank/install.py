@@ -26,6 +26,7 @@ from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
+from ..record.notes import DataExhaustedNote, NotInGroupNote
 from ..record.planned_faults import PLAN
 from ..record.secret_words import masked
 from ..record.stack_dump import STACK_SIGNAL, dump_path
@@ -306,9 +307,8 @@ def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:
         site = recorder.safe_site(sys._getframe(2))
         if (site, op_name) not in told:
             told.add((site, op_name))
-            recorder.note(
-                "not_in_group", f"{op_name} on a group this rank is not in", site, op=op_name
-            )
+            message = f"{op_name} on a group this rank is not in"
+            recorder.note(NotInGroupNote(op_name), message, site)
 
     return note
 
@@ -318,7 +318,7 @@ def _note_data_end(recorder: Recorder) -> Callable[[int], None]:
         if not recorder.writer.heap_half_full:  # thousands of epochs must not fill the record
             site = recorder.safe_site(sys._getframe(2))
             text = f"its DataLoader ended after {batches} batches"
-            recorder.note("data_exhausted", text, site, batches=batches)
+            recorder.note(DataExhaustedNote(batches), text, site)
 
     return note
 

@@ -18,6 +18,7 @@ from typing import Any
 from . import layout
 from .layout import Definition, Phase, Role
 from .lost_pages import keep
+from .notes import NoteData
 
 _now = time.monotonic_ns
 
@@ -153,10 +154,11 @@ class FlightFile:
         """From here on signatures go to the volatile area, so that groups and notes find room."""
         return self._heap_used > layout.HEAP_BYTES // 2
 
-    def note(self, kind: str, message: str, **data: Any) -> None:
+    def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record, with the time now."""
-        record = {"kind": kind, "t_ns": _now(), "message": message[:4000], **data}
-        self.define(Definition.NOTE, json.dumps(record, default=str), key=(kind, _now()))
+        head = {"kind": note.KIND, "t_ns": _now(), "message": message[:4000], "site": site}
+        text = json.dumps({**head, **note.data()}, default=str)
+        self.define(Definition.NOTE, text, key=(note.KIND, _now()))
 
     def _add(self, kind: Definition, record: Mapping[str, Any]) -> int:
         return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))

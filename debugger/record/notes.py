@@ -1,19 +1,223 @@
-"""Notes as who writes them and who reads them have them: one frozen record each, made into JSON by
-the one and read from it by the other, who gets None for what is damaged.
+"""The notes that ranks put on their flight records: one frozen record for each kind.
+
+Who writes a note makes one, whose `data` goes on record; who reads gets it back from the `data` of
+a `snapshot.Note`, which has the note's message, line and time. A field that is damaged reads as its
+default, and a note without one that it cannot do without as None. No kind has a name elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 from .bounds import MOST_RANKS
 from .kinds import KINDS
+from .snapshot import Note
+
+N = TypeVar("N", bound="NoteData")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFindingNote:
+class NoteData:
+    """What a note says beside its message, with what is known of all notes of its kind."""
+
+    KIND: ClassVar[str]
+    LEVEL: ClassVar[str] = "info"
+    """Of its record in the rank's log."""
+    LOGGED: ClassVar[bool] = True
+    """False: whoever writes it logs it as well, in another form."""
+    FOR_DIAGNOSIS: ClassVar[frozenset[str]] = frozenset()
+    """The fields that the log leaves out."""
+
+    def data(self) -> dict[str, Any]:
+        """As the record carries it; what is None, and may be left out, is."""
+        needed = {name for name, _, is_needed in _fields(type(self)) if is_needed}
+        given = asdict(self).items()
+        return {name: value for name, value in given if value is not None or name in needed}
+
+    @classmethod
+    def matches(cls, note: Note) -> bool:
+        """Whether the note is of this kind."""
+        return note.kind == cls.KIND
+
+    @classmethod
+    def among(cls, notes: Iterable[Note]) -> list[Note]:
+        """Those of this kind."""
+        return [note for note in notes if note.kind == cls.KIND]
+
+    @classmethod
+    def read(cls: type[N], data: Mapping[str, Any]) -> N | None:
+        """None where it is none of this version: records may be damaged, or from elsewhere."""
+        found: dict[str, Any] = {}
+        for name, read, needed in _fields(cls):
+            try:
+                found[name] = read(data[name])
+            except (KeyError, TypeError, ValueError, OverflowError):
+                if needed:
+                    return None
+        made = cls(**found)
+        return made if made.is_sound() else None
+
+    def is_sound(self) -> bool:
+        """Whether a rank of ours may have written this."""
+        return True
+
+
+def _true(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("neither true nor false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("no whole number")
+    return value
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("a number without an end")
+    return number
+
+
+def _group(value: Any) -> tuple[str, int]:
+    name, incarnation = value
+    return (_text(name), _whole(incarnation))
+
+
+def _link(value: Any) -> tuple[int, int]:
+    sender, receiver = value
+    return (_whole(sender), _whole(receiver))
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "bool": _true,
+    "bool | None": _true,
+    "float": _finite,
+    "int": _whole,
+    "int | None": lambda value: None if value is None else _whole(value),
+    "str": _text,
+    "str | None": _text,
+    "tuple[str, int]": _group,
+    "tuple[int, int] | None": _link,
+    "tuple[int, ...]": lambda value: tuple(_whole(one) for one in value),
+    "tuple[str, ...]": lambda value: tuple(_text(one) for one in value),
+}
+"""What reads a field, by its type as it is written here."""
+
+
+def _fields(cls: type[NoteData]) -> list[tuple[str, Callable[[Any], Any], bool]]:
+    """Each field's name, what reads it, and whether a note needs it."""
+    return [(one.name, _READERS[str(one.type)], one.default is MISSING) for one in fields(cls)]
+
+
+class Nature(TypedDict, total=False):
+    """What the rank thinks of an exception: its own fields of a `RaisedNote`."""
+
+    own_fault: bool
+    invalid_argument: bool
+    communication: bool
+    address_in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedNote(NoteData):
+    """An exception; the message is its text.
+
+    `stack`: `file:line in function` from the outermost frame on. `thread_slot`: the thread's place
+    in the flight record. `own_fault`: of distdebug's. `invalid_argument`: torch.distributed or a
+    backend refused a call for what it was given. `communication`: it came of another rank's end, or
+    of lost communication. `link`: the global ranks of sender and receiver of a connection that
+    broke. `rendezvous`: the address at which the rank failed to join.
+    """
+
+    type: str = ""
+    stack: tuple[str, ...] = ()
+    thread: str | None = None
+    thread_slot: int | None = None
+    own_fault: bool | None = None
+    invalid_argument: bool | None = None
+    communication: bool | None = None
+    address_in_use: bool | None = None
+    link: tuple[int, int] | None = None
+    rendezvous: str | None = None
+
+    FOR_DIAGNOSIS = frozenset(
+        {"communication", "invalid_argument", "own_fault", "rendezvous", "thread_slot"}
+    )
+
+
+def raised(note: Note) -> RaisedNote:
+    """What a note says of the exception that it is about, of whichever kind."""
+    return RaisedNote.read(note.data) or RaisedNote()
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionNote(RaisedNote):
+    """The process ends with it."""
+
+    KIND = "exception"
+    LEVEL = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadExceptionNote(RaisedNote):
+    """A thread ended with it, and that thread alone."""
+
+    KIND = "thread_exception"
+    LEVEL = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtExceptionNote(RaisedNote):
+    """A test runner caught it."""
+
+    KIND = "caught_exception"
+    LEVEL = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedNote(RaisedNote):
+    """A KeyboardInterrupt."""
+
+    KIND = "interrupted"
+    LEVEL = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class UnwindingNote(RaisedNote):
+    """While the exception was on its way out, the call with this number was made; `destroys`: what
+    was called destroys the group."""
+
+    call: int = -1
+    destroys: bool = False
+
+    KIND = "unwinding"
+    LEVEL = "debug"
+    FOR_DIAGNOSIS = RaisedNote.FOR_DIAGNOSIS | {"call", "destroys"}
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRaisedNote(NoteData):
+    """The rank has raised the verdict, or a finding of its own, of the kind in the message: what it
+    does from then on says nothing."""
+
+    KIND = "finding_raised"
+    LEVEL = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFindingNote(NoteData):
     """A finding that a rank has made itself. `finding` is its kind; `group`: name and incarnation;
     no `seq`: it is about a message. `headline`: see `diagnosis.findings.Finding`. `elsewhere`: the
     line that is on record with it is wrong, not the collective's."""
@@ -26,62 +230,178 @@ class OwnFindingNote:
     headline: str = ""
     elsewhere: bool = False
 
-    NOTE = "finding"
+    KIND = "finding"
+    LEVEL = "error"
+    FOR_DIAGNOSIS = frozenset({"headline"})
 
-    def data(self) -> dict[str, Any]:
-        """As the note carries it."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> OwnFindingNote | None:
-        """None where it is none of this version: records may be damaged, or from elsewhere."""
-        try:
-            name, incarnation = data["group"]
-            found = cls(
-                finding=data["finding"],
-                culprits=tuple(data["culprits"]),
-                victims=tuple(data["victims"]),
-                group=(name, incarnation),
-                seq=data["seq"],
-                headline=str(data.get("headline", "")),
-                elsewhere=bool(data.get("elsewhere", False)),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
-        return found if found._makes_sense() else None
-
-    def _makes_sense(self) -> bool:
-        """Whether a rank of ours may have written this."""
+    def is_sound(self) -> bool:
         ranks = (*self.culprits, *self.victims)
-        finding: object = self.finding
-        group: tuple[object, object] = self.group
         return (
-            isinstance(finding, str)
-            and finding in KINDS
-            and isinstance(group[0], str)
-            and type(group[1]) is int
-            and (self.seq is None or type(self.seq) is int)
+            self.finding in KINDS
             and len(self.culprits) > 0
             and len(ranks) <= MOST_RANKS
-            and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks)
+            and all(0 <= rank < MOST_RANKS for rank in ranks)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """verdict.json: what every rank that can run Python raises. `text` is the finding's line."""
+class ExitNote(NoteData):
+    """`sys.exit` or `os._exit` was called on this line."""
 
-    kind: str
-    text: str
-    cause: str | None = None
+    KIND = "exit"
+    LEVEL = "debug"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def of_json(cls, value: object) -> Verdict | None:
-        """None where it is damaged."""
-        if not isinstance(value, dict) or not {"kind", "text"} <= value.keys():
-            return None
-        cause = value.get("cause")
-        return cls(str(value["kind"]), str(value["text"]), None if cause is None else str(cause))
+@dataclass(frozen=True, slots=True)
+class ForkedNote(NoteData):
+    """A forked child called this op on a group of its parent."""
+
+    parent_rank: int
+    op: str = ""
+
+    KIND = "forked"
+    LEVEL = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class NotInGroupNote(NoteData):
+    """The rank called this op on a group that it is not in, which does nothing."""
+
+    op: str = ""
+
+    KIND = "not_in_group"
+    LEVEL = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class OffNote(NoteData):
+    """A part of the watching is off in this rank; the message says why. `said`: the user knows."""
+
+    part: str = "record"
+    said: bool = False
+
+    LEVEL = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOffNote(OffNote):
+    """From here on the record says less than what happens."""
+
+    KIND = "layer_off"
+
+
+@dataclass(frozen=True, slots=True)
+class PartOffNote(OffNote):
+    """The record of calls is whole."""
+
+    KIND = "part_off"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHostNote(NoteData):
+    """The rank hosts a store that others may need."""
+
+    KIND = "store_host"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class StaleStoreNote(NoteData):
+    """The rank joins through a file that was written before this run."""
+
+    path: str = ""
+
+    KIND = "stale_store"
+    LEVEL = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class DataExhaustedNote(NoteData):
+    """A DataLoader has ended after so many batches; -1: nobody knows."""
+
+    batches: int = -1
+
+    KIND = "data_exhausted"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class UnwaitedWorkNote(NoteData):
+    """So many handles of this op, of calls on one line, were dropped without wait(), or `kept` to
+    the end of the program. A later note of the same line has the higher count."""
+
+    op: str = ""
+    count: int = 1
+    kept: bool = False
+
+    KIND = "unwaited_work"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasNote(NoteData):
+    """The digests of an optimiser's parameters are in this file, beside the flight record."""
+
+    file: str
+
+    KIND = "replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutGradientNote(NoteData):
+    """DDP waits for gradients of a model, whose group is given by name and incarnation. `count`: of
+    how many parameters, only some of which may be named; `call`: how many calls the rank had made
+    by then."""
+
+    group: tuple[str, int]
+    model: str
+    parameters: tuple[str, ...]
+    count: int
+    call: int
+
+    FOR_DIAGNOSIS = frozenset({"call"})
+
+
+@dataclass(frozen=True, slots=True)
+class DdpUnusedNote(WithoutGradientNote):
+    """A backward has ended."""
+
+    KIND = "ddp_unused"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class DdpFailedNote(WithoutGradientNote):
+    """The next forward failed on it, and nobody has caught that; the message is its text."""
+
+    KIND = "ddp_failed"
+    LOGGED = False
+
+
+@dataclass(frozen=True, slots=True)
+class DdpCompleteNote(NoteData):
+    """A later backward has brought what another had left out."""
+
+    KIND = "ddp_complete"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class DdpTimesNote(NoteData):
+    """The averages of a model's times over the iterations that torch has sampled so far. `model`:
+    the how many-th of its process; `module_name`: its class."""
+
+    module_name: str
+    model: int
+    iteration: int
+    forward_ms: float
+    backward_compute_ms: float
+    backward_comm_ms: float
+    overlap_ms: float
+
+    KIND = "ddp_times"
+    LOGGED = False
+
+
+def off_notes(notes: Iterable[Note]) -> list[Note]:
+    """Those that say that some part of the watching is off."""
+    return [note for note in notes if LayerOffNote.matches(note) or PartOffNote.matches(note)]

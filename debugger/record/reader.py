@@ -18,7 +18,8 @@ from .bounds import MOST_RANKS
 from .definitions import Budget, Definitions
 from .json_objects import object_of
 from .layout import Activity, CallState, GroupState, Phase, Role
-from .replicas import NOTE, ReplicaFiles
+from .notes import ReplicasNote
+from .replicas import ReplicaFiles
 from .ring import FlightError as FlightError
 from .ring import RingReader
 from .signature import MASK
@@ -155,9 +156,9 @@ class FlightReader(RingReader):
 
     def _replicas(self) -> tuple[Replicas, ...]:
         files = (
-            self._replica_files.announced(note.data, self._definitions.site, self.wall_offset_ns)
-            for note in self._definitions.notes
-            if note.kind == NOTE
+            self._replica_files.announced(known.file, self._definitions.site, self.wall_offset_ns)
+            for note in ReplicasNote.among(self._definitions.notes)
+            if (known := ReplicasNote.read(note.data)) is not None
         )
         return tuple(found for found in files if found is not None)
 

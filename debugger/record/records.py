@@ -14,13 +14,13 @@ from pathlib import Path
 from . import steady_clock
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .layout import Role
+from .notes import ForkedNote, LayerOffNote
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
 
 FAR_HEARTBEAT_S = 30.0
 """A rank on another host counts as alive while its heartbeat is younger than this."""
 
-CUT = "layer_off"
 CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
 
 Observe = Callable[[int, int], Process]
@@ -137,10 +137,8 @@ class Records:
             if view is None:
                 continue
             if reader.role is Role.FORKED_CHILD:
-                parent = (
-                    int(next(iter(view.notes)).data.get("parent_rank", -1)) if view.notes else -1
-                )
-                forked += [(parent, note) for note in view.notes]
+                told = ForkedNote.read(view.notes[0].data) if view.notes else None
+                forked += [(told.parent_rank if told else -1, note) for note in view.notes]
             elif view.rank >= 0:
                 views.append(view)
         if self._budget is not None and self._budget.exceeded:
@@ -158,8 +156,9 @@ class Records:
             seen = self._seen.get(reader)
             if seen is None:
                 return None
-            if not seen.notes or seen.notes[-1].kind != CUT:
-                cut = Note(CUT, time.time_ns(), CUT_SHORT, data={"part": "flight record"})
+            if not seen.notes or not LayerOffNote.matches(seen.notes[-1]):
+                off = LayerOffNote("flight record")
+                cut = Note(off.KIND, time.time_ns(), CUT_SHORT, data=off.data())
                 seen = self._seen[reader] = replace(seen, notes=(*seen.notes, cut))
             return replace(seen, process=process)
         try:

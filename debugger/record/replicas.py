@@ -17,17 +17,15 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Any
 
 from .bounds import open_regular, whole
 from .json_objects import parsed
 from .lost_pages import keep
 from .snapshot import CallSite, Digest, GroupKey
 
-NOTE = "replicas"
 MAGIC = b"DDREPLIC"
 VERSION = 1
 HEADER = Struct("<8sIIII")
@@ -197,10 +195,9 @@ class ReplicaFiles:
         self._readers: dict[str, ReplicaReader | None] = {}
 
     def announced(
-        self, data: Mapping[str, Any], site: Callable[[int], CallSite | None], wall_offset_ns: int
+        self, name: str, site: Callable[[int], CallSite | None], wall_offset_ns: int
     ) -> ReplicaReader | None:
-        """The file that a note's data name; None where there is none, or it cannot be read."""
-        name = str(data.get("file"))
+        """The file of this name; None where there is none, or it cannot be read."""
         if name not in self._readers:
             reader = None
             if _NAME.fullmatch(name):

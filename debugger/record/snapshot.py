@@ -171,8 +171,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a rank put on record: kind is `exception`, `not_in_group`, `forked`,
-    `data_exhausted`, `invalid_argument`, `stale_store`, `layer_off`, ...; `data` as that needs."""
+    """Something a rank put on record. `notes` has a type for each kind, which reads its `data`."""
 
     kind: str
     time_ns: int

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..record.notes import DdpTimesNote
 from ..record.sanitize import clean
-from ..record.snapshot import Note, Rank
+from ..record.snapshot import Rank
 from ..record.wording import ranks_text
 
 TIMES = ("forward_ms", "backward_compute_ms", "backward_comm_ms", "overlap_ms")
@@ -23,25 +23,15 @@ def of_ranks(ranks: Mapping[int, Rank]) -> list[dict[str, Any]]:
     found = []
     for number, rank in sorted(ranks.items()):
         newest: dict[int, dict[str, Any]] = {}
-        for note in rank.notes:
-            times = _times(number, note) if note.kind == "ddp_times" else None
-            if times is not None:
-                newest[times["model"]] = times
+        for note in DdpTimesNote.among(rank.notes):
+            told = DdpTimesNote.read(note.data)
+            if told is not None:
+                times = {name: getattr(told, name) for name in TIMES}
+                name = clean(told.module_name)
+                row = {"model": told.model, "module_name": name, "iteration": told.iteration}
+                newest[told.model] = {"rank": number, **row, **times}
         found += [newest[model] for model in sorted(newest)]
     return found
-
-
-def _times(rank: int, note: Note) -> dict[str, Any] | None:
-    """What the note says; None where it is not what this version writes."""
-    try:
-        times = {name: float(note.data[name]) for name in TIMES}
-        model, iteration = int(note.data["model"]), int(note.data["iteration"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(map(math.isfinite, times.values())):
-        return None
-    name = clean(str(note.data.get("module_name", "")))
-    return {"rank": rank, "model": model, "module_name": name, "iteration": iteration, **times}
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..record.notes import OffNote, off_notes
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
 from ..record.wording import ranks_text
-
-KINDS = frozenset({"layer_off", "part_off"})
-"""Of the notes that say so."""
 
 
 def of_ranks(ranks: Mapping[int, Rank]) -> list[dict[str, Any]]:
     """One row for each part and reason: `part`, `why` (a sentence), `ranks`."""
     found: dict[tuple[str, str], list[int]] = {}
     for number, rank in sorted(ranks.items()):
-        for note in rank.notes:
-            if note.kind in KINDS:
-                part = clean(str(note.data.get("part", "record")))
-                told = found.setdefault((part, clean(note.message)), [])
-                if number not in told:
-                    told.append(number)
+        for note in off_notes(rank.notes):
+            told = OffNote.read(note.data)
+            if told is not None:
+                at = found.setdefault((clean(told.part), clean(note.message)), [])
+                if number not in at:
+                    at.append(number)
     return [{"part": part, "why": why, "ranks": at} for (part, why), at in found.items()]
 
 
@@ -30,9 +28,10 @@ def news(ranks: Mapping[int, Rank], told: dict[str, float]) -> list[str]:
     """The sentences that nobody was told yet: `told` gets them. Not those that a rank has said."""
     fresh = []
     for rank in ranks.values():
-        for note in rank.notes:
+        for note in off_notes(rank.notes):
             why = clean(note.message)
-            if note.kind in KINDS and not note.data.get("said") and why not in told:
+            off = OffNote.read(note.data)
+            if off is not None and not off.said and why not in told:
                 told[why] = note.time_ns / 1e9
                 fresh.append(why)
     return fresh

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from ..diagnosis.findings import Finding
-from ..record.notes import Verdict
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import Rank
+from ..record.verdict import Verdict
 from ..record.wording import finding_line
 from .ending import end_tree, forward
 from .evidence import Evidence, gather

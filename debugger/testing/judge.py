@@ -14,10 +14,10 @@ from ..diagnosis.judging import judge
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
 from ..record.layout import Activity
-from ..record.notes import Verdict
 from ..record.records import Records, newest_ranks
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
+from ..record.verdict import Verdict
 from ..record.wording import finding_line
 from ..reports import document, text
 from ..supervisor import stack_tree

@@ -13,9 +13,9 @@ from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.faults import injected, plan
 from debugger.faults.plan import Fault
-from debugger.record.notes import Verdict
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory
+from debugger.record.verdict import Verdict
 from debugger.record.wording import finding_line
 from debugger.supervisor.evidence import gather
 from debugger.supervisor.oom import OomWatch

@@ -6,6 +6,7 @@ the receiver).
 
 from __future__ import annotations
 
+from ...record.notes import raised
 from ...record.snapshot import Note
 from ...record.wording import ranks_text
 from .exceptions import last_exception
@@ -17,13 +18,8 @@ Link = tuple[int, int]
 def link_of(world: World, note: Note) -> Link | None:
     """The connection that an exception names, unless one of its ends was dead already, or is
     nowhere to be seen."""
-    found = note.data.get("link")
-    if not isinstance(found, list | tuple) or len(found) != 2:
-        return None
-    sender, receiver = found
-    if not all(isinstance(rank, int) and _lived(world, rank, note) for rank in (sender, receiver)):
-        return None
-    return sender, receiver
+    link = raised(note).link
+    return link if link is not None and all(_lived(world, rank, note) for rank in link) else None
 
 
 def _lived(world: World, rank: int, note: Note) -> bool:
@@ -31,7 +27,7 @@ def _lived(world: World, rank: int, note: Note) -> bool:
     if record is None or world.finished(rank):
         return False
     last = last_exception(world, rank)
-    if last is not None and last.data.get("communication") is True:
+    if last is not None and raised(last).communication:
         return True  # what it ended by is no cause of its own
     ended_ns = record.process.ended_ns
     return ended_ns is None or ended_ns > note.time_ns
@@ -40,9 +36,9 @@ def _lived(world: World, rank: int, note: Note) -> bool:
 def broken(note: Note, link: Link) -> str:
     """What became of the connection, for a finding's message."""
     sender, receiver = link
-    if note.data.get("type") == "CorruptFrame":
+    if raised(note).type == "CorruptFrame":
         return f"the connection from rank {sender} to rank {receiver} does not bring what was sent"
     both = ranks_text(sorted(link))
-    if note.data.get("type") == "DeadlineExceeded":
+    if raised(note).type == "DeadlineExceeded":
         return f"nothing comes through between {both}, though both processes were alive"
     return f"the connection between {both} broke, though both processes were alive"

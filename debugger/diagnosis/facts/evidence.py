@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 
 from ...record.layout import Activity, CallState, Phase
+from ...record.notes import ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
-from .world import EXCEPTION, STOPPED, Pending, World, caught_exceptions, exit_status
+from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 
 RUNS = "runs user code"
 """The state of a rank that waits for nobody, as far as is known."""
@@ -46,7 +47,7 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         last = last_call(world, rank)
         site = last_site(world, rank)
         return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
-    if any(note.kind == "exception" for note in record.notes):
+    if ExceptionNote.among(record.notes):
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
         call = call_text(last) if failed else None
@@ -119,7 +120,7 @@ def ending_text(world: World, rank: int) -> str:
         return "gone without a trace"
     if status == 0:
         return "finished"
-    interrupted = any(note.kind == "interrupted" for note in record.notes)
+    interrupted = InterruptedNote.among(record.notes)
     return f"exited with status {status}{' (KeyboardInterrupt)' if interrupted else ''}"
 
 
@@ -136,14 +137,15 @@ def last_site(world: World, rank: int) -> CallSite | None:
     last call; always of the user's own code. A SystemExit that the program caught is no end: calls
     came after it."""
     record = world.ranks[rank]
-    raised = [note for note in record.notes if note.kind in (EXCEPTION, "interrupted")]
+    ends = (ExceptionNote, InterruptedNote)
+    raised = [note for note in record.notes if any(kind.matches(note) for kind in ends)]
     for note in (*reversed(raised), *caught_exceptions(record)):
         if note.site:
             return note.site
     exits = [
         note
-        for note in record.notes
-        if note.kind == "exit" and note.site and not _INSTALLED.search(note.site.file)
+        for note in ExitNote.among(record.notes)
+        if note.site and not _INSTALLED.search(note.site.file)
     ]
     if exits and (record.phase >= Phase.EXITING or world.ended(rank)):
         last = last_call(world, rank)

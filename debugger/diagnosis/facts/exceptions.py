@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...record.notes import ExceptionNote, raised
 from ...record.snapshot import Note
 from .world import World
 
@@ -12,13 +13,13 @@ TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 def last_exception(world: World, rank: int) -> Note | None:
     """The uncaught exception that ended the rank, if one did."""
-    notes = world.notes(rank, "exception")
+    notes = world.notes(rank, ExceptionNote)
     return notes[-1] if notes else None
 
 
 def timed_out(note: Note) -> bool:
     """The exception says that a time limit ran out."""
-    return note.data.get("type") == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
+    return raised(note).type == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
 
 
 COMMUNICATION = re.compile(
@@ -31,7 +32,7 @@ COMMUNICATION = re.compile(
 
 def is_communication_error(note: Note) -> bool:
     """The exception is what a rank gets when another one fails, or is late."""
-    flag = note.data.get("communication")
-    if isinstance(flag, bool):
-        return flag
-    return COMMUNICATION.search(f"{note.data.get('type', '')} {note.message}") is not None
+    error = raised(note)
+    if error.communication is not None:
+        return error.communication
+    return COMMUNICATION.search(f"{error.type} {note.message}") is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState
+from ...record.notes import ExceptionNote
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Wait
 from .channels import Channels
@@ -14,7 +15,8 @@ UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
 
 
 def has_failed(world: World, rank: int) -> bool:
-    return bool(world.notes(rank, "exception")) or (world.ended(rank) and not world.finished(rank))
+    raised = world.notes(rank, ExceptionNote)
+    return bool(raised) or (world.ended(rank) and not world.finished(rank))
 
 
 def as_pending(world: World, rank: int, call: Call) -> Pending:

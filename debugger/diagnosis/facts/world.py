@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...record.layout import Activity, GroupState, Phase
+from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
 from ...record.signature import RULES, Rule
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
 from ..limits import SECOND_NS, Limits
@@ -19,8 +20,6 @@ DEFAULT_GROUP = "default_pg"
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
 TEARDOWN_NS = SECOND_NS // 2
-EXCEPTION = "exception"
-"""The kind of a note about what has ended a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,7 @@ class World:
     @cached_property
     def blind(self) -> frozenset[int]:
         return frozenset(
-            number
-            for number, rank in self.ranks.items()
-            if rank.notes and any(note.kind == "layer_off" for note in rank.notes)
+            number for number, rank in self.ranks.items() if LayerOffNote.among(rank.notes)
         )
 
     @cached_property
@@ -116,11 +113,11 @@ class World:
         found = self.ranks.get(rank)
         if found is None or not self.ended(rank) or found.process.signal is not None:
             return False
-        return exit_status(found) == 0 and not self.notes(rank, "exception")
+        return exit_status(found) == 0 and not self.notes(rank, ExceptionNote)
 
-    def notes(self, rank: int, kind: str) -> list[Note]:
-        found = [note for note in self.ranks[rank].notes if note.kind == kind]
-        if kind == EXCEPTION and not found:
+    def notes(self, rank: int, kind: type[NoteData]) -> list[Note]:
+        found = kind.among(self.ranks[rank].notes)
+        if kind is ExceptionNote and not found:
             found = caught_exceptions(self.ranks[rank])[:1]
         return found
 
@@ -253,7 +250,7 @@ def caught_exceptions(rank: Rank) -> list[Note]:
     the first."""
     if rank.process.alive or not exit_status(rank):
         return []
-    return [note for note in rank.notes if note.kind == "caught_exception"]
+    return CaughtExceptionNote.among(rank.notes)
 
 
 def exit_status(rank: Rank) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...record.kinds import Family
+from ...record.notes import UnwindingNote
 from ...record.snapshot import Note
 from ...record.wording import at_site, printable
 from ..facts.evidence import call_of
@@ -28,7 +29,7 @@ def explained(world: World, candidate: Candidate) -> Candidate:
         (note.time_ns, rank, note)
         for rank in finding.culprits
         if rank in world.ranks
-        for note in world.notes(rank, "unwinding")
+        for note in world.notes(rank, UnwindingNote)
         if not is_communication_error(note) and _led_to(world, finding, rank, note)
     ]
     if finding.severity != "error" or not notes:
@@ -49,12 +50,13 @@ def explained(world: World, candidate: Candidate) -> Candidate:
 
 
 def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
-    first = note.data.get("call")
-    if not isinstance(first, int):
+    unwinding = UnwindingNote.read(note.data)
+    if unwinding is None or unwinding.call < 0:
         return False
+    first = unwinding.call
     if finding.about.leaves:
         return 0 <= world.ranks[rank].calls - first <= MOST_CALLS
-    if note.data.get("destroys"):
+    if unwinding.destroys:
         return False
     if finding.about.stuck:
         calls = [row.call for row in world.pending(rank)]

@@ -1,8 +1,8 @@
 """Parameters without gradient for which DDP waits: by its own error, or as the cause of another.
 
-A rank notes (`ddp_unused`) that a backward has ended while DDP still waits for gradients. Rules:
+A rank notes (`DdpUnusedNote`) that a backward has ended while DDP still waits for gradients. Rules:
 
-1. A rank whose next forward failed on it, uncaught, says so (`ddp_failed`): that is a finding.
+1. A rank whose next forward failed on it, uncaught, says so (`DdpFailedNote`): that is a finding.
    Ranks whose last backward ended like that as well have the same fault.
 2. A mismatch, a deadlock, an absence or an early end has this cause where one of its ranks came
    from such a backward, at most three calls ago; but not where all of them have left out the same
@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ...record.kinds import Family
 from ...record.layout import Phase
+from ...record.notes import DdpCompleteNote, DdpFailedNote, DdpUnusedNote, WithoutGradientNote
 from ...record.snapshot import Group, Note
 from ...record.wording import at_site, printable, ranks_text
 from ..facts.evidence import call_of, chosen, stand
@@ -39,7 +40,7 @@ def unused_parameters(world: World) -> list[Candidate]:
     failed = {
         rank: notes[-1]
         for rank in sorted(world.ranks)
-        if (notes := world.notes(rank, "ddp_failed"))
+        if (notes := world.notes(rank, DdpFailedNote))
     }
     if not failed:
         return []
@@ -83,16 +84,19 @@ def explained_by_unused(world: World, candidate: Candidate) -> Candidate:
 
 def _last(world: World, rank: int) -> Note | None:
     """Of the rank's last backward, if DDP still waits for gradients."""
-    states = [
-        note for note in world.ranks[rank].notes if note.kind in ("ddp_unused", "ddp_complete")
-    ]
-    return states[-1] if states and states[-1].kind == "ddp_unused" else None
+    kinds = (DdpUnusedNote, DdpCompleteNote)
+    states = [n for n in world.ranks[rank].notes if any(kind.matches(n) for kind in kinds)]
+    return states[-1] if states and DdpUnusedNote.matches(states[-1]) else None
+
+
+def _told(note: Note) -> WithoutGradientNote:
+    return WithoutGradientNote.read(note.data) or WithoutGradientNote(("", 0), "?", (), 0, -1)
 
 
 def _soon(number: int, note: Note) -> bool:
     """Whether that many calls are at most a few more than the rank had made by then."""
-    first = note.data.get("call")
-    return isinstance(first, int) and 0 <= number - first <= MOST_CALLS
+    first = _told(note).call
+    return first >= 0 and 0 <= number - first <= MOST_CALLS
 
 
 def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
@@ -112,20 +116,19 @@ def _decided(world: World, rank: int) -> bool:
 
 
 def _group(world: World, teller: int, note: Note) -> Group | None:
-    name, incarnation = note.data["group"]
-    view = world.view(teller, (str(name), int(incarnation)))
+    view = world.view(teller, _told(note).group)
     return view.any if view else None
 
 
 def _names(note: Note) -> list[str]:
-    return [printable(str(name)) for name in note.data["parameters"]]
+    return [printable(name) for name in _told(note).parameters]
 
 
 def _shown(note: Note) -> str:
     names = _names(note)[:MOST_SHOWN]
     if not names:
         return "parameters"
-    more = int(note.data["count"]) - len(names)
+    more = _told(note).count - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
@@ -142,7 +145,7 @@ def _finding(
     by_text: dict[str, list[int]] = {}
     for rank in culprits:
         by_text.setdefault(_shown(left_out[rank]), []).append(rank)
-    model = printable(str(left_out[culprits[0]].data["model"]))
+    model = printable(_told(left_out[culprits[0]]).model)
     what = next(iter(by_text)) if len(by_text) == 1 else "parameters"
     if len(by_text) > 1:
         details = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()] + details

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.notes import ThreadExceptionNote, raised
 from ...record.snapshot import Call, Note
 from ...record.wording import at_site, printable, ranks_text, verb
 from ..facts.evidence import chosen, doing, stand
@@ -45,7 +46,7 @@ def lost_threads(world: World, needs: Needs) -> list[Candidate]:
 
 def deaths(world: World, rank: int) -> list[Note]:
     """The exceptions that ended threads of the rank, but for those that another rank caused."""
-    notes = world.notes(rank, "thread_exception") if rank not in world.blind else []
+    notes = world.notes(rank, ThreadExceptionNote) if rank not in world.blind else []
     return [note for note in notes if not is_communication_error(note)]
 
 
@@ -80,7 +81,7 @@ def _made_the_calls(
         (
             note
             for note in notes
-            if note.data.get("thread_slot") == last.thread and last.issued_ns <= note.time_ns
+            if raised(note).thread_slot == last.thread and last.issued_ns <= note.time_ns
         ),
         None,
     )
@@ -94,7 +95,7 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
     else:
         waiting = [pending.rank]
     victims = tuple(sorted(set(waiting) - {rank}))
-    own = note.data.get("own_fault") is True
+    own = raised(note).own_fault
     whose = "distdebug itself failed: " if own else ""
     gone = world.ended(rank)
     suspected = "" if gone else "suspected: "
@@ -121,5 +122,5 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
 
 
 def _thread(note: Note) -> str:
-    name = note.data.get("thread")
-    return f"its thread {printable(str(name), 60)!r}" if name else "a thread"
+    name = raised(note).thread
+    return f"its thread {printable(name, 60)!r}" if name else "a thread"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal as signals
 
 from ...record.layout import Phase
+from ...record.notes import FindingRaisedNote, raised
 from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.broken_links import broken, link_of
@@ -29,7 +30,7 @@ def endings(world: World) -> list[Candidate]:
     found = []
     killed: list[Rank] = []
     for number, rank in sorted(world.ranks.items()):
-        if world.notes(number, "finding_raised"):
+        if world.notes(number, FindingRaisedNote):
             continue
         note = last_exception(world, number)
         if note is not None:
@@ -107,9 +108,10 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
 
 
 def _raised(world: World, rank: Rank, note: Note) -> Candidate:
-    if note.data.get("own_fault") is True:
+    error = raised(note)
+    if error.own_fault:
         return _failed_ourselves(world, rank, note)
-    invalid = note.data.get("invalid_argument") is True
+    invalid = error.invalid_argument is True
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
@@ -161,9 +163,9 @@ def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:
     found = {rank}
     for other in world.ranks:
         theirs = last_exception(world, other)
-        if theirs is None or theirs.data.get("invalid_argument") is not True:
+        if theirs is None or not raised(theirs).invalid_argument:
             continue
-        if (theirs.site, theirs.data.get("type")) == (note.site, note.data.get("type")):
+        if (theirs.site, raised(theirs).type) == (note.site, raised(note).type):
             found.add(other)
     return tuple(sorted(found))
 

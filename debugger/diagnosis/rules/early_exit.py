@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState, GroupState
+from ...record.notes import DataExhaustedNote
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
@@ -195,11 +196,9 @@ def _how_it_left(world: World, view: GroupView, left: list[int]) -> str:
 
 def _batches(world: World, rank: int) -> int | None:
     """How many batches the rank's data gave before it ran out; -1 unknown; None: it did not."""
-    notes = world.notes(rank, "data_exhausted")
-    if not notes:
-        return None
-    batches = notes[-1].data.get("batches")
-    return batches if isinstance(batches, int) else -1
+    notes = world.notes(rank, DataExhaustedNote)
+    told = DataExhaustedNote.read(notes[-1].data) if notes else None
+    return told.batches if told else None
 
 
 def _left_ns(world: World, left: list[int], pending: Pending) -> int:

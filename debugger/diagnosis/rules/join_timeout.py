@@ -20,6 +20,7 @@ from collections.abc import Set
 
 from ...record.layout import Activity, Phase
 from ...record.majority import vote
+from ...record.notes import StaleStoreNote, raised
 from ...record.snapshot import Note, Rank, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import chosen, stand, standing
@@ -114,7 +115,8 @@ def _has_one_life(world: World) -> bool:
 def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
     found = []
     for rank, note in failed.items():
-        if note.data.get("address_in_use") is not True:
+        error = raised(note)
+        if not error.address_in_use:
             continue
         others = tuple(sorted((set(waiting) | set(failed)) - {rank}))
         finding = Finding(
@@ -128,7 +130,7 @@ def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait])
             ranks=stand(world, chosen((rank,), others)),
             observable_ns=note.time_ns,
             cause="port",
-            data={**note.data, "address": str(note.data.get("rendezvous", ""))},
+            data={**note.data, "address": error.rendezvous or ""},
         )
         found.append(Candidate(finding))
     return found
@@ -137,7 +139,9 @@ def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait])
 def _stale_store(
     world: World, failed: dict[int, Note], waiting: dict[int, Wait]
 ) -> list[Candidate]:
-    users = {rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, "stale_store"))}
+    users = {
+        rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, StaleStoreNote))
+    }
     # Whoever comes first finds the old file; who fails first is another matter.
     times = [note.time_ns for note in failed.values()]
     times += [
@@ -148,13 +152,13 @@ def _stale_store(
     if not (users and times):
         return []
     note = users[min(users)]
-    path = note.data.get("path")
+    path = store.path if (store := StaleStoreNote.read(note.data)) else ""
     others = tuple(sorted(set(world.ranks) - set(users)))
     finding = Finding(
         kind="join_timeout",
         message=(
             f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
-            f"file was written before this run{f' ({printable(str(path), 200)})' if path else ''}, "
+            f"file was written before this run{f' ({printable(path, 200)})' if path else ''}, "
             "by an earlier one or by something else: delete it, or use a fresh one for each run"
         ),
         culprits=tuple(sorted(users)),

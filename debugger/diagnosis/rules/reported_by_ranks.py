@@ -24,8 +24,8 @@ def told(world: World) -> list[Candidate]:
     """One finding for each that ranks have told, however many did."""
     notes: dict[OwnFindingNote, tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
-        for note in rank.notes:
-            told = OwnFindingNote.read(note.data) if note.kind == OwnFindingNote.NOTE else None
+        for note in OwnFindingNote.among(rank.notes):
+            told = OwnFindingNote.read(note.data)
             if told is not None and len(notes) < MOST_TOLD:
                 key = replace(told, victims=(), headline="")  # who tells it may see others
                 first = notes.get(key)

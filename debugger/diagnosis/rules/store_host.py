@@ -1,12 +1,13 @@
 """The rank that hosts the rendezvous store has left, and others needed the store.
 
-A rank says that it hosts it with a note (`store_host`). Whoever loses its connection to the store
+A rank says that it hosts it with a note. Whoever loses its connection to the store
 outside of any call of a group, after the host has finished, is a victim of that early exit.
 """
 
 from __future__ import annotations
 
 from ...record.layout import CallState
+from ...record.notes import StoreHostNote, raised
 from ...record.snapshot import Note
 from ...record.wording import at_site, printable
 from ..facts.evidence import chosen, last_call, stand
@@ -15,7 +16,6 @@ from ..facts.world import World
 from ..findings import Finding
 from ..limits import SECOND_NS, Candidate
 
-NOTE = "store_host"
 SEEN_LATE_NS = SECOND_NS
 """A connection breaks as the process that held it ends, which is seen a moment later."""
 STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
@@ -25,7 +25,7 @@ def store_hosts_that_left(world: World) -> list[Candidate]:
     """At most one finding for each host."""
     found = []
     for host, record in world.ranks.items():
-        if not world.finished(host) or not world.notes(host, NOTE):
+        if not world.finished(host) or not world.notes(host, StoreHostNote):
             continue
         ended_ns = record.process.ended_ns or record.heartbeat_ns
         lost = {
@@ -43,7 +43,7 @@ def _lost_store(world: World, rank: int, since_ns: int) -> Note | None:
     if (
         note is None
         or note.time_ns < since_ns - SEEN_LATE_NS
-        or note.data.get("type") not in STORE_ERRORS
+        or raised(note).type not in STORE_ERRORS
     ):
         return None
     call = last_call(world, rank)

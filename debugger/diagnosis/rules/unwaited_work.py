@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...record.notes import UnwaitedWorkNote
 from ...record.signature import POINT_TO_POINT
 from ...record.snapshot import CallSite, Note
 from ...record.wording import at_site, printable, ranks_text, verb
@@ -12,21 +13,20 @@ from ..findings import Finding, RankEvidence
 
 def unwaited(world: World) -> list[Finding]:
     """Of each line the ranks that did, and how often."""
-    lines: dict[tuple[str, CallSite | None, bool], dict[int, Note]] = {}
+    lines: dict[tuple[str, CallSite | None, bool], dict[int, tuple[Note, int]]] = {}
     for number, rank in sorted(world.ranks.items()):
-        for note in rank.notes:
-            if note.kind == "unwaited_work":
-                # A later note of the same line has the higher count.
-                line = (str(note.data.get("op")), note.site, note.data.get("kept") is True)
-                lines.setdefault(line, {})[number] = note
+        for note in UnwaitedWorkNote.among(rank.notes):
+            told = UnwaitedWorkNote.read(note.data)
+            if told is not None:
+                lines.setdefault((told.op, note.site, told.kept), {})[number] = (note, told.count)
     return [_finding(world, *line, notes) for line, notes in lines.items()]
 
 
 def _finding(
-    world: World, op: str, site: CallSite | None, kept: bool, notes: dict[int, Note]
+    world: World, op: str, site: CallSite | None, kept: bool, notes: dict[int, tuple[Note, int]]
 ) -> Finding:
     ranks = tuple(notes)
-    count = sum(int(note.data.get("count", 1)) for note in notes.values())
+    count = sum(count for _, count in notes.values())
     handles = "the handle" if count == 1 else f"{count} handles"
     call = f"{handles} of {printable(op, 80)}{at_site(site)}"
     is_one = verb([0] * count, "call was", "calls were")
@@ -49,6 +49,6 @@ def _finding(
         culprits=ranks,
         severity="warning",
         ranks=evidence,
-        observable_ns=min(note.time_ns for note in notes.values()),
+        observable_ns=min(note.time_ns for note, _ in notes.values()),
         data={"op": op, "count": count},
     )

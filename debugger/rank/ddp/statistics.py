@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...record.log_levels import OFF
+from ...record.notes import DdpTimesNote
 from ..group import outstanding
 from ..log import rank_log
 from ..log.debug_level import DebugLevel
@@ -63,7 +64,7 @@ class _Observed:
     number: int
     sampled: int = 0
     noted: int = 0
-    times: dict[str, Any] = field(default_factory=dict)
+    times: DdpTimesNote | None = None
 
 
 def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
@@ -116,13 +117,13 @@ class _Watch:
             if iteration <= observed.sampled or not facts.keys() >= set(TIMES.values()):
                 return  # not sampled; or of a model on several devices, for which torch times none
             observed.sampled = iteration
-            observed.times = {
-                "module_name": observed.name,
-                "model": observed.number,
-                "iteration": iteration,
+            observed.times = DdpTimesNote(
+                module_name=observed.name,
+                model=observed.number,
+                iteration=iteration,
                 **{ours: int(facts[name]) / _NS_PER_MS for ours, name in TIMES.items()},
-            }
-            rank_log.write("ddp_times", **observed.times)
+            )
+            rank_log.write(DdpTimesNote.KIND, **observed.times.data())
             if iteration >= 2 * observed.noted:  # seldom enough for a record that only grows
                 self._note(observed)
         except Exception as error:
@@ -136,8 +137,8 @@ class _Watch:
 
     def _note(self, observed: _Observed) -> None:
         observed.noted = observed.sampled
-        if not self._recorder.writer.heap_half_full:
-            self._recorder.note("ddp_times", "", **observed.times)
+        if observed.times is not None and not self._recorder.writer.heap_half_full:
+            self._recorder.note(observed.times, "")
 
     def _switch_off(self, error: Exception) -> None:
         self._off = True

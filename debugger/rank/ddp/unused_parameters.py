@@ -12,8 +12,15 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
+from ...record.notes import (
+    DdpCompleteNote,
+    DdpFailedNote,
+    DdpUnusedNote,
+    FindingRaisedNote,
+    WithoutGradientNote,
+)
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..process.verdict import VerdictWatch
@@ -21,6 +28,7 @@ from ..record.exception_text import titled
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private import ddp as private
 
+N = TypeVar("N", bound=WithoutGradientNote)
 MOST_NAMES = 64
 """Names on record; of further ones only how many."""
 _OTHERS_S = 3.0
@@ -68,10 +76,10 @@ class UnusedParameters:
                 watched.missing = missing
                 if missing is not None:
                     site = recorder.site(sys._getframe(1))
-                    recorder.note("ddp_unused", "", site, **_told(recorder, watched, missing))
+                    recorder.note(_note(DdpUnusedNote, recorder, watched, missing), "", site)
                 else:
                     watched.in_parts = True
-                    recorder.note("ddp_complete", "")
+                    recorder.note(DdpCompleteNote(), "")
         except Exception as error:
             self._models.clear()
             report_own_fault("the search for unused parameters", error)
@@ -84,23 +92,22 @@ class UnusedParameters:
         missing = None if watched is None else private.without_gradient(model)
         if watched is None or missing is None:
             return False
-        told = _told(recorder, watched, missing)
-        rank_log.write("ddp_unused_parameters", level="error", **told)
-        recorder.note("ddp_failed", titled(error), site, **told)
-        recorder.note("finding_raised", "ddp_unused_parameters")
+        note = _note(DdpFailedNote, recorder, watched, missing)
+        rank_log.write("ddp_unused_parameters", level="error", **note.data())
+        recorder.note(note, titled(error), site)
+        recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
         if threading.current_thread() is threading.main_thread():
             self._verdict.stand_down()
             self._verdict.await_report(_OTHERS_S)
         return True
 
 
-def _told(recorder: Recorder, watched: _Watched, missing: list[int]) -> dict[str, Any]:
-    """Whose parameters, which, how many; and how many calls this rank had made by then."""
+def _note(kind: type[N], recorder: Recorder, watched: _Watched, missing: list[int]) -> N:
     names = [watched.names[index] for index in missing if index < len(watched.names)]
-    return {
-        "group": [watched.group.name, watched.group.incarnation] if watched.group else ["", 0],
-        "model": watched.name,
-        "parameters": names[:MOST_NAMES],
-        "count": len(missing),
-        "call": recorder.writer.calls,
-    }
+    return kind(
+        group=(watched.group.name, watched.group.incarnation) if watched.group else ("", 0),
+        model=watched.name,
+        parameters=tuple(names[:MOST_NAMES]),
+        count=len(missing),
+        call=recorder.writer.calls,
+    )

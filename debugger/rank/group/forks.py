@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Role
+from ...record.notes import ForkedNote
 from ...record.writer import FlightWriter
 from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder
@@ -74,7 +75,7 @@ class Forks:
             try:
                 self.revive(Role.FORKED_CHILD)
                 site = recorder.site(sys._getframe(3))
-                recorder.note("forked", message, site, parent_rank=parent, op=op)
+                recorder.note(ForkedNote(parent, op), message, site)
             except Exception as error:
                 report_own_fault("reporting a forked child", error)
             raise FindingRaised("forked", message)

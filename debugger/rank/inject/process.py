@@ -14,6 +14,7 @@ from functools import partial
 
 from ...faults.actions import exception_of
 from ...record.layout import Phase
+from ...record.notes import ExitNote
 from .context import CannotHappen, Occasion, at_users_line
 
 _LOOK_EVERY_S = 0.05
@@ -32,7 +33,7 @@ def leave(occasion: Occasion) -> None:
     """As `os._exit(code)` in the program: no `finally`, no handler, nothing is flushed."""
     code = int(occasion.arguments["code"])
     recorder = occasion.recorder
-    recorder.note("exit", f"os._exit({code})", recorder.safe_site(occasion.frame))
+    recorder.note(ExitNote(), f"os._exit({code})", recorder.safe_site(occasion.frame))
     occasion.announce()
     recorder.writer.phase(Phase.ENDED, code)
     os._exit(code)

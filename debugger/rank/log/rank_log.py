@@ -22,35 +22,12 @@ from typing import Any
 
 from ...record import log_file
 from ...record.log_form import readable
-from ...record.log_levels import LEVELS, at_least, chosen
+from ...record.log_levels import at_least, chosen
+from ...record.notes import NoteData
 from .interruptions import is_interruption
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
-_NOTE_LEVELS = {
-    **dict.fromkeys(("exception", "thread_exception", "finding", "finding_raised"), "error"),
-    **dict.fromkeys(("forked",), "error"),
-    **dict.fromkeys(
-        ("caught_exception", "interrupted", "layer_off", "not_in_group", "part_off", "stale_store"),
-        "warning",
-    ),
-    **dict.fromkeys(("data_exhausted", "ddp_complete", "ddp_unused"), "debug"),
-    **dict.fromkeys(("exit", "store_host", "unwinding"), "debug"),
-}
-"""Of notes on the flight record, by their kind; others are of level info."""
-_FOR_DIAGNOSIS = frozenset(
-    (
-        "call",
-        "communication",
-        "destroys",
-        "headline",
-        "invalid_argument",
-        "own_fault",
-        "rendezvous",
-        "thread_slot",
-    )
-)
-"""What a note says to the diagnosis and to nobody else."""
-_LOGGED_BY_THEMSELVES = frozenset(("ddp_failed", "ddp_times"))
+EMPTY: Mapping[str, Any] = {}
 _RESERVED = frozenset(
     ("time_ns", "rank", "host", "pid", "level", "event", "file", "line", "printed")
 )
@@ -102,17 +79,16 @@ def write(event: str, level: str = "info", **fields: Any) -> None:
         put(event, level, fields)
 
 
-def note(kind: str, message: str, data: Mapping[str, Any], place: tuple[str, int] | None) -> None:
+def note(
+    note: NoteData, message: str, place: tuple[str, int] | None, shown: Mapping[str, Any] = EMPTY
+) -> None:
     """A note on the flight record is a record of the log, too. It is not printed: what it is about
-    stands in a traceback or in the report."""
-    if kind in _LOGGED_BY_THEMSELVES:
+    stands in a traceback or in the report. `shown`: fields that people know by other values."""
+    if not note.LOGGED or not at_least(note.LEVEL, file_level()):
         return
-    severity = data.get("severity")
-    level = str(severity) if severity in LEVELS else _NOTE_LEVELS.get(kind, "info")
-    if not at_least(level, file_level()):
-        return
-    fields = {name: value for name, value in data.items() if name not in _FOR_DIAGNOSIS}
-    put(kind, level, {"message": message, **renamed(fields), **at(place)}, printed=True)
+    data = {**note.data(), **shown}
+    fields = {name: value for name, value in data.items() if name not in note.FOR_DIAGNOSIS}
+    put(note.KIND, note.LEVEL, {"message": message, **renamed(fields), **at(place)}, printed=True)
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:

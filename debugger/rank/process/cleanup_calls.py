@@ -12,13 +12,13 @@ import contextlib
 import functools
 import linecache
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised
+from ...record.notes import UnwindingNote
 from ..record import call_site
-from ..record.exception_text import titled
+from ..record.exception_text import stack_of, titled
 from ..record.recorder import Recorder
 from .exceptions import Exceptions, users_site
 
@@ -41,19 +41,14 @@ def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], 
             if key in noted or len(noted) >= _MOST_NOTES or not (cleanup or destroys):
                 return
             noted.add(key)
-            recorder.note(
-                "unwinding",
-                titled(error),
-                users_site(recorder, error),
+            note = UnwindingNote(
                 type=type(error).__name__,
-                stack=[
-                    f"{row.filename}:{row.lineno} in {row.name}"
-                    for row in traceback.extract_tb(error.__traceback__)[-30:]
-                ],
+                stack=stack_of(error),
                 call=number,
                 destroys=destroys,
                 **exceptions.nature(error),
             )
+            recorder.note(note, titled(error), users_site(recorder, error))
 
     return look
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from ...record.flight_file import FlightFile
 from ...record.layout import Definition, Phase
+from ...record.notes import ExceptionNote
 from ..log import rank_log
 from ..record import call_site
-from ..record.exception_text import titled
+from ..record.exception_text import stack_of, titled
 
 
 def record(error: BaseException) -> None:
@@ -27,11 +28,8 @@ def record(error: BaseException) -> None:
     users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
     place = (users[-1].filename, users[-1].lineno or 0) if users else None
     message = titled(error)
-    data = {
-        "type": type(error).__name__,
-        "stack": [f"{row.filename}:{row.lineno} in {row.name}" for row in summary[-30:]],
-    }
-    rank_log.note("exception", message, data, place)  # first: the flight record ends the run
+    note = ExceptionNote(type=type(error).__name__, stack=stack_of(error), communication=False)
+    rank_log.note(note, message, place)  # first: the flight record ends the run
     environment = os.environ
     path = Path(environment["DISTDEBUG_RUN_DIR"]) / "ranks" / f"pid-{os.getpid()}.flight"
     file = FlightFile(path)
@@ -46,5 +44,5 @@ def record(error: BaseException) -> None:
     site = 0
     if place is not None:
         site = file.define(Definition.SITE, json.dumps([*place, users[-1].name]))
-    file.note("exception", message, site=site, communication=False, **data)
+    file.note(note, message, site)
     file.phase(Phase.EXITING, 1)

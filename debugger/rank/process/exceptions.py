@@ -10,9 +10,16 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ...errors.in_ranks import FindingRaised
+from ...record.notes import (
+    ExceptionNote,
+    FindingRaisedNote,
+    InterruptedNote,
+    Nature,
+    RaisedNote,
+)
 from ..group import checked_group
 from ..record import call_site, lost_connections, waiting
-from ..record.exception_text import text_of, titled
+from ..record.exception_text import stack_of, text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
 from . import blame
@@ -38,40 +45,37 @@ class Exceptions:
         self._explain = tuple(explain)
         self._recorded: set[int] = set()
 
-    def record(self, error: BaseException, kind: str = "exception") -> None:
-        """Put an exception on record, once."""
+    def record(self, error: BaseException, kind: type[RaisedNote] = ExceptionNote) -> None:
+        """Put an exception on record, once, as a note of this kind."""
         if id(error) in self._recorded:
             return
         self._recorded.add(id(error))
         recorder = self._recorder
         if isinstance(error, FindingRaised):
-            recorder.note("finding_raised", error.kind)
+            recorder.note(FindingRaisedNote(), error.kind)
             return
         if isinstance(error, KeyboardInterrupt):
-            kind = "interrupted"
-        summary = traceback.extract_tb(error.__traceback__)
+            kind = InterruptedNote
         site = users_site(recorder, error)
         finding = getattr(error, "finding", None)
         if isinstance(finding, OwnFinding):
             finding.put_on_record(recorder, site)
-            recorder.note("finding_raised", finding.kind)
+            recorder.note(FindingRaisedNote(), finding.kind)
             return
         if any(explained(error, site) for explained in self._explain):
             return
-        recorder.note(
-            kind,
-            titled(error),
-            site,
+        note = kind(
             type=type(error).__name__,
-            stack=[f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in summary[-30:]],
+            stack=stack_of(error),
             thread=threading.current_thread().name,
             thread_slot=recorder.writer.thread().index,
+            link=lost_connections.named_by(error),
+            rendezvous=getattr(error, _RENDEZVOUS, None) or None,
             **self.nature(error),
-            **lost_connections.named_by(error),
-            **_rendezvous_of(error),
         )
+        recorder.note(note, titled(error), site)
 
-    def nature(self, error: BaseException) -> dict[str, bool]:
+    def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""
         summary = traceback.extract_tb(error.__traceback__)
         innermost = summary[-1].filename if summary else ""
@@ -106,11 +110,6 @@ def failed_to_join(error: BaseException, address: str) -> None:
     """The rendezvous at this address ended with the error, which will say so on record."""
     with contextlib.suppress(AttributeError):
         setattr(error, _RENDEZVOUS, address)
-
-
-def _rendezvous_of(error: BaseException) -> dict[str, str]:
-    address = getattr(error, _RENDEZVOUS, "")
-    return {"rendezvous": address} if address else {}
 
 
 def users_site(recorder: Recorder, error: BaseException) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Phase
+from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..record import call_site, lost_connections
@@ -66,7 +67,7 @@ class Exits:
             return
         self._caught += 1
         with contextlib.suppress(Exception):
-            self._exceptions.record(error, "caught_exception")
+            self._exceptions.record(error, CaughtExceptionNote)
 
     @property
     def failed(self) -> bool:
@@ -107,7 +108,7 @@ class Exits:
 
         def hook(args: threading.ExceptHookArgs) -> None:
             if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-                self._exceptions.record(args.exc_value, kind="thread_exception")
+                self._exceptions.record(args.exc_value, ThreadExceptionNote)
             original(args)
 
         threading.excepthook = hook
@@ -228,7 +229,7 @@ class Exits:
             site = self._recorder.site(sys._getframe(2))
             if site and site not in self._sites:
                 self._sites.add(site)
-                self._recorder.note("exit", message, site)
+                self._recorder.note(ExitNote(), message, site)
 
     def _ending(self, error: BaseException, status: int) -> BaseException:
         """Put on record that the process ends with this error; what it truly is."""

@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 
 from ...record import layout
 from ...record.layout import Activity
+from ...record.notes import StaleStoreNote, StoreHostNote
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
@@ -65,7 +66,7 @@ def _init(
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
             if detail.get("stale"):
-                recorder.note("stale_store", detail["stale"], site, path=detail["path"])
+                recorder.note(StaleStoreNote(detail["path"]), detail["stale"], site)
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
@@ -80,7 +81,7 @@ def _init(
                 group = torch_private.c10d.GroupMember.WORLD
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
         if _hosts_store(detail):
-            recorder.note("store_host", "this rank hosts the rendezvous store", site)
+            recorder.note(StoreHostNote(), "this rank hosts the rendezvous store", site)
         rank_log.write("init_process_group", "debug", **_told(detail))
         return result
 
@@ -102,14 +103,14 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextMan
                 with contextlib.suppress(Exception):
                     stale = _stale(Path(path))
                     if stale:
-                        recorder.note("stale_store", stale, site, path=path)
+                        recorder.note(StaleStoreNote(path), stale, site)
                     detail = {"op": "FileStore", "path": path}
                     waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
             yield
         if hosts and not hosting:  # a program may make thousands
             hosting = True
             with contextlib.suppress(Exception):
-                recorder.note("store_host", "this rank hosts a store", site)
+                recorder.note(StoreHostNote(), "this rank hosts a store", site)
 
     return watch
 

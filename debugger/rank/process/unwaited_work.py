@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 
+from ...record.notes import UnwaitedWorkNote
 from ...record.signature import OPS, POINT_TO_POINT
 from ..group import outstanding
 from ..record.recorder import Recorder
@@ -89,5 +90,4 @@ class UnwaitedWork:
         op_code, site, kept = key
         count = self._noted[key] = self._counts[key]
         op = OPS[op_code]
-        message = f"{op} was not waited for"
-        self._recorder.note("unwaited_work", message, site, op=op, count=count, kept=kept)
+        self._recorder.note(UnwaitedWorkNote(op, count, kept), f"{op} was not waited for", site)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
+_MOST_FRAMES = 30
+
 
 def text_of(error: BaseException) -> str:
     """`str(error)`, or that it raised."""
@@ -14,3 +18,9 @@ def text_of(error: BaseException) -> str:
 def titled(error: BaseException) -> str:
     """The type and the text, as Python prints them at the end of a traceback."""
     return f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
+
+
+def stack_of(error: BaseException) -> tuple[str, ...]:
+    """The innermost frames of its traceback, outermost first: `file:line in function`."""
+    rows = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
+    return tuple(f"{row.filename}:{row.lineno} in {row.name}" for row in rows)

@@ -45,7 +45,7 @@ class OwnFinding:
 
     def put_on_record(self, recorder: Recorder, site: int) -> None:
         """The same finding may be on the record of several ranks."""
-        recorder.note(OwnFindingNote.NOTE, self.message, site, **self._note.data())
+        recorder.note(self._note, self.message, site)
 
     def raised(self, besides: str = "") -> FindingRaised:
         """The error, once it is on record; `besides`: what is to stand in its text as well."""

@@ -47,19 +47,17 @@ def is_refusal(error: BaseException, op: str, backend: str) -> bool:
     return isinstance(error, Exception) and not is_lost(error)
 
 
-def named_by(error: BaseException) -> dict[str, list[int]]:
-    """`link`: the global ranks of the connection's sender and receiver; nothing where that is not
-    known.
+def named_by(error: BaseException) -> tuple[int, int] | None:
+    """The global ranks of the connection's sender and receiver; None where that is not known.
 
     distcore's errors name them. Other backends name the other end's address, which is one rank's
     alone where ranks have a network of their own.
     """
     if isinstance(error, GroupFailed):
-        return {} if error.link is None else {"link": list(error.link)}
+        return error.link
     rank = os.environ.get(network.RANK_VARIABLE, "")
     if not rank.isdigit() or not isinstance(error, RuntimeError):
-        return {}
-    peers = {network.rank_at(text) for text in _ADDRESS.findall(text_of(error))} - {None, int(rank)}
-    return (
-        {"link": [*(one for one in peers if one is not None), int(rank)]} if len(peers) == 1 else {}
-    )
+        return None
+    named = {network.rank_at(text) for text in _ADDRESS.findall(text_of(error))}
+    peers = [one for one in named if one is not None and one != int(rank)]
+    return (peers[0], int(rank)) if len(peers) == 1 else None

@@ -23,6 +23,13 @@ from distcore.base.backend_names import by_device
 from ...record import layout, wording
 from ...record.environment import allowed
 from ...record.layout import Activity, Definition, GroupState
+from ...record.notes import (
+    LayerOffNote,
+    NoteData,
+    OwnFindingNote,
+    PartOffNote,
+    WithoutGradientNote,
+)
 from ...record.signature import (
     OP_CODES,
     Signature,
@@ -413,20 +420,22 @@ class Recorder:
         if not self._blind:
             self._blind = True
             with contextlib.suppress(Exception):
-                self.note("layer_off", f"{what} is switched off")
+                self.note(LayerOffNote(), f"{what} is switched off")
 
     def part_off(self, part: str, why: str, blind: bool = False, said: bool = False) -> None:
         """For the report; `blind`: the record of calls has gaps. `said`: the user knows."""
         with contextlib.suppress(Exception):
-            self.note("layer_off" if blind else "part_off", why, part=part, said=said)
+            off = LayerOffNote if blind else PartOffNote
+            self.note(off(part=part, said=said), why)
 
-    def note(self, kind: str, message: str, site: int = 0, **data: Any) -> None:
+    def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record."""
-        self.writer.note(kind, message, site=site, **data)
-        group = data.get("group")
-        if isinstance(group, list):
-            data["group"] = self._shown_names.get(tuple(group), group)
-        rank_log.note(kind, message, data, self._places.get(site))
+        self.writer.note(note, message, site)
+        if isinstance(note, OwnFindingNote | WithoutGradientNote):
+            shown = {"group": self._shown_names.get(note.group, note.group)}
+        else:
+            shown = {}
+        rank_log.note(note, message, self._places.get(site), shown)
 
 
 def _main_ident() -> int:

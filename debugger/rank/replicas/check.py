@@ -30,7 +30,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...record.replicas import NOTE, ReplicaWriter, file_name
+from ...record.notes import ReplicasNote
+from ...record.replicas import ReplicaWriter, file_name
 from ...record.signature import hash64
 from .. import torch_private
 from ..checks import pipeline
@@ -323,7 +324,7 @@ class ReplicaCheck:
                 break
             except FileExistsError:
                 continue  # of a process of that number before
-        self._recorder.note(NOTE, "digests of parameters", file=name)
+        self._recorder.note(ReplicasNote(name), "digests of parameters")
         made = Replica(key, number, group, [weakref.ref(one) for one in tensors], writer)
         self._replicas.append(made)
         return made

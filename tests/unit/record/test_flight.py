@@ -15,6 +15,7 @@ import pytest
 
 from debugger.record import layout
 from debugger.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
+from debugger.record.notes import ExceptionNote
 from debugger.record.reader import FlightError, FlightReader
 from debugger.record.signature import (
     OP_CODES,
@@ -224,7 +225,7 @@ def test_a_reader_that_stays_open_sees_what_comes(author: Author) -> None:
     assert reader.view(ALIVE).calls == 0
     before = reader.change_mark
     author.call()
-    author.writer.note("exception", "ValueError: no", site=author.site, type="ValueError")
+    author.writer.note(ExceptionNote(type="ValueError"), "ValueError: no", author.site)
     assert reader.change_mark != before
     view = reader.view(ALIVE)
     assert view.calls == 1
@@ -502,7 +503,7 @@ def test_any_bytes_can_be_read(author: Author) -> None:
 
     for _ in range(20):
         author.call()
-    author.writer.note("exception", "ValueError: no")
+    author.writer.note(ExceptionNote(), "ValueError: no")
     good = author.writer.path.read_bytes()
     path = author.writer.path.with_name("1.flight")
     dice = random.Random(7)

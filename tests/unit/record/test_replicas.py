@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.notes import ReplicasNote
 from debugger.record.reader import FlightReader
 from debugger.record.replicas import (
     HEADER,
     LEAST_ENTRIES,
     MAGIC,
     MOST_ENTRIES,
-    NOTE,
     ReplicaReader,
     ReplicaWriter,
     file_name,
@@ -108,6 +108,6 @@ def test_a_rank_announces_its_files(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     ReplicaWriter(tmp_path / "other" / file_name(12, 4), GROUP, "key", ["weight"])
     for name in (file_name(12, 3), f"other/{file_name(12, 4)}", "/etc/passwd", file_name(12, 9)):
-        flight.note(NOTE, "digests", file=name)
+        flight.note(ReplicasNote(name), "digests")
     (found,) = FlightReader(tmp_path / "pid-12.flight").view(Process(alive=True)).replicas
     assert found.names == ["weight"]

@@ -19,6 +19,7 @@ import torch
 
 import debugger
 from debugger.rank.log import own_faults, python_warnings, rank_log
+from debugger.record.notes import ReplicasNote
 
 Capture = pytest.CaptureFixture[str]
 
@@ -293,7 +294,7 @@ def test_pythons_warnings_say_the_same_as_without_us(tmp_path: Path) -> None:
 
 
 def test_the_place_of_a_note_is_its_own(logs: Path) -> None:
-    rank_log.note("replicas", "digests", {"file": "digests.bin", "step": 1}, ("train.py", 7))
+    rank_log.note(ReplicasNote("digests.bin"), "digests", ("train.py", 7), {"step": 1})
     [record] = _records(logs)
     assert (record["file"], record["line"], record["message"]) == ("train.py", 7, "digests")
     assert (record["file_"], record["step"]) == ("digests.bin", 1)
