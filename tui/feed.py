@@ -22,7 +22,6 @@ from debugger.record import steady_clock
 from debugger.record.layout import RING
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
-from debugger.record.signature import POINT_TO_POINT
 from debugger.record.snapshot import Rank, Snapshot
 
 from . import files, rows
@@ -429,7 +428,7 @@ def _sure_of(source: Source, row: RankRow) -> RankRow:
     before."""
     if source is Source.PLAN:
         return replace(row, since_ns=0)
-    if source is Source.DUMPS and row.call.partition("(")[0] in POINT_TO_POINT:
+    if source is Source.DUMPS and row.is_message:
         return replace(row, seq=None)
     return row
 

@@ -126,7 +126,8 @@ class Progress:
 class RankRow:
     """A row of the overview. Texts are printable; times are Unix time in nanoseconds, 0: unknown.
 
-    `lag`: by how many collectives the rank is behind the front runner of a group.
+    `lag`: by how many collectives the rank is behind the front runner of a group. `is_message`: its
+    call is point to point. `ending`: of a dead rank the signal or the status, in ten cells.
     """
 
     rank: int
@@ -143,6 +144,8 @@ class RankRow:
     progress: Progress = field(default_factory=Progress)
     host: str = ""
     pid: int = 0
+    is_message: bool = False
+    ending: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from debugger.diagnosis.facts.world import DEFAULT_GROUP, exit_status
 from debugger.record.kinds import kind_of
 from debugger.record.layout import Activity, GroupState, Phase
 from debugger.record.notes import FindingRaisedNote
+from debugger.record.signature import POINT_TO_POINT
 from debugger.record.snapshot import Call, GroupKey, Rank
 from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
 
@@ -165,7 +166,21 @@ def row_of(
         progress=progress,
         host=safe(rank.host, 80),
         pid=rank.pid,
+        is_message=call is not None and call.signature.op in POINT_TO_POINT,
+        ending=_ending(rank) if state is State.DEAD else "",
     )
+
+
+def _ending(rank: Rank) -> str:
+    if rank.process.signal is not None and not rank.exit_code:
+        return signal_name(rank.process.signal)
+    status = _status(rank)
+    return "" if status is None else f"status {status}"
+
+
+def _status(rank: Rank) -> int | None:
+    """It was on its way out when the others' end, or a launcher, made it short."""
+    return rank.exit_code or exit_status(rank)
 
 
 def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
@@ -173,8 +188,7 @@ def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
     if state is State.DEAD:
         if rank.process.signal is not None and not rank.exit_code:
             return f"killed by {signal_name(rank.process.signal)}"
-        # It was on its way out when the others' end, or a launcher, made it short.
-        status = rank.exit_code or exit_status(rank)
+        status = _status(rank)
         return "gone" if status is None else f"exited with {status}"
     if state is State.ENDED:
         if told(rank):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record.log_file import DEFAULT_MAX_MB
-from ..record.log_levels import DEBUG_LEVELS
+from ..record.log_levels import DEBUG_LEVELS, INFO
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
-from . import break_flags, ci_flags, head_flags, inject_flags
+from . import break_flags, ci_flags, head_flags, inject_flags, numbers
 
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
@@ -26,14 +25,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distdebug")
     group.add_argument(
         "--hang-timeout",
-        type=_seconds,
+        type=numbers.seconds,
         default=60.0,
         metavar="S",
         help="suspect a rank that is late by this many seconds (default 60)",
     )
     group.add_argument(
         "--notice-after",
-        type=_seconds,
+        type=numbers.seconds,
         default=10.0,
         metavar="S",
         help="say who is late after this many seconds (default 10)",
@@ -58,14 +57,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--check-every",
-        type=_steps,
+        type=numbers.steps,
         default=1,
         metavar="K",
         help="with --check replicas: look after one step in K (default 1)",
     )
     group.add_argument(
         "--log-max-mb",
-        type=_megabytes,
+        type=numbers.mebibytes(0.01, 1e6),
         default=DEFAULT_MAX_MB,
         metavar="MB",
         help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
@@ -133,7 +132,7 @@ def common(
     if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     asked = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
-    level = asked or "INFO"
+    level = asked or INFO
     if level not in DEBUG_LEVELS:
         raise UsageError(
             f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(DEBUG_LEVELS)}"
@@ -176,24 +175,3 @@ def _checks(text: str) -> tuple[str, ...]:
         if name not in (*CHECKS, "all"):
             raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
     return tuple(dict.fromkeys(names))
-
-
-def _megabytes(text: str) -> float:
-    value = float(text)
-    if not 0.01 <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"must be from 0.01 to 1000000 MiB, not {text}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0 or math.isinf(value):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
-    return value
-
-
-def _steps(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of steps from 1 on, not {text}")
-    return value

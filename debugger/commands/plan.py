@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from . import ci_flags, inject_flags, plan_exec, plan_scale
+from . import ci_flags, inject_flags, numbers, plan_exec, plan_scale
 from .base import Command
 
 UNDECIDED = ("likely", "true", "false")
@@ -43,14 +42,17 @@ class PlanCommand(Command):
         parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
         group = parser.add_argument_group("distdebug")
         group.add_argument(
-            "--nodes", type=_count, metavar="M", help="spread the ranks over M nodes"
+            "--nodes", type=numbers.count, metavar="M", help="spread the ranks over M nodes"
         )
         group.add_argument(
-            "--local-size", type=_count, metavar="K", help="ranks on a node (default 8, or all)"
+            "--local-size",
+            type=numbers.count,
+            metavar="K",
+            help="ranks on a node (default 8, or all)",
         )
         group.add_argument(
             "--steps",
-            type=_count,
+            type=numbers.count,
             default=0,
             metavar="K",
             help="end each rank after K steps of an optimiser (default: where it ends by itself)",
@@ -62,11 +64,11 @@ class PlanCommand(Command):
             help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
         )
         group.add_argument(
-            "--jobs", type=_count, default=0, metavar="J", help="run J ranks at a time"
+            "--jobs", type=numbers.count, default=0, metavar="J", help="run J ranks at a time"
         )
         group.add_argument(
             "--real-bytes",
-            type=_bytes,
+            type=numbers.size_bytes,
             default=65536,
             metavar="B",
             help="exchange tensors of integers of up to B bytes for real (default 65536)",
@@ -80,14 +82,14 @@ class PlanCommand(Command):
         )
         group.add_argument(
             "--time-limit",
-            type=_seconds,
+            type=numbers.seconds,
             default=120.0,
             metavar="S",
             help="give a rank up that runs for longer than S seconds (default 120)",
         )
         group.add_argument(
             "--memory",
-            type=_megabytes,
+            type=numbers.mebibytes(1, 1e8),
             default=0.0,
             metavar="MB",
             help="what all ranks that wait for others may have together (default: half of what "
@@ -102,7 +104,7 @@ class PlanCommand(Command):
         )
         group.add_argument(
             "--buffered-sends",
-            type=_bytes,
+            type=numbers.size_bytes,
             metavar="N",
             help="sends of up to N bytes a channel do not wait for their receives (default: as the "
             "backend does: none on gloo, which never sends before, 65536 on others)",
@@ -129,8 +131,9 @@ class PlanCommand(Command):
         # Imported here, so that `plan --help` answers at once.
         from ..plan.conclusion import PlanFacts, conclude
         from ..plan.model import Model
-        from ..plan.planner import PlanOptions, chosen_ranks, plan_ranks, shown
+        from ..plan.planner import chosen_ranks, plan_ranks, shown
         from ..plan.programs import read_programs
+        from ..record.plan_request import Request
         from ..record.run_directory import RunDirectory
         from ..reports import text
         from ..supervisor.injection import Injection
@@ -150,7 +153,7 @@ class PlanCommand(Command):
             ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
         except ValueError as error:
             raise UsageError(f"--ranks {own.ranks}: {error}") from error
-        options = PlanOptions(
+        asked = Request(
             target=request.script,
             arguments=request.script_arguments,
             world_size=size,
@@ -164,7 +167,6 @@ class PlanCommand(Command):
             time_s=own.time_limit,
             memory_bytes=int(own.memory * (1 << 20)),
             accelerator=own.accelerator,
-            starts_itself=itself,
         )
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
         faults = inject_flags.plan(_with_no_other_faults(own), size or None)
@@ -181,8 +183,8 @@ class PlanCommand(Command):
             told = {"command": command, "world_size": size, "started_ns": started_ns}
             directory.write_json("run.json", told)
             injection = Injection(faults, directory, _say)
-            options = replace(options, environment={**environment, **injection.environment})
-            planned = plan_ranks(directory, options)
+            asked = replace(asked, environment={**environment, **injection.environment})
+            planned = plan_ranks(directory, asked, itself)
             facts = PlanFacts(
                 command=command,
                 of=size or planned.world_size,
@@ -242,31 +244,3 @@ def _local_size(own: argparse.Namespace, size: int) -> int:
     if local and local * nodes != size:
         raise UsageError(f"--nodes {nodes} and --local-size {local} do not make {size} ranks")
     return int(size // nodes)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
-    return value
-
-
-def _bytes(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be a number of bytes, not {text}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0 or math.isinf(value):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
-    return value
-
-
-def _megabytes(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 1e8:
-        raise argparse.ArgumentTypeError(f"must be from 1 to 100000000 MiB, not {text}")
-    return value

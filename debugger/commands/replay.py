@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..record.backend_names import by_device
 from . import options
 from .base import Command, add_run_argument
 
@@ -156,7 +157,7 @@ def _check_memory(plan: Plan) -> None:
 def _own_backend(ranks: Mapping[int, Rank]) -> str:
     """That of the run's groups, where this command can have it."""
     used = {group.backend for rank in ranks.values() for group in rank.groups.values()}
-    named = {one for text in used for one in BACKENDS if one in text.replace(",", ":").split(":")}
+    named = {one for text in used for one in by_device(text).values() if one in BACKENDS}
     if len(named) == 1:
         return named.pop()
     raise UsageError(

@@ -26,6 +26,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..record.backend_names import by_device
 from ..record.signature import RULES, Rule, Signature
 
 EAGER_BYTES = 64 << 10
@@ -78,7 +79,9 @@ class Model:
 
     def creation_blocks(self, backend: str) -> bool:
         """Whether the members of a new group wait for each other in `new_group`."""
-        return self.strict or any(not on_device(name) for name in backends_of(backend))
+        return self.strict or any(
+            not on_device(name) for name in by_device(backend.lower()).values()
+        )
 
 
 def _on_gloo(signature: Signature, size: int, is_root: bool) -> Waits:
@@ -104,20 +107,14 @@ def on_device(backend: str) -> bool:
     return backend in ("nccl", "xccl", "rccl", "hccl")
 
 
-def backends_of(config: str) -> list[str]:
-    """The names in a group's backend: `cpu:gloo,cuda:nccl` has two."""
-    return [part.strip().rpartition(":")[2].lower() for part in config.split(",")]
-
-
 def backend_of(config: str, signature: Signature) -> str:
     """The one of them that this call enters."""
-    names = backends_of(config)
+    known = by_device(config.lower())
+    if signature.device in known:
+        return known[signature.device]
+    names = list(known.values())
     if len(names) == 1:
         return names[0]
-    for part in config.split(","):
-        device, _, name = part.strip().rpartition(":")
-        if device == signature.device:
-            return name.lower()
     return names[0] if all(map(on_device, names)) else next(n for n in names if not on_device(n))
 
 

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ..record.bounds import open_regular, whole
+from ..record.definitions import (
+    DAMAGED,
+    creation_of,
+    group_of,
+    note_of,
+    site_of,
+)
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState, Phase
 from ..record.program_writer import FILES, FOLDER
 from ..record.signature import CHAIN_STEP, MASK, Signature
-from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
+from ..record.snapshot import Call, CallSite, Group, Note
 from .program import (
     Created,
     CutOff,
@@ -29,8 +36,6 @@ from .program import (
     Waited,
 )
 
-_DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
-
 
 def read_programs(run_dir: Path) -> dict[int, Program]:
     """The program of each rank that was planned, by rank. Raises OSError where the folder of them
@@ -39,7 +44,7 @@ def read_programs(run_dir: Path) -> dict[int, Program]:
     if not folder.is_dir():
         return {}
     signatures: dict[str, Signature] = {}
-    sites: dict[tuple[Any, ...], CallSite] = {}
+    sites: dict[CallSite, CallSite] = {}
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
     found = {}
     for path in folder.glob(f"*.{FILES}"):
@@ -73,7 +78,7 @@ class _Reader:
         self,
         rank: int,
         signatures: dict[str, Signature],
-        sites: dict[tuple[Any, ...], CallSite],
+        sites: dict[CallSite, CallSite],
         ranks: dict[tuple[int, ...], tuple[int, ...]],
     ) -> None:
         self.rank = rank
@@ -104,7 +109,7 @@ class _Reader:
                 try:
                     row = json.loads(line)
                     getattr(self, f"_on_{row[0]}", _nothing)(*row[1:])
-                except _DAMAGED:
+                except DAMAGED:
                     self._events.append(CutOff("its record is damaged from here on"))
                     self._ended = True
                     break
@@ -143,8 +148,8 @@ class _Reader:
         self._host, self._pid = str(host), whole(pid)
 
     def _on_site(self, number: int, row: list[Any]) -> None:
-        key = (str(row[0]), whole(row[1]), str(row[2]), str(row[3]) if len(row) > 3 else "")
-        self._sites[number] = self._all_sites.setdefault(key, CallSite(*key))
+        site = site_of(row)
+        self._sites[number] = self._all_sites.setdefault(site, site)
 
     def _on_signature(self, number: int, value: Any) -> None:
         text = json.dumps(value)
@@ -157,19 +162,15 @@ class _Reader:
         self._details[number] = dict(value)
 
     def _on_group(self, number: int, value: Mapping[str, Any]) -> None:
-        timeout_s = value.get("timeout_s")
+        told = group_of(value)
         self._definitions[number] = Group(
-            key=_key(value),
-            desc=str(value["desc"]),
-            ranks=self._members(value["ranks"]),
-            backend=str(value["backend"]),
+            key=told.key,
+            desc=told.desc,
+            ranks=self._all_ranks.setdefault(told.ranks, told.ranks),
+            backend=told.backend,
             state=GroupState.READY,
-            timeout_s=None if timeout_s is None else float(timeout_s),
+            timeout_s=told.timeout_s,
         )
-
-    def _members(self, value: Any) -> tuple[int, ...]:
-        given = tuple(whole(one) for one in value)
-        return self._all_ranks.setdefault(given, given)
 
     def _on_slot(self, index: int, definition: int) -> None:
         self._slots[index] = self._definitions[definition]
@@ -177,27 +178,13 @@ class _Reader:
 
     def _on_creation(self, number: int, value: Mapping[str, Any]) -> None:
         del number
-        creation = Creation(
-            index=whole(value["index"]),
-            group=_key(value),
-            ranks=self._members(value["ranks"]),
-            backend=str(value["backend"]),
-            site=self._sites.get(whole(value["site"])),
-            world_seq=whole(value["world_seq"]),
-            time_ns=whole(value["t_ns"]),
-        )
-        self._events.append(Created(creation))
+        creation = creation_of(value, self._sites.get)
+        ranks = self._all_ranks.setdefault(creation.ranks, creation.ranks)
+        self._events.append(Created(replace(creation, ranks=ranks)))
 
     def _on_note(self, number: int, value: dict[str, Any]) -> None:
         del number
-        note = Note(
-            kind=str(value.pop("kind")),
-            time_ns=whole(value.pop("t_ns")),
-            message=str(value.pop("message")),
-            site=self._sites.get(whole(value.pop("site", 0))),
-            data=value,
-        )
-        self._notes.append((len(self._events), note))
+        self._notes.append((len(self._events), note_of(value, self._sites.get)))
 
     def _on_kind(self, number: int, *row: int) -> None:
         op, signature, agree, exact, contribution = row
@@ -303,7 +290,3 @@ class _Reader:
 def _nothing(*row: Any) -> None:
     """A line of a newer version."""
     del row
-
-
-def _key(value: Mapping[str, Any]) -> GroupKey:
-    return (str(value["name"]), whole(value["incarnation"]))

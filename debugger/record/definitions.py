@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,11 @@ MOST_EACH_TOGETHER_BYTES = 48 << 10
 rank's usually take 10 to 20 KiB; what ranks have in common counts once."""
 LEAST_COST_BYTES = 400
 """Of any definition, as the object that is kept of it."""
+Sites = Callable[[int], CallSite | None]
+"""The call site with an id."""
 MOST_DAMAGED = 100
 """Behind so many definitions that make no sense the rest of a heap is not read."""
-_DAMAGED = (
+DAMAGED = (
     ValueError,
     KeyError,
     TypeError,
@@ -117,7 +119,7 @@ class Definitions:
             known = shared.cache_info().hits if shared else 0
             try:
                 self._define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
-            except _DAMAGED:
+            except DAMAGED:
                 self._damaged += 1
             if shared and shared.cache_info().hits != known:
                 cost = LEAST_COST_BYTES  # another rank has described it alike
@@ -132,34 +134,15 @@ class Definitions:
             return
         value = json.loads(text)
         if kind == Definition.SITE:
-            through = str(value[3]) if len(value) > 3 else ""
-            self._sites[number] = CallSite(str(value[0]), whole(value[1]), str(value[2]), through)
+            self._sites[number] = site_of(value)
         elif kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(
-                _key(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
+                key_of(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
             )
         elif kind == Definition.CREATION:
-            self.creations.append(
-                Creation(
-                    index=whole(value["index"]),
-                    group=_key(value),
-                    ranks=_ranks(value["ranks"]),
-                    backend=str(value["backend"]),
-                    site=self.site(whole(value["site"])),
-                    world_seq=whole(value["world_seq"]),
-                    time_ns=whole(value["t_ns"]) + wall_offset_ns,
-                )
-            )
+            self.creations.append(creation_of(value, self.site, wall_offset_ns))
         elif kind == Definition.NOTE:
-            self.notes.append(
-                Note(
-                    kind=str(value.pop("kind")),
-                    time_ns=whole(value.pop("t_ns")) + wall_offset_ns,
-                    message=str(value.pop("message")),
-                    site=self.site(whole(value.pop("site", 0))),
-                    data=value,
-                )
-            )
+            self.notes.append(note_of(value, self.site, wall_offset_ns))
         elif kind == Definition.ENVIRONMENT:
             self.environment = {str(name): str(value[name]) for name in value}
         elif kind == Definition.DETAIL:
@@ -201,13 +184,50 @@ class Definitions:
         return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
 
 
+# What follows raises one of `DAMAGED` where a definition makes no sense.
+
+
+def site_of(value: Any) -> CallSite:
+    """The line of a call, from what a SITE's text says."""
+    through = str(value[3]) if len(value) > 3 else ""
+    return CallSite(str(value[0]), whole(value[1]), str(value[2]), through)
+
+
+def creation_of(value: Mapping[str, Any], site: Sites, wall_offset_ns: int = 0) -> Creation:
+    """The making of a group, from what a CREATION's text says."""
+    return Creation(
+        index=whole(value["index"]),
+        group=key_of(value),
+        ranks=_ranks(value["ranks"]),
+        backend=str(value["backend"]),
+        site=site(whole(value["site"])),
+        world_seq=whole(value["world_seq"]),
+        time_ns=whole(value["t_ns"]) + wall_offset_ns,
+    )
+
+
+def note_of(value: dict[str, Any], site: Sites, wall_offset_ns: int = 0) -> Note:
+    """A note, from what a NOTE's text says, whose own fields are taken out of `value`."""
+    return Note(
+        kind=str(value.pop("kind")),
+        time_ns=whole(value.pop("t_ns")) + wall_offset_ns,
+        message=str(value.pop("message")),
+        site=site(whole(value.pop("site", 0))),
+        data=value,
+    )
+
+
 # All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
 @functools.lru_cache(maxsize=1024)
 def _group(text: str) -> GroupText:
-    value = json.loads(text)
+    return group_of(json.loads(text))
+
+
+def group_of(value: Mapping[str, Any]) -> GroupText:
+    """What a GROUP's text says."""
     timeout_s = value.get("timeout_s")
     return GroupText(
-        key=_key(value),
+        key=key_of(value),
         desc=str(value["desc"]),
         ranks=_ranks(value["ranks"]),
         backend=str(value["backend"]),
@@ -219,7 +239,8 @@ _signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
 _SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group}
 
 
-def _key(value: Mapping[str, Any]) -> GroupKey:
+def key_of(value: Mapping[str, Any]) -> GroupKey:
+    """The name and incarnation that several texts say."""
     return (str(value["name"]), whole(value["incarnation"]))
 
 

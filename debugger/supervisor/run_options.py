@@ -9,6 +9,7 @@ from pathlib import Path
 from ..diagnosis.limits import Limits
 from ..nodes.several import Several
 from ..record.log_file import DEFAULT_MAX_MB
+from ..record.log_levels import INFO
 from .ci import Ci
 from .injection import Plan
 
@@ -23,7 +24,7 @@ class Options:
     launcher: str = ""
     run_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    level: str = "INFO"
+    level: str = INFO
     level_asked: bool = False  # else the program is told torch's own
     checks: tuple[str, ...] = ()
     log_max_mb: float = DEFAULT_MAX_MB

@@ -315,8 +315,4 @@ def _line(row: RankRow, now_ns: int, width: int, widths: Sequence[int]) -> Line:
 
 def _short(row: RankRow) -> str:
     """The state in ten cells, how a rank died included."""
-    if row.state is State.DEAD and row.words.startswith("killed by SIG"):
-        return row.words.removeprefix("killed by ")
-    if row.state is State.DEAD and row.words.startswith("exited with "):
-        return f"status {row.words.removeprefix('exited with ')}"
-    return row.state.value
+    return row.ending or row.state.value

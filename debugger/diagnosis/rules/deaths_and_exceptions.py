@@ -81,9 +81,11 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
     culprits = tuple(sorted(rank.rank for rank in dead))
     first = dead[0]
     ending = ending_text(world, first.rank)
-    was = verb(culprits, "was", "were") + " " if first.process.signal is not None else ""
-    if ending == "gone without a trace":
-        was = verb(culprits, "is", "are") + " "
+    was = ""
+    if first.process.signal is not None:
+        was = verb(culprits, "was ", "were ")
+    elif exit_status(first) is None:
+        was = verb(culprits, "is ", "are ")
     where = standing(world, culprits[0])
     doing = f"; its last call was {where.call}" if where.call and len(culprits) == 1 else ""
     others = tuple(sorted(set(world.ranks) - set(culprits)))

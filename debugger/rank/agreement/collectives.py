@@ -16,10 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from distcore.base.backend_names import by_device
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
+from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
 from ..checks import memory_layout

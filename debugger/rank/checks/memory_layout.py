@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcore.base.backend_names import by_device
-
+from ...record.backend_names import by_device
 from ...record.dispute import Dispute
 from ...record.majority import vote
 from ...record.signature import Signature

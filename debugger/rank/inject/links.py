@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.base.backend_names import by_device
 from distcore.testing import Fault, FaultPlan, Injection, Kind, inject
 
 from ...faults import actions
@@ -24,6 +23,7 @@ from ...faults.actions import Family
 from ...faults.injected import InjectedLog
 from ...faults.plan import Moment, Plan, When
 from ...record import network
+from ...record.backend_names import by_device
 from ..group.wrap import Groups
 
 ACTIONS = frozenset(name for name, one in actions.ACTIONS.items() if one.family is Family.LINK)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from distcore.backend import register
 from distcore.plan.backend import NAME, PlanBackend
 
+from ...record.plan_request import Outcome, Request
 from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log.own_faults import report_own_fault
@@ -30,7 +31,6 @@ from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
 from .refusal import line_of_user, on_started_ranks, refuse
-from .request import Outcome, Request
 from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint

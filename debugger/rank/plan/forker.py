@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+from ...record.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
-from .request import Outcome, Request
 from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1

@@ -34,12 +34,12 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
+from ...record.plan_request import Outcome, Request
 from ..record import call_site
 from ..torch_private import planning
 from . import child
 from .forker import Forker
 from .refusal import line_of_user, on_started_ranks, refuse
-from .request import Outcome, Request
 
 _METHODS = ("fork", "spawn", "forkserver")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")

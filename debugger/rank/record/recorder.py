@@ -18,9 +18,8 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from distcore.base.backend_names import by_device
-
 from ...record import layout, wording
+from ...record.backend_names import by_device
 from ...record.environment import allowed
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from distcore.base.backend_names import by_device
+from ...record.backend_names import by_device
 
 SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))
 NO_TIMEOUT = timedelta(0)

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from distcore.base.backend_names import by_device
-
+from ...record.backend_names import by_device
 from . import python_groups
 from .modules import Wrapped, c10d
 from .probe import Part, Private, patch

@@ -27,6 +27,22 @@ one like it, which `_looks_at_metadata` knows by their names."""
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
+class Unnoticed:
+    """Mixed into a mode of ours: torch and the compiler go on as without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without this, the first operator would load the compiler. It leaves us alone."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile works below the mode, too."""
+        return True
+
+
 def calls_with(look: Look) -> Any:
     """A mode, for one thread: while it is entered, `look(operator, args, kwargs)` comes before each
     operator. None where torch cannot."""
@@ -45,22 +61,10 @@ def _mode_class() -> Any:
 
     base: Any = TorchDispatchMode
 
-    class Calls(base):  # type: ignore[misc]
-        supports_higher_order_operators = True
-
+    class Calls(Unnoticed, base):  # type: ignore[misc]
         def __init__(self, look: Look) -> None:
             super().__init__()
             self._look = look
-
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            """Without this, the first operator would load the compiler. It leaves us alone."""
-            return False
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            """torch.compile goes on as without it."""
-            return True
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

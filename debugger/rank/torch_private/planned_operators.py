@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from .operator_calls import accesses_of
+from .operator_calls import Unnoticed, accesses_of
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _PLAIN = (Tensor, Parameter)
@@ -45,21 +45,10 @@ def _classes() -> tuple[Any, Any]:
     dispatch_base: Any = TorchDispatchMode
     function_base: Any = TorchFunctionMode
 
-    class Operators(dispatch_base):  # type: ignore[misc]
-        supports_higher_order_operators = True
-
+    class Operators(Unnoticed, dispatch_base):  # type: ignore[misc]
         def __init__(self, watching: Watching) -> None:
             super().__init__()
             self._watching = watching
-
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            """Without this, the first operator would load the compiler. It leaves us alone."""
-            return False
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from distcore.torch_private import rename_backend
 
+from ...record.backend_names import by_device
 from .modules import Wrapped, c10d, dist
 from .probe import Part, Private, patch
 
@@ -102,7 +103,7 @@ def _rename(group: Any, backend: str, asked: str) -> None:
         shown = "nccl" if torch.cuda.is_available() else "gloo"
     config = shown if ":" in shown else f"cpu:{shown},cuda:{shown}"
     world = c10d._world
-    name = dict(part.split(":") for part in config.split(",")).get("cpu", shown)
+    name = by_device(config).get("cpu", shown)
     if ":" not in shown:
         name = shown
     rename_backend(group, backend, name)

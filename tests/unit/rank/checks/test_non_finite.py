@@ -13,6 +13,7 @@ from debugger.rank.checks.non_finite import LossScaling, inspector
 from debugger.rank.log import rank_log
 from debugger.rank.record import call_site
 from debugger.rank.record.recorder import GroupRecord
+from debugger.record.notes import NoteData
 from debugger.record.signature import Signature
 
 NAN, INF = float("nan"), float("inf")
@@ -26,8 +27,8 @@ class Notes:
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
 
-    def note(self, kind: str, message: str, site: int, **data: Any) -> None:
-        self.taken.append({"kind": kind, "message": message, "site": site, **data})
+    def note(self, note: NoteData, message: str, site: int) -> None:
+        self.taken.append({"kind": note.KIND, "message": message, "site": site, **note.data()})
 
     def safe_site(self, frame: FrameType | None) -> int:
         found = call_site.find(frame)

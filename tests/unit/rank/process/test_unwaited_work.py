@@ -10,6 +10,7 @@ import pytest
 
 from debugger.rank.group import outstanding
 from debugger.rank.process.unwaited_work import UnwaitedWork
+from debugger.record.notes import UnwaitedWorkNote
 from debugger.record.signature import OP_CODES
 
 
@@ -43,8 +44,8 @@ class Rank:
     def function_of(self, _site: int) -> tuple[str, str]:
         return "train.py", "step"
 
-    def note(self, _kind: str, _message: str, _site: int, **data: Any) -> None:
-        self.notes.append((data["op"], data["count"], data["kept"]))
+    def note(self, note: UnwaitedWorkNote, _message: str, _site: int) -> None:
+        self.notes.append((note.op, note.count, note.kept))
 
 
 @pytest.fixture

@@ -1,0 +1,21 @@
+"""Both packages read alike what a program writes for a backend; neither may use the other's."""
+
+from __future__ import annotations
+
+import pytest
+
+from debugger.record import backend_names
+from distcore.base.backend_names import by_device
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gloo", {"": "gloo"}),
+        ("cpu:gloo,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
+        ("cpu:tcp, cuda:distcore_nccl", {"cpu": "tcp", "cuda": "distcore_nccl"}),
+        ("", {"": ""}),
+    ],
+)
+def test_a_backend_is_read_the_same_everywhere(text: str, found: dict[str, str]) -> None:
+    assert backend_names.by_device(text) == by_device(text) == found
