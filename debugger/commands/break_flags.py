@@ -1,7 +1,9 @@
-"""`--break`: finds the file that is meant, and tells a line at which Python cannot stop."""
+"""The flags of breakpoints; of `--break` finds the file that is meant, and tells a line at which
+Python cannot stop."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,32 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.break_at import BreakAt, canonical, lines_with_code, parse
+
+
+def add(group: argparse._ArgumentGroup) -> None:
+    """The flags of breakpoints."""
+    group.add_argument(
+        "--break",
+        dest="breaks",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help=(
+            "stop before FILE:LINE, or before the call OP#SEQ of any group, such as all_reduce#12; "
+            "every rank that comes there, or with @RANK that one (may be repeated)"
+        ),
+    )
+    group.add_argument(
+        "--pdb",
+        action="store_true",
+        help="stop where an uncaught exception was raised, on the first rank that raises one",
+    )
+    group.add_argument(
+        "--debugger",
+        choices=("pdb", "debugpy"),
+        default="pdb",
+        help="what breakpoints wait for: `distdebug attach` (default), or an editor",
+    )
 
 
 def places(

@@ -23,6 +23,22 @@ CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 def add(parser: argparse.ArgumentParser) -> None:
     """Add distdebug's own flags."""
     group = parser.add_argument_group("distdebug")
+    _add_judging(group)
+    _add_looking(group)
+    break_flags.add(group)
+    inject_flags.add(group)
+    group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+    group.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
+    )
+    head_flags.add(group)
+    _add_reporting(group)
+
+
+def _add_judging(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hang-timeout",
         type=numbers.seconds,
@@ -43,6 +59,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="stop the run at an error (default), or let it go on and report at the end",
     )
+
+
+def _add_looking(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--debug-level",
         choices=DEBUG_LEVELS,
@@ -69,37 +88,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
     )
-    group.add_argument(
-        "--break",
-        dest="breaks",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help=(
-            "stop before FILE:LINE, or before the call OP#SEQ of any group, such as all_reduce#12; "
-            "every rank that comes there, or with @RANK that one (may be repeated)"
-        ),
-    )
-    group.add_argument(
-        "--pdb",
-        action="store_true",
-        help="stop where an uncaught exception was raised, on the first rank that raises one",
-    )
-    group.add_argument(
-        "--debugger",
-        choices=("pdb", "debugpy"),
-        default="pdb",
-        help="what breakpoints wait for: `distdebug attach` (default), or an editor",
-    )
-    inject_flags.add(group)
-    group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
-    group.add_argument(
-        "--interface",
-        default="",
-        metavar="NAME",
-        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
-    )
-    head_flags.add(group)
+
+
+def _add_reporting(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
         "--allow-unwatched",

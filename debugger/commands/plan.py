@@ -6,13 +6,21 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from . import ci_flags, inject_flags, numbers, plan_exec, plan_scale
 from .base import Command
+
+if TYPE_CHECKING:
+    from ..plan.program import Program
+    from ..record.plan_request import Request
+    from ..record.run_directory import RunDirectory
+    from ..supervisor.injection import Plan
+    from .plan_exec import Asked
 
 UNDECIDED = ("likely", "true", "false")
 ACCELERATORS = ("auto", "none", "cuda")
@@ -41,74 +49,8 @@ class PlanCommand(Command):
         )
         parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
         group = parser.add_argument_group("distdebug")
-        group.add_argument(
-            "--nodes", type=numbers.count, metavar="M", help="spread the ranks over M nodes"
-        )
-        group.add_argument(
-            "--local-size",
-            type=numbers.count,
-            metavar="K",
-            help="ranks on a node (default 8, or all)",
-        )
-        group.add_argument(
-            "--steps",
-            type=numbers.count,
-            default=0,
-            metavar="K",
-            help="end each rank after K steps of an optimiser (default: where it ends by itself)",
-        )
-        group.add_argument(
-            "--ranks",
-            default="",
-            metavar="LIST",
-            help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
-        )
-        group.add_argument(
-            "--jobs", type=numbers.count, default=0, metavar="J", help="run J ranks at a time"
-        )
-        group.add_argument(
-            "--real-bytes",
-            type=numbers.size_bytes,
-            default=65536,
-            metavar="B",
-            help="exchange tensors of integers of up to B bytes for real (default 65536)",
-        )
-        group.add_argument(
-            "--undecided",
-            choices=UNDECIDED,
-            default="likely",
-            help="which way to go where a decision depends on a value that a plan does not have: "
-            "the likely one (default), or as if every such condition were true, or false",
-        )
-        group.add_argument(
-            "--time-limit",
-            type=numbers.seconds,
-            default=120.0,
-            metavar="S",
-            help="give a rank up that runs for longer than S seconds (default 120)",
-        )
-        group.add_argument(
-            "--memory",
-            type=numbers.mebibytes(1, 1e8),
-            default=0.0,
-            metavar="MB",
-            help="what all ranks that wait for others may have together (default: half of what "
-            "is free); those beyond it are run again later",
-        )
-        group.add_argument(
-            "--accelerator",
-            choices=ACCELERATORS,
-            default="auto",
-            help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
-            "never, or always",
-        )
-        group.add_argument(
-            "--buffered-sends",
-            type=numbers.size_bytes,
-            metavar="N",
-            help="sends of up to N bytes a channel do not wait for their receives (default: as the "
-            "backend does: none on gloo, which never sends before, 65536 on others)",
-        )
+        _add_which(group)
+        _add_how(group)
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         group.add_argument(
             "--inject",
@@ -129,76 +71,22 @@ class PlanCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
-        from ..plan.conclusion import PlanFacts, conclude
-        from ..plan.model import Model
-        from ..plan.planner import chosen_ranks, plan_ranks, shown
-        from ..plan.programs import read_programs
-        from ..record.plan_request import Request
         from ..record.run_directory import RunDirectory
         from ..reports import text
-        from ..supervisor.injection import Injection
         from ..supervisor.output import colour_wanted
 
-        request, job = args.asked.request, args.asked.job
-        own = request.own
-        plan_scale.check(own)
-        itself = job is not None and job.starts_itself
-        if itself:
-            plan_exec.check_of_itself(own)
-            size, local_size = 0, own.local_size or 0
-        else:
-            size = plan_scale.planned_size(request) or _world_size(request)
-            local_size = _local_size(own, size)
-        try:
-            ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
-        except ValueError as error:
-            raise UsageError(f"--ranks {own.ranks}: {error}") from error
-        asked = Request(
-            target=request.script,
-            arguments=request.script_arguments,
-            world_size=size,
-            is_module=bool(request.torchrun.module),
-            local_size=local_size,
-            ranks=ranks,
-            steps=own.steps,
-            jobs=own.jobs,
-            real_bytes=own.real_bytes,
-            undecided=own.undecided,
-            time_s=own.time_limit,
-            memory_bytes=int(own.memory * (1 << 20)),
-            accelerator=own.accelerator,
-        )
+        own = args.asked.request.own
+        asked = _request(args.asked)
         ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
-        faults = inject_flags.plan(_with_no_other_faults(own), size or None)
-        environment = {} if job is None else job.environment
+        faults = inject_flags.plan(_with_no_other_faults(own), asked.world_size or None)
         run = None
         if own.scale is not None:
-            code, run = plan_scale.run_really(request)
+            code, run = plan_scale.run_really(args.asked.request)
             if code:
                 return code
         directory = RunDirectory.create(explicit=own.run_dir)
-        started_ns = time.time_ns()
-        command = shown(args.asked.shown)
         try:
-            told = {"command": command, "world_size": size, "started_ns": started_ns}
-            directory.write_json("run.json", told)
-            injection = Injection(faults, directory, _say)
-            asked = replace(asked, environment={**environment, **injection.environment})
-            planned = plan_ranks(directory, asked, itself)
-            facts = PlanFacts(
-                command=command,
-                of=size or planned.world_size,
-                cores=own.jobs or len(os.sched_getaffinity(0)),
-                seconds=(time.time_ns() - started_ns) / 1e9,
-                steps=own.steps,
-                strict=own.strict,
-            )
-            programs = read_programs(directory.path)
-            if itself:
-                plan_exec.check_programs(programs)
-                directory.write_json("run.json", {**told, "world_size": planned.world_size})
-            model = Model(own.buffered_sends)
-            report = conclude(directory, programs, model, facts, injection.settle)
+            programs, report = _planned(directory, args.asked, asked, faults)
         finally:
             directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
@@ -208,6 +96,77 @@ class PlanCommand(Command):
         if ci is not None:
             ci.finish(directory, report, _say)
         return int(report["exit_code"])
+
+
+def _request(asked: Asked) -> Request:
+    """What the planner is asked for. Raises UsageError where the flags do not fit each other."""
+    from ..plan.planner import chosen_ranks
+    from ..record.plan_request import Request
+
+    request, job = asked.request, asked.job
+    own = request.own
+    plan_scale.check(own)
+    if job is not None and job.starts_itself:
+        plan_exec.check_of_itself(own)
+        size, local_size = 0, own.local_size or 0
+    else:
+        size = plan_scale.planned_size(request) or _world_size(request)
+        local_size = _local_size(own, size)
+    try:
+        ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
+    except ValueError as error:
+        raise UsageError(f"--ranks {own.ranks}: {error}") from error
+    return Request(
+        target=request.script,
+        arguments=tuple(request.script_arguments),
+        world_size=size,
+        is_module=bool(request.torchrun.module),
+        local_size=local_size,
+        ranks=ranks,
+        environment={} if job is None else job.environment,
+        steps=own.steps,
+        jobs=own.jobs,
+        real_bytes=own.real_bytes,
+        undecided=own.undecided,
+        time_s=own.time_limit,
+        memory_bytes=int(own.memory * (1 << 20)),
+        accelerator=own.accelerator,
+    )
+
+
+def _planned(
+    directory: RunDirectory, asked: Asked, request: Request, faults: Plan | None
+) -> tuple[Mapping[int, Program], dict[str, Any]]:
+    """The ranks are run into this directory; their programs, and the report on them."""
+    from ..plan.conclusion import PlanFacts, conclude
+    from ..plan.model import Model
+    from ..plan.planner import plan_ranks, shown
+    from ..plan.programs import read_programs
+    from ..supervisor.injection import Injection
+
+    own = asked.request.own
+    itself = asked.job is not None and asked.job.starts_itself
+    started_ns = time.time_ns()
+    command = shown(asked.shown)
+    told = {"command": command, "world_size": request.world_size, "started_ns": started_ns}
+    directory.write_json("run.json", told)
+    injection = Injection(faults, directory, _say)
+    environment = {**request.environment, **injection.environment}
+    outcome = plan_ranks(directory, replace(request, environment=environment), itself)
+    facts = PlanFacts(
+        command=command,
+        of=request.world_size or outcome.world_size,
+        cores=own.jobs or len(os.sched_getaffinity(0)),
+        seconds=(time.time_ns() - started_ns) / 1e9,
+        steps=own.steps,
+        strict=own.strict,
+    )
+    programs = read_programs(directory.path)
+    if itself:
+        plan_exec.check_programs(programs)
+        directory.write_json("run.json", {**told, "world_size": outcome.world_size})
+    model = Model(own.buffered_sends)
+    return programs, conclude(directory, programs, model, facts, injection.settle)
 
 
 def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:
@@ -233,6 +192,82 @@ def _world_size(request: object) -> int:
     if "nproc_per_node" not in getattr(request, "given"):  # noqa: B009
         raise UsageError("say how many ranks the job has, such as: distdebug plan -n 64 train.py")
     return int(given)
+
+
+def _add_which(group: argparse._ArgumentGroup) -> None:
+    """Which ranks, how far, and how many at a time."""
+    group.add_argument(
+        "--nodes", type=numbers.count, metavar="M", help="spread the ranks over M nodes"
+    )
+    group.add_argument(
+        "--local-size",
+        type=numbers.count,
+        metavar="K",
+        help="ranks on a node (default 8, or all)",
+    )
+    group.add_argument(
+        "--steps",
+        type=numbers.count,
+        default=0,
+        metavar="K",
+        help="end each rank after K steps of an optimiser (default: where it ends by itself)",
+    )
+    group.add_argument(
+        "--ranks",
+        default="",
+        metavar="LIST",
+        help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
+    )
+    group.add_argument(
+        "--jobs", type=numbers.count, default=0, metavar="J", help="run J ranks at a time"
+    )
+
+
+def _add_how(group: argparse._ArgumentGroup) -> None:
+    """How a rank runs without its peers."""
+    group.add_argument(
+        "--real-bytes",
+        type=numbers.size_bytes,
+        default=65536,
+        metavar="B",
+        help="exchange tensors of integers of up to B bytes for real (default 65536)",
+    )
+    group.add_argument(
+        "--undecided",
+        choices=UNDECIDED,
+        default="likely",
+        help="which way to go where a decision depends on a value that a plan does not have: "
+        "the likely one (default), or as if every such condition were true, or false",
+    )
+    group.add_argument(
+        "--time-limit",
+        type=numbers.seconds,
+        default=120.0,
+        metavar="S",
+        help="give a rank up that runs for longer than S seconds (default 120)",
+    )
+    group.add_argument(
+        "--memory",
+        type=numbers.mebibytes(1, 1e8),
+        default=0.0,
+        metavar="MB",
+        help="what all ranks that wait for others may have together (default: half of what "
+        "is free); those beyond it are run again later",
+    )
+    group.add_argument(
+        "--accelerator",
+        choices=ACCELERATORS,
+        default="auto",
+        help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
+        "never, or always",
+    )
+    group.add_argument(
+        "--buffered-sends",
+        type=numbers.size_bytes,
+        metavar="N",
+        help="sends of up to N bytes a channel do not wait for their receives (default: as the "
+        "backend does: none on gloo, which never sends before, 65536 on others)",
+    )
 
 
 def _local_size(own: argparse.Namespace, size: int) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.run_directory import BASE, RunEntry, list_runs, prune
+from ..record.recorded_runs import RunEntry, list_runs, prune
+from ..record.run_directory import BASE
 from ..record.sanitize import clean
 from .base import Command
 

@@ -117,14 +117,11 @@ class Entry(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
-    them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
-    (-1: none), which torch also counts messages in."""
+    them."""
 
     version: str
     entries: Sequence[Entry]
     groups: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict)
-    enqueued: Mapping[int, int] = field(default_factory=dict)
-    completed: Mapping[int, int] = field(default_factory=dict)
     damaged: int = 0
 
     @property
@@ -166,8 +163,6 @@ def read(data: bytes) -> Dump:
         version=version[:40] if isinstance(version, str) else "",
         entries=_parts_with_state(entries),
         groups=_members(found.get("pg_config")),
-        enqueued=_status(found.get("pg_status"), "last_enqueued_collective"),
-        completed=_status(found.get("pg_status"), "last_completed_collective"),
         damaged=len(rows) - len(entries),
     )
 
@@ -383,16 +378,6 @@ def _plausible(ranks: Sequence[int | None]) -> tuple[int, ...]:
     """() where one of them is no rank, or is there twice: such a group is not known."""
     known = tuple(rank for rank in ranks if rank is not None and 0 <= rank < MOST_RANKS)
     return known if len(known) == len(ranks) == len(set(known)) else ()
-
-
-def _status(given: Any, name: str) -> dict[int, int]:
-    """By pg_id, counted from 0."""
-    found: dict[int, int] = {}
-    for key, one in given.items() if isinstance(given, dict) else ():
-        number, value = _number(key), _number(one.get(name)) if isinstance(one, dict) else None
-        if number is not None and value is not None:
-            found[number] = value - 1 if value > 0 else -1
-    return found
 
 
 def _number(given: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Loads pickles that hold plain data, and nothing else: a dump from a stranger runs no code here.
+"""Loads pickles that hold plain data, and nothing else: a dump from elsewhere runs no code here.
 
 A pickle is a program for a small machine. What it may not do here: name a global (every way to run
 code starts with one), ask for a persistent object or an extension, or take more memory than

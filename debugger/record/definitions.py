@@ -48,7 +48,7 @@ DAMAGED = (
 
 @dataclass(slots=True)
 class Budget:
-    """What the definitions of several records may take together: a stranger's run may hold
+    """What the definitions of several records may take together: a run from elsewhere may hold
     hundreds, each of which is just within the bounds of one."""
 
     left_bytes: int = MOST_TOGETHER_BYTES

@@ -23,7 +23,7 @@ from .notes import NoteData
 _now = time.monotonic_ns
 
 NOTES_BYTES = 64 << 10
-"""Of the texts' room, what only notes may use: the last words of a rank that ran out of room."""
+"""Of the texts' room, what only notes may use: how a rank without room ends is told."""
 
 
 class FlightFile:

@@ -49,7 +49,7 @@ class Kind:
     stuck: bool = False
     """A culprit waits, or is somewhere else, while others wait for it."""
     by_order: bool = False
-    """Whether it comes about may hang on what is buffered, and on who comes first."""
+    """Whether it happens may depend on what is buffered, and on who comes first."""
     by_calls: bool = False
     """The same calls lead to it again, whatever program makes them."""
     only_by: frozenset[str] = frozenset()

@@ -73,7 +73,7 @@ class FlightReader(RingReader):
             _,
             self._started_ns,
             self.wall_offset_ns,
-            self.main_native_id,
+            _,
             self.start_ticks,
         ) = layout.HEADER.unpack_from(self._map, 0)
         self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN

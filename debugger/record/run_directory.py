@@ -1,4 +1,4 @@
-"""Where everything of a run lies: makes, finds, checks, lists and prunes run directories.
+"""Where everything of a run lies: makes, finds and checks run directories.
 
 File names come from fixed templates, files are 0600 and directories 0700. Writing never raises:
 a full disk or a vanished directory costs the record, not the run, and is told once in `failures`.
@@ -11,10 +11,8 @@ import errno
 import fcntl
 import json
 import os
-import re
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +28,12 @@ from .place import (
     reason,
 )
 
-__all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError", "RunEntry", "list_runs", "prune"]
+__all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")
 LATEST = "latest"
-_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _SUBDIRECTORIES = ("ranks", "logs", "stacks")
-
-
-@dataclass(frozen=True, slots=True)
-class RunEntry:
-    """One line of `distdebug runs`. `live`: a supervisor still holds it. `outcome` is "" while
-    there is no report; `command` may be empty; `started_s` is Unix time."""
-
-    path: Path
-    started_s: float
-    live: bool
-    outcome: str
-    command: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -116,9 +101,9 @@ class RunDirectory:
             directories = [one for one in existing if one.is_dir()]
             if not directories:
                 raise RunDirectoryError(f"{path} is a file; name the directory of a run")
-            ours = [one for one in directories if _why_not_ours(one) is None]
+            ours = [one for one in directories if why_not_ours(one) is None]
             found = Path(os.path.abspath((ours or directories)[0]))
-        problem = _why_not_ours(found)
+        problem = why_not_ours(found)
         if problem is not None:
             raise RunDirectoryError(f"{path or found} {problem}")
         return cls(Path(os.path.realpath(found)))
@@ -255,56 +240,6 @@ class RunDirectory:
             self.failures.append(sentence)
 
 
-def list_runs(base: Path = BASE) -> list[RunEntry]:
-    """The runs below `base`, newest first; what is not ours is left out."""
-    try:
-        names = sorted((one for one in os.listdir(base) if _NAME.fullmatch(one)), reverse=True)
-    except OSError:
-        return []
-    entries = []
-    for name in names:
-        path = base / name
-        if path.is_symlink() or _why_not_ours(path) is not None:
-            continue
-        run, report = read_object(path / "run.json"), read_object(path / "report.json")
-        command = run.get("command")
-        entries.append(
-            RunEntry(
-                path=path,
-                started_s=_time_of(name),
-                live=is_live(path),
-                outcome=str(report.get("outcome", "")),
-                command=tuple(map(str, command)) if isinstance(command, list) else (),
-            )
-        )
-    return entries
-
-
-def prune(base: Path = BASE, keep: int = 10) -> list[Path]:
-    """Removes all but the newest `keep` runs below `base`, never a live one; returns what went.
-
-    Raises RunDirectoryError when a directory cannot be removed.
-    """
-    if keep < 0:
-        raise RunDirectoryError(f"the number of runs to keep is 0 or more, not {keep}")
-    import shutil
-
-    removed = []
-    for entry in list_runs(base)[keep:]:
-        if entry.live:
-            continue
-        try:
-            shutil.rmtree(entry.path)
-        except OSError as error:
-            raise RunDirectoryError(f"cannot remove {entry.path}: {reason(error)}") from error
-        removed.append(entry.path)
-    latest = base / LATEST
-    if removed and latest.is_symlink() and not latest.exists():
-        with contextlib.suppress(OSError):
-            latest.unlink()
-    return removed
-
-
 def is_live(path: Path) -> bool:
     """Whether the supervisor that made the directory (or its warden) still runs on this host."""
     try:
@@ -358,7 +293,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _why_not_ours(path: Path) -> str | None:
+def why_not_ours(path: Path) -> str | None:
     """None for a run directory, otherwise the end of a sentence that begins with its name."""
     try:
         with open(open_regular(path / "run.json"), "rb") as file:
@@ -383,10 +318,3 @@ def read_object(path: Path) -> dict[str, Any]:
         return object_of(read_regular(path, MOST_BYTES + 1))
     except OSError:
         return {}
-
-
-def _time_of(name: str) -> float:
-    try:
-        return datetime.strptime(name[:15], "%Y%m%d-%H%M%S").astimezone().timestamp()
-    except ValueError:
-        return 0.0

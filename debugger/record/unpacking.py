@@ -1,4 +1,4 @@
-"""Opens what `artefact` has packed. The file may come from a stranger: nothing in it is believed.
+"""Opens what `artefact` has packed. The file may come from anywhere: nothing in it is believed.
 
 Each file is made anew, private, below a new directory, and only if it is a regular file with a
 name that files of a run have; so no link, no device and no path leads out of there. Sizes, numbers

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import hook
@@ -80,98 +81,114 @@ class Supervisor:
             return self._run()
 
     def _run(self) -> int:
-        options, faults = self._options, self._faults
+        options = self._options
         exits = ExitLog(steady=True)
         here, base = surroundings.here()
         find_command(options.command, os.environ, here)
         with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
-            directory = RunDirectory.create(base, options.run_dir)
-            exits.follow(directory.exits)
-            self._directory = faults.directory = directory
+            self._directory = RunDirectory.create(base, options.run_dir)
+            self._faults.directory = self._directory
+            exits.follow(self._directory.exits)
             started_s = time.monotonic()
-            directory.write_json(directory.run_json.name, surroundings.about(options))
-            self._reach = Reach(str(directory.path), str(hook.SITE))
-            self._announcements = Announcements(directory)
-            self._say = self._announcements.say
-            self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
-            self._injection = Injection(options.faults, directory, self._say, options.own_network)
-            table = ProcessTable(exits, launch, OomWatch())
-            self._job = Job(options.several, directory, table, self._say)
-            self._watch = self._watching(table)
-            ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
-            incomplete = Incomplete(
-                self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
-            )
-            by_torchrun = options.launcher == "torchrun"
-            self._orders = Orders(
-                self._job, ranks, self._interrupts, self._say, incomplete if by_torchrun else None
-            )
-            latest = base == BASE and RunDirectory.latest() == directory.path
-            self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
-            with faults.guard("the output of the ranks"):
-                self._output = OutputProcess(
-                    directory.path,
-                    options.log_max_mb,
-                    colour=not options.ci,
-                    defuse=options.ci is not None,
-                    on_lost=self._output_is_lost,
-                )
-            if options.tui:
-                self._app.start(directory.path)
-            end = RunEnd(
-                options,
-                launch,
-                ranks,
-                self._watch,
-                self._interrupts,
-                faults,
-                self._reach,
-                self._say,
-            )
-            with self._beside() as host:
-                self._job.begin(lambda: self._interrupts.signal is not None)
-                launch.start(
-                    options.command,
-                    self._environment(),
-                    here,
-                    network=self._injection.network,
-                    scratch=options.scratch,
-                )
-                look, finding = end.end(*self._follow(launch, host))
-                self._unwatched.tell()
-                if finding is not None:
-                    with faults.guard("what the GPUs say of a finding"):
-                        finding = host.explained(finding)
+            end = self._prepared(launch, exits, base)
+            look, finding = self._until_it_ends(launch, end, here)
             if finding is None and not self._job.judged_elsewhere:
-                with faults.guard("rule stragglers"):
+                with self._faults.guard("rule stragglers"):
                     slow = slow_ranks(look.snapshots)
                     look = replace(look, findings=[*look.findings, *slow])
                     self._announcements.tell(look)
-            report = RunReport(
-                options,
-                directory,
-                started_s,
-                self._watch,
-                self._injection,
-                self._interrupts,
-                faults,
-                self._reach,
-                self._app,
-                self._say,
-                self._job.publish,
+            return self._reported(launch, end, started_s, look, finding)
+
+    def _prepared(self, launch: Launch, exits: ExitLog, base: Path) -> RunEnd:
+        """All parts of the run are made; how it will be ended."""
+        options, faults, directory = self._options, self._faults, self._directory
+        directory.write_json(directory.run_json.name, surroundings.about(options))
+        self._reach = Reach(str(directory.path), str(hook.SITE))
+        self._announcements = Announcements(directory)
+        self._say = self._announcements.say
+        self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
+        self._injection = Injection(options.faults, directory, self._say, options.own_network)
+        table = ProcessTable(exits, launch, OomWatch())
+        self._job = Job(options.several, directory, table, self._say)
+        self._watch = self._watching(table)
+        ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
+        incomplete = Incomplete(
+            self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
+        )
+        by_torchrun = options.launcher == "torchrun"
+        self._orders = Orders(
+            self._job, ranks, self._interrupts, self._say, incomplete if by_torchrun else None
+        )
+        latest = base == BASE and RunDirectory.latest() == directory.path
+        self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
+        with faults.guard("the output of the ranks"):
+            self._output = OutputProcess(
+                directory.path,
+                options.log_max_mb,
+                colour=not options.ci,
+                defuse=options.ci is not None,
+                on_lost=self._output_is_lost,
             )
-            with contextlib.closing(self._job):
-                document = None
-                with faults.guard("the report of the head"):
-                    document = self._orders.document(launch.poll())
-                if document is None:
-                    status = self._orders.status(launch.poll())
-                    document = report.give(status, look, finding, end.evidence)
-                else:
-                    report.pass_on(document, one_terminal())
-                with faults.guard("the metrics"):
-                    self._metrics.end(look, document)
-                return int(document["exit_code"])
+        if options.tui:
+            self._app.start(directory.path)
+        return RunEnd(
+            options,
+            launch,
+            ranks,
+            self._watch,
+            self._interrupts,
+            faults,
+            self._reach,
+            self._say,
+        )
+
+    def _until_it_ends(self, launch: Launch, end: RunEnd, here: str) -> tuple[Look, Finding | None]:
+        """The command is run; the last look, and the finding that ended it, if one did."""
+        with self._beside() as host:
+            self._job.begin(lambda: self._interrupts.signal is not None)
+            launch.start(
+                self._options.command,
+                self._environment(),
+                here,
+                network=self._injection.network,
+                scratch=self._options.scratch,
+            )
+            look, finding = end.end(*self._follow(launch, host))
+            self._unwatched.tell()
+            if finding is not None:
+                with self._faults.guard("what the GPUs say of a finding"):
+                    finding = host.explained(finding)
+        return look, finding
+
+    def _reported(
+        self, launch: Launch, end: RunEnd, started_s: float, look: Look, finding: Finding | None
+    ) -> int:
+        """The report is out: that of the job's head, or one of our own; its exit code."""
+        report = RunReport(
+            self._options,
+            self._directory,
+            started_s,
+            self._watch,
+            self._injection,
+            self._interrupts,
+            self._faults,
+            self._reach,
+            self._app,
+            self._say,
+            self._job.publish,
+        )
+        with contextlib.closing(self._job):
+            document = None
+            with self._faults.guard("the report of the head"):
+                document = self._orders.document(launch.poll())
+            if document is None:
+                status = self._orders.status(launch.poll())
+                document = report.give(status, look, finding, end.evidence)
+            else:
+                report.pass_on(document, one_terminal())
+            with self._faults.guard("the metrics"):
+                self._metrics.end(look, document)
+            return int(document["exit_code"])
 
     def _watching(self, table: ProcessTable) -> GuardedWatch:
         options, note = self._options, self._faults.note

@@ -66,7 +66,7 @@ class Hello:
 
     @staticmethod
     def unpack(packed: bytes) -> Hello:
-        """Reads `HELLO_BYTES` from a stranger; raises HandshakeRefused."""
+        """Reads `HELLO_BYTES` from an unauthenticated peer; raises HandshakeRefused."""
         magic, version, lane, sender, receiver, group, _ = _HELLO.unpack(packed)
         if magic != _MAGIC or version != _VERSION:
             raise HandshakeRefused("not a distcore hello of this version")

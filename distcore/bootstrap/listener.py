@@ -80,8 +80,8 @@ class Listener:
         self._ports: dict[str, int] = {}
         self._registrations: dict[tuple[bytes, int], Registration] = {}
         self._selector = selectors.DefaultSelector()
-        self._doors: list[socket.socket] = []
-        self._new_doors: deque[socket.socket] = deque()
+        self._listening: list[socket.socket] = []
+        self._new_sockets: deque[socket.socket] = deque()
         self._pending: dict[_Pending, None] = {}
         self._paused_until: float | None = None
         self._closing = False
@@ -92,14 +92,14 @@ class Listener:
         self._selector.register(self._awake, selectors.EVENT_READ)
         if sockets.HAVE_UNIX:
             token = secrets.token_hex(16)
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                door.bind(sockets.unix_name(token))
+                listening.bind(sockets.unix_name(token))
             except OSError:
-                door.close()
+                listening.close()
             else:
                 self.unix_token = token
-                self._open(door)
+                self._open(listening)
         self._thread = threading.Thread(target=self._run, name="distcore listener", daemon=True)
         self._thread.start()
 
@@ -110,7 +110,7 @@ class Listener:
         )
 
     def listen(self, address: str | None) -> tuple[str, int]:
-        """Opens a TCP door at an address of this machine (None: loopback), once.
+        """Listens on a TCP socket at an address of this machine (None: loopback), once.
 
         Returns address and port. Raises OSError when the address cannot be bound.
         """
@@ -122,21 +122,21 @@ class Listener:
             for place in tries:
                 family = socket.AF_INET6 if ":" in place else socket.AF_INET
                 try:
-                    door = socket.socket(family, socket.SOCK_STREAM)
+                    listening = socket.socket(family, socket.SOCK_STREAM)
                 except OSError:
                     if place == tries[-1]:
                         raise
                     continue
                 try:
-                    door.bind((place, 0))
+                    listening.bind((place, 0))
                 except OSError:
-                    door.close()
+                    listening.close()
                     if place == tries[-1]:
                         raise
                     continue
                 break
-            self._ports[place] = int(door.getsockname()[1])
-            self._open(door)
+            self._ports[place] = int(listening.getsockname()[1])
+            self._open(listening)
             return place, self._ports[place]
 
     def register(self, registration: Registration) -> None:
@@ -172,17 +172,17 @@ class Listener:
         self._close_sockets()
 
     def forget(self) -> None:
-        """In a forked child: lets go of the parent's sockets, without a word to anybody.
+        """In a forked child: closes the parent's sockets, without a word to anybody.
 
         The parent's epoll is shared: nothing may be unregistered here, only closed.
         """
         self._closing = True
         self._close_sockets()
 
-    def _open(self, door: socket.socket) -> None:
-        door.setblocking(False)
-        door.listen(_BACKLOG)
-        self._new_doors.append(door)
+    def _open(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+        self._new_sockets.append(listening)
         self._wake()
 
     def _wake(self) -> None:
@@ -193,7 +193,7 @@ class Listener:
 
     def _close_sockets(self) -> None:
         self._selector.close()
-        for each in (*self._doors, *self._new_doors, self._awake, self._waker):
+        for each in (*self._listening, *self._new_sockets, self._awake, self._waker):
             each.close()
         for pending in self._pending:
             pending.connection.close()
@@ -201,11 +201,11 @@ class Listener:
 
     def _run(self) -> None:
         while not self._closing:
-            while self._new_doors:
-                self._doors.append(self._new_doors.popleft())
+            while self._new_sockets:
+                self._listening.append(self._new_sockets.popleft())
                 if self._paused_until is None:
-                    self._selector.register(self._doors[-1], selectors.EVENT_READ)
-            for key, _ in self._selector.select(self._patience()):
+                    self._selector.register(self._listening[-1], selectors.EVENT_READ)
+            for key, _ in self._selector.select(self._timeout_s()):
                 if isinstance(key.data, _Pending):
                     # It may have been dropped to make room earlier in this turn.
                     if key.data in self._pending:
@@ -223,10 +223,10 @@ class Listener:
                 self._drop(pending)
             if self._paused_until is not None and now >= self._paused_until and self._has_room(now):
                 self._paused_until = None
-                for door in self._doors:
-                    self._selector.register(door, selectors.EVENT_READ)
+                for listening in self._listening:
+                    self._selector.register(listening, selectors.EVENT_READ)
 
-    def _patience(self) -> float | None:
+    def _timeout_s(self) -> float | None:
         until = self._half_open.due
         oldest = next(iter(self._pending), None)
         if self._paused_until is not None:
@@ -235,8 +235,8 @@ class Listener:
             until = min(until, oldest.since + PENDING_S)
         return None if until == NEVER else max(0.0, until - time.monotonic())
 
-    def _accept(self, door: socket.socket) -> None:
-        """Somebody is waiting at this door, maybe several."""
+    def _accept(self, listening: socket.socket) -> None:
+        """Somebody is waiting at this socket, maybe several."""
         if not self._has_room(time.monotonic()):
             self._pause()
             return
@@ -244,17 +244,17 @@ class Listener:
             self._drop(self._longest_silent())
         for _ in range(PENDING_LIMIT - len(self._pending)):
             try:
-                connection, _address = door.accept()
+                connection, _address = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause()
                     return
-                # The stranger has gone again.
+                # The peer has gone again.
                 continue
             connection.setblocking(False)
-            if door.family == socket.AF_UNIX and not sockets.same_user(connection):
+            if listening.family == socket.AF_UNIX and not sockets.same_user(connection):
                 self.rejected += 1
                 connection.close()
                 continue
@@ -280,8 +280,8 @@ class Listener:
         """Lets callers wait in the kernel's queue for a moment."""
         if self._paused_until is None:
             self._paused_until = time.monotonic() + _GRACE_S
-            for door in self._doors:
-                self._selector.unregister(door)
+            for listening in self._listening:
+                self._selector.unregister(listening)
 
     def _advance(self, pending: _Pending) -> None:
         try:
@@ -301,7 +301,7 @@ class Listener:
         except BlockingIOError:
             return None
         except Exception:
-            # A refusal, a reset, or something unforeseen: no stranger may end this thread.
+            # A refusal, a reset, or something unforeseen: no peer may end this thread.
             return self._drop(pending)
 
     def _greet(self, pending: _Pending) -> bool:

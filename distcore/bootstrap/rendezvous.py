@@ -1,4 +1,4 @@
-"""One rank's door to its group: joins through torch's store, then connects to peers when asked."""
+"""How a rank comes into its group: joins through torch's store, then connects to peers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What becomes of a process's groups when it ends, or forks, with groups still open.
 
 Programs end without destroying their groups. Peers that need nothing from such a rank any more must
-not take it for lost: it says goodbye. A forked child holds copies of its parent's connections, and
-would keep them open after the parent's death: it closes them.
+not take it for lost: it closes the connections gracefully. A forked child holds copies of its
+parent's connections, and would keep them open after the parent's death: it closes them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def forget(leaver: Leaver) -> None:
 
 def by_an_exception() -> bool:
     """Whether the end of this process, which is on its way, is that of an uncaught exception."""
-    # A child of multiprocessing says goodbye while it handles it, an interpreter afterwards.
+    # A child of multiprocessing closes them while it handles it, an interpreter afterwards.
     return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
 
 

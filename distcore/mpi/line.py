@@ -167,10 +167,10 @@ class Line:
         if self._apart is None:
             self._apart = BlockingThread(f"distcore mpi calls of {self._notices.name}")
         self._apart.start(call, *args)
-        patience = self._watch.patience()
+        wait = self._watch.wait()
         try:
             while not self._apart.over(_SLICE_S):
-                patience.look()
+                wait.look()
         except self._mpi.Exception:
             raise
         except BaseException:
@@ -193,10 +193,10 @@ class Line:
             for _ in range(_TESTS):
                 if test():
                     return
-        patience = self._watch.patience()
+        wait = self._watch.wait()
         pause_s = _FIRST_PAUSE_S
         while not test():
-            patience.look()
+            wait.look()
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
 

@@ -20,7 +20,7 @@ _now = time.monotonic
 
 
 class Watch:
-    """Of one group on one rank; `begin` for each call, `patience` for each wait in it."""
+    """Of one group on one rank; `begin` for each call, `wait` for each wait in it."""
 
     def __init__(self, notices: Notices) -> None:
         self.notices = notices
@@ -46,10 +46,10 @@ class Watch:
         """Every rank is known to be in the call: whoever is missing now has stopped in it."""
         self._all_came = True
 
-    def patience(self) -> Patience:
+    def wait(self) -> Wait:
         """For one wait, which begins now."""
         now = _now()
-        return Patience(self, now, now + min(_PLACE_S, (self._deadline - now) / 4))
+        return Wait(self, now, now + min(_PLACE_S, (self._deadline - now) / 4))
 
     @property
     def who(self) -> str:
@@ -126,7 +126,7 @@ class Watch:
         return DeadlineExceeded(text + timed_out(self._deadline), culprit)
 
 
-class Patience:
+class Wait:
     """When to look, in one wait: often at first, then seldom."""
 
     __slots__ = ("_look_after_s", "_looked", "_next_look", "_place_at", "_watch")

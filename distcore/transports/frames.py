@@ -49,7 +49,7 @@ class BadFrame(Exception):
 
 
 class Ended(Exception):
-    """The connection is over; `orderly` when the peer said goodbye."""
+    """The connection is over; `orderly` when the peer closed it gracefully."""
 
     def __init__(self, reason: str, orderly: bool) -> None:
         super().__init__(reason)

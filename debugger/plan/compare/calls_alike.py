@@ -16,10 +16,8 @@ from ..traffic.calls import UNKNOWN, RankCalls
 
 HARD = ("op", "group", "dtype", "reduce_op", "root", "peer", "tag")
 """Differences after which the calls that follow are not looked at: from there on the ranks do
-something else."""
-SOFT = ("shape", "world", "line", "async")
-"""The calls that follow may be the same still. `world`: one world has a group for what is the whole
-world in the other, whose size differs."""
+something else. After others (shape, world, line, async) they may be the same still. `world`: one
+world has a group for what is the whole world in the other, whose size differs."""
 
 LIST_OPS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 """They take one tensor for each rank."""

@@ -21,7 +21,7 @@ class Difference:
     `other_group` what their groups are called; `step` is the step of the loop, where there is one.
     `after`: the last call before that both have made.
 
-    `kind`: a field of the calls (`HARD` or `SOFT` of `calls_alike`); `ends`: the second rank makes
+    `kind`: a field of the calls (see `calls_alike.HARD`); `ends`: the second rank makes
     no more calls, `goes_on`: the first one; `steps`: the same step comes another number of times,
     `times` and `other_times`; `before`: they differ where the calls are no longer on record.
     """

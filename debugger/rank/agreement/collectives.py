@@ -29,7 +29,7 @@ from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
 from . import deferred_work, messages, refusals, torchs_words
-from .deferred_work import Deferral, DeferredWork, Patience
+from .deferred_work import Deferral, DeferredWork, Grace
 from .monitored_barrier import Monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
@@ -102,7 +102,7 @@ class Guard:
         self._opening = threading.Lock()
         self._ended = False
         self._alone = False
-        self._patience = Patience()
+        self._grace = Grace()
         self.coalesces = False
 
     def __repr__(self) -> str:
@@ -158,9 +158,9 @@ class Guard:
             if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
                 forward = self._refused_or(forward)
             deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
-            grace_s = self._patience.of(known.exact)
+            grace_s = self._grace.of(known.exact)
             work = deferral.start(channel.turn, grace_s)
-            self._patience.ended(known.exact, isinstance(work, DeferredWork), grace_s)
+            self._grace.ended(known.exact, isinstance(work, DeferredWork), grace_s)
             return work
         turn = channel.turn
         turn.enter()

@@ -32,7 +32,7 @@ MOST_IN_VAIN_S = 3.0
 """So long in all the calls of one group have waited for others that did not come."""
 
 
-class Patience:
+class Grace:
     """How long the calls of one group wait, each within the call.
 
     One that nobody joined in time waits short the next time; where it is joined at once then, as

@@ -213,7 +213,7 @@ class CheckedGroup(ProcessGroup):
         self._forget()
         what = f"recording of group {self._record.name!r}"
         if recorder is not None:
-            recorder.gone_blind(what)
+            recorder.recording_is_off(what)
         report_own_fault(what, error)
 
 

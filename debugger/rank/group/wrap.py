@@ -90,7 +90,9 @@ class Groups:
         torch_private.coalesce_messages(CheckedGroup)
         torch_private.show_to_hooks(CheckedGroup)
         torch_private.on_unregistered_groups(
-            lambda: self._recorder.gone_blind("recording of groups of torch.distributed._dist2")
+            lambda: self._recorder.recording_is_off(
+                "recording of groups of torch.distributed._dist2"
+            )
         )
 
     def _creation(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +100,7 @@ class Groups:
 
         def create(*args: Any, **kwargs: Any) -> Any:
             if torch_private.has_threads_for_ranks():
-                recorder.gone_blind("recording of ranks that are threads")
+                recorder.recording_is_off("recording of ranks that are threads")
                 return original(*args, **kwargs)
             self._creation_was_seen = True
             try:
@@ -107,7 +109,7 @@ class Groups:
                 name = str(given["group_name"])
                 backend = str(given["backend"])
             except Exception as error:
-                recorder.gone_blind("recording of group creations")
+                recorder.recording_is_off("recording of group creations")
                 report_own_fault("recording of group creations", error)
                 return original(*args, **kwargs)
             if not ranks:
@@ -122,7 +124,7 @@ class Groups:
                 try:
                     recorder.creation(name, ranks, backend, site)
                 except Exception as error:
-                    recorder.gone_blind("recording of group creations")
+                    recorder.recording_is_off("recording of group creations")
                     report_own_fault("recording of group creations", error)
             detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
             with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
@@ -155,14 +157,14 @@ class Groups:
             timeout = given.get("timeout")
             outer = self._checked(inner, ranks, name, desc, timeout, backend, store)
             if outer is None:
-                recorder.gone_blind(f"recording of group {name!r}, for want of room,")
+                recorder.recording_is_off(f"recording of group {name!r}, for want of room,")
                 return created
             torch_private.replace_group(inner, outer)
             torch_private.record_operators(CheckedGroup)
         except FindingRaised:
             raise  # the verdict of the run, which came meanwhile
         except Exception as error:
-            recorder.gone_blind(f"recording of group {name!r}")
+            recorder.recording_is_off(f"recording of group {name!r}")
             report_own_fault(f"recording of group {name!r}", error)
             return created
         return outer, store

@@ -308,7 +308,7 @@ class Recorder:
             }
         )
         if not kept:
-            self.gone_blind("recording of group creations, for want of room,")
+            self.recording_is_off("recording of group creations, for want of room,")
         self._creations += 1
 
     def group_ready(self, record: GroupRecord) -> None:
@@ -413,7 +413,7 @@ class Recorder:
         self.off.add(what)
         report_own_fault(what, error)
 
-    def gone_blind(self, what: str) -> None:
+    def recording_is_off(self, what: str) -> None:
         """From here on the record says less than what happens: nothing may be concluded from what
         it does not show."""
         if not self._blind:

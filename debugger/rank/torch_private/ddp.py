@@ -11,6 +11,7 @@ import torch.nn.parallel
 
 from .modules import Wrapped, dist
 from .probe import DIST, Part, Private, patch
+from .training import on_model_replicated
 
 # torch exports these names at run time, but its stubs do not say so.
 DDP: Any = torch.nn.parallel.DistributedDataParallel
@@ -46,15 +47,7 @@ _INDICES = re.compile(r"indices which did not receive grad for rank \d+: ([\d ]+
 @STATISTICS
 def on_construction(observe: Callable[[Any], None]) -> None:
     """`observe(model)` is called with every DistributedDataParallel that was made."""
-
-    def make(original: Wrapped) -> Wrapped:
-        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            observe(self)
-
-        return construct
-
-    patch(DDP, "__init__", make)
+    on_model_replicated(DDP, observe)
 
 
 @JOIN

@@ -16,7 +16,7 @@ _clock = Clock()
 
 
 def inject(plan: FaultPlan | None) -> None:
-    """The plan's faults befall the connections of all groups made from now on; None: none do.
+    """The plan's faults happen to the connections of all groups made from now on; None: none do.
 
     Every process must be given the same plan before it makes a group: the group of which a pair is
     concerned is connected by TCP whatever DISTCORE_TRANSPORT says, with its data on the wire, not

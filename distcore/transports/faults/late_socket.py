@@ -173,7 +173,7 @@ _watching_process = 0
 
 def send_before_the_end() -> None:
     """From now on the end of this process waits for what is late, as TCP goes on to send when a
-    process has ended. To be called before what says goodbye on the connections is registered."""
+    process has ended. To be called before what closes the connections gracefully is registered."""
     global _watching_process
     if _watching_process == os.getpid():
         return

@@ -202,7 +202,7 @@ class Mailbox:
                 with self._lock:
                     self._end_all(self._error or self._destroyed())
                 return
-            for descriptor, _event in self._poll.poll(self._patience_ms()):
+            for descriptor, _event in self._poll.poll(self._timeout_ms()):
                 self._happened(descriptor)
             now = _now()
             self._settle_doubts(now)
@@ -372,7 +372,7 @@ class Mailbox:
                 del self._doubts[peer]
                 self._matching.nothing_from(peer, doubt.reason)
 
-    def _patience_ms(self) -> int:
+    def _timeout_ms(self) -> int:
         now = _now()
         until = min(
             now + _SLICE_S,

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.recorded_runs import list_runs, prune
 from debugger.record.run_directory import (
     RunDirectory,
     RunDirectoryError,
     is_live,
-    list_runs,
-    prune,
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distcore.base import deadline as patience
+from distcore.base import deadline
 from distcore.base.deadline import Deadline, extended
 
 
@@ -15,9 +15,9 @@ from distcore.base.deadline import Deadline, extended
 def held() -> Iterator[list[float]]:
     """Its only element: for how many seconds a rank was held."""
     seconds = [0.0]
-    patience.set_held(lambda _began, _now: seconds[0])
+    deadline.set_held(lambda _began, _now: seconds[0])
     yield seconds
-    patience.set_held(lambda _began, _now: 0.0)
+    deadline.set_held(lambda _began, _now: 0.0)
 
 
 def test_a_deadline_is_a_moment() -> None:

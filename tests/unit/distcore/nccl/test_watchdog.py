@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distcore.base import deadline as patience
+from distcore.base import deadline
 from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
 from distcore.nccl.communicators import Member
@@ -104,7 +104,7 @@ def test_a_deadline_fails_the_group_and_names_the_call() -> None:
 def test_time_in_a_debugger_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()
     case.call(limit_s=5.0)
-    monkeypatch.setattr(patience, "_held_s", lambda began, now: 60.0)
+    monkeypatch.setattr(deadline, "_held_s", lambda began, now: 60.0)
     case.clock.now_s += 30
     case.look()
     assert case.failures == []

@@ -18,7 +18,7 @@ from debugger.rank.agreement.deferred_work import (
     SHORT_GRACE_S,
     Deferral,
     DeferredWork,
-    Patience,
+    Grace,
 )
 from distcore.engine.call_queue import CallQueue
 
@@ -104,21 +104,21 @@ def test_soon_refused_is_raised_at_the_call(turn: CallQueue) -> None:
 
 
 def test_what_is_waited_in_vain_is_bounded() -> None:
-    patience, first, other = Patience(), 1, 2
-    assert patience.of(first) == GRACE_S
-    patience.ended(first, True, GRACE_S)
-    assert (patience.of(first), patience.of(other)) == (SHORT_GRACE_S, GRACE_S)
-    patience.ended(first, True, SHORT_GRACE_S)
-    assert patience.of(first) == SHORT_GRACE_S
-    patience.ended(first, False, SHORT_GRACE_S)
-    assert patience.of(first) == GRACE_S, "the others come in time again"
+    grace, first, other = Grace(), 1, 2
+    assert grace.of(first) == GRACE_S
+    grace.ended(first, True, GRACE_S)
+    assert (grace.of(first), grace.of(other)) == (SHORT_GRACE_S, GRACE_S)
+    grace.ended(first, True, SHORT_GRACE_S)
+    assert grace.of(first) == SHORT_GRACE_S
+    grace.ended(first, False, SHORT_GRACE_S)
+    assert grace.of(first) == GRACE_S, "the others come in time again"
     waited_s = GRACE_S
-    while patience.of(first) == GRACE_S:  # in vain and in time by turns
-        patience.ended(first, True, GRACE_S)
-        patience.ended(first, False, SHORT_GRACE_S)
+    while grace.of(first) == GRACE_S:  # in vain and in time by turns
+        grace.ended(first, True, GRACE_S)
+        grace.ended(first, False, SHORT_GRACE_S)
         waited_s += GRACE_S
     assert waited_s <= MOST_IN_VAIN_S + GRACE_S
-    assert patience.of(other) == SHORT_GRACE_S
+    assert grace.of(other) == SHORT_GRACE_S
 
 
 def test_late_agreement(turn: CallQueue) -> None:
