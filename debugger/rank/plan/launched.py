@@ -101,53 +101,10 @@ class Launcher:
     # -- what the program does -----------------------------------------------------------------
 
     def _observe(self) -> None:
-        launcher = self
-
-        class Planned:
-            """In the place of multiprocessing's Popen."""
-
-            DupFd = staticmethod(_Given)
-
-            def __init__(self, process: Any) -> None:
-                self._kept: list[int] = []
-                self.sentinel, self._end = os.pipe()
-                launcher.at_the_end(self._end)
-                self._at = launcher.start(process, self, self.method)
-
-            method = "spawn"
-            finalizer = None
-
-            @property
-            def returncode(self) -> int | None:
-                return self.poll()
-
-            @property
-            def pid(self) -> int:
-                return launcher.pid_of(self._at)
-
-            def duplicate_for_child(self, descriptor: int) -> int:
-                kept = os.dup(descriptor)
-                self._kept.append(kept)
-                return kept
-
-            def poll(self, flag: int = 0) -> int | None:
-                del flag
-                launcher.plan()
-                return launcher.status_of(self._at)
-
-            def wait(self, timeout: float | None = None) -> int | None:
-                del timeout
-                return self.poll()
-
-            def terminate(self) -> None:
-                """They have ended when this could be meant for them."""
-
-            kill = interrupt = close = terminate
-
         for method in _METHODS:
             module: Any = importlib.import_module(f"multiprocessing.popen_{_file_of(method)}")
             usual = module.Popen
-            module.Popen = type("Popen", (Planned,), {"method": method})
+            module.Popen = type("Popen", (PlannedProcess,), {"method": method, "launcher": self})
             self._undo.append(functools.partial(setattr, module, "Popen", usual))
         # Each start looks which of the others have ended, and none of them has begun.
         look: Any = vars(multiprocessing.process)["_cleanup"]
@@ -319,6 +276,49 @@ class _Given:
     def detach(self) -> int:
         """The descriptor."""
         return os.dup(self._descriptor)
+
+
+class PlannedProcess:
+    """In the place of multiprocessing's Popen, of one of its methods: the process that it stands
+    for is planned when somebody asks how it goes."""
+
+    DupFd = staticmethod(_Given)
+    launcher: Launcher
+    method = "spawn"
+    finalizer = None
+
+    def __init__(self, process: Any) -> None:
+        self._kept: list[int] = []
+        self.sentinel, self._end = os.pipe()
+        self.launcher.at_the_end(self._end)
+        self._at = self.launcher.start(process, self, self.method)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    @property
+    def pid(self) -> int:
+        return self.launcher.pid_of(self._at)
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        kept = os.dup(descriptor)
+        self._kept.append(kept)
+        return kept
+
+    def poll(self, flag: int = 0) -> int | None:
+        del flag
+        self.launcher.plan()
+        return self.launcher.status_of(self._at)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        del timeout
+        return self.poll()
+
+    def terminate(self) -> None:
+        """They have ended when this could be meant for them."""
+
+    kill = interrupt = close = terminate
 
 
 def _file_of(method: str) -> str:

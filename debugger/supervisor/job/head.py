@@ -103,34 +103,38 @@ class Head:
             self._welcome(number)
             return
         far = self.nodes[number]
-        if message.kind in ("digest", "injected"):
-            if self._timed(far) and not far.early:
-                self._read_by_its_clock(far, message)
-            else:
-                far.early.append(message)
-        elif message.kind == "files":
-            self._logs.apply(data, message.blob)
-        elif message.kind == "ended":
-            raw = data.get("status")
-            if type(raw) is int:
-                far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
-            far.over = data.get("over") is True
-        elif message.kind == "stacks":
-            far.stacks = data
-        elif message.kind == "stops":
-            self._prompts.stand(number, data["stops"])
-        elif message.kind == "prompt":
-            self._prompts.heard(data, message.blob)
-        elif message.kind == "answer":
-            if type(data["number"]) is int and 0 < data["number"] <= self._asked:
-                self._answers[data["number"]] = data["ok"] is True, clean(str(data["text"]), 4000)
-        elif message.kind == "interrupted":
-            signal = data.get("signal")
-            if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
-                self.interrupted = (signal, self.name(far))
-        elif message.kind == "bye":
-            far.left = far.over = True
-            self._prompts.gone(number)
+        match message.kind:
+            case "digest" | "injected":
+                if self._timed(far) and not far.early:
+                    self._read_by_its_clock(far, message)
+                else:
+                    far.early.append(message)
+            case "files":
+                self._logs.apply(data, message.blob)
+            case "ended":
+                raw = data.get("status")
+                if type(raw) is int:
+                    far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
+                far.over = data.get("over") is True
+            case "stacks":
+                far.stacks = data
+            case "stops":
+                self._prompts.stand(number, data["stops"])
+            case "prompt":
+                self._prompts.heard(data, message.blob)
+            case "answer":
+                if type(data["number"]) is int and 0 < data["number"] <= self._asked:
+                    self._answers[data["number"]] = (
+                        data["ok"] is True,
+                        clean(str(data["text"]), 4000),
+                    )
+            case "interrupted":
+                signal = data.get("signal")
+                if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
+                    self.interrupted = (signal, self.name(far))
+            case "bye":
+                far.left = far.over = True
+                self._prompts.gone(number)
 
     def _welcome(self, number: int) -> None:
         known = self._listener.nodes[number]
