@@ -62,11 +62,13 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
     for pending in rows:
         if pending.call is not None:
             site = pending.call.site or pending.wait.site
-            word = "stopped in" if record.process.state in STOPPED else "waits in"
-            if world.at_breakpoint and word == "waits in":
+            stopped = record.process.state in STOPPED
+            call = call_text(pending.call)
+            if world.at_breakpoint and not stopped:
                 word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
-            call_is = CallIs.OBJECT if word in ("waits in", "stopped in") else CallIs.LAST
-            return RankEvidence(word, call_text(pending.call), site, (), call_is)
+                return RankEvidence(word, call, site, (), CallIs.LAST)
+            word = "stopped in" if stopped else "waits in"
+            return RankEvidence(word, call, site, (), CallIs.OBJECT)
     for pending in rows:
         if world.at_breakpoint:
             who = ranks_text(world.at_breakpoint)
