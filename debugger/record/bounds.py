@@ -8,6 +8,7 @@ Nothing is read beyond a size, and no number is taken that no run can have.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from pathlib import Path
@@ -38,6 +39,15 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
             pieces.append(piece)
             most_bytes -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def finite(value: Any) -> float:
+    """A number from JSON. Raises ValueError or TypeError for anything that is none, or without an
+    end."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("a number without an end")
+    return number
 
 
 def whole(value: Any) -> int:

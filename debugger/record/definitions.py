@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import layout
-from .bounds import MOST_RANKS, whole
+from .bounds import MOST_RANKS, finite, whole
 from .json_objects import cost_bytes
 from .layout import Definition
 from .signature import OPS, Signature
@@ -231,7 +230,7 @@ def group_of(value: Mapping[str, Any]) -> GroupText:
         desc=str(value["desc"]),
         ranks=_ranks(value["ranks"]),
         backend=str(value["backend"]),
-        timeout_s=None if timeout_s is None else _finite(timeout_s),
+        timeout_s=None if timeout_s is None else finite(timeout_s),
     )
 
 
@@ -248,10 +247,3 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MOST_RANKS:
         raise ValueError("not a list of ranks")
     return tuple(whole(rank) for rank in value)
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("a time without an end")
-    return number

@@ -7,12 +7,11 @@ default, and a note without one that it cannot do without as None. No kind has a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypedDict, TypeVar
 
-from .bounds import MOST_RANKS
+from .bounds import MOST_RANKS, finite
 from .kinds import KINDS
 from .snapshot import Note
 
@@ -83,13 +82,6 @@ def _whole(value: object) -> int:
     return value
 
 
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("a number without an end")
-    return number
-
-
 def _group(value: Any) -> tuple[str, int]:
     name, incarnation = value
     return (_text(name), _whole(incarnation))
@@ -103,7 +95,7 @@ def _link(value: Any) -> tuple[int, int]:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "bool": _true,
     "bool | None": _true,
-    "float": _finite,
+    "float": finite,
     "int": _whole,
     "int | None": lambda value: None if value is None else _whole(value),
     "str": _text,

@@ -15,15 +15,10 @@ GPUs may do better within a node, and none does better over the links than the l
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from ...record.signature import Signature, Tensor
-
-_BYTES = {"bool": 1, "half": 2, "float": 4, "double": 8, "short": 2, "int": 4, "long": 8}
-_DIGITS = re.compile(r"\d+")
+from ...record.signature import Signature
+from ...record.sizes import call_bytes, item_bytes, tensors_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +45,12 @@ class Cost:
     size_bytes: float
 
 
-def tensors_bytes(tensors: Sequence[Tensor]) -> int:
-    """What these tensors take."""
-    return sum(item_bytes(dtype) * prod(shape) for dtype, shape in tensors)
-
-
-def item_bytes(dtype: str) -> int:
-    """Of one element: `bfloat16` has 2, `float8_e4m3fn` 1, `complex64` 8."""
-    found = _BYTES.get(dtype)
-    if found is None:
-        digits = _DIGITS.search(dtype)
-        found = max(1, int(digits.group()) // 8) if digits else 1
-    return found
-
-
-def given_bytes(signature: Signature) -> int:
-    """What the rank hands in; where it hands in nothing (scatter, recv), what it gets."""
-    return tensors_bytes(signature.tensors)
-
-
 def costs(signature: Signature, size: int, place: int = 0) -> tuple[Cost, ...]:
     """By each algorithm that does this op in a group of `size` ranks, of which the caller is at
     `place`. A group of one sends nothing."""
     if size < 2:
         return ()
-    given = given_bytes(signature)
+    given = call_bytes(signature)
     low = size.bit_length() - 1
     high = (size - 1).bit_length()
     match signature.op:

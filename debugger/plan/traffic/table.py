@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ...record.signature import Signature
+from ...record.sizes import call_bytes
 from ...record.snapshot import Call, Group
 from .calls import UNKNOWN, RankCalls
-from .costs import Cost, Link, costs, given_bytes
+from .costs import Cost, Link, costs
 from .steps import Loop, loop_of
 
 Span = tuple[int, int]
@@ -179,7 +180,7 @@ Priced = tuple[int, Sequence[tuple[Cost, float]], float]
 
 def _priced(signature: Signature, size: int, place: int, link: Link) -> Priced:
     timed = [(cost, link.time_us(cost)) for cost in costs(signature, size, place)]
-    return given_bytes(signature), timed, min((time for _, time in timed), default=0.0)
+    return call_bytes(signature), timed, min((time for _, time in timed), default=0.0)
 
 
 def _add(total: _Sum, rank: int, price: Priced) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.plan.traffic.costs import Cost, Link, costs, item_bytes
+from debugger.plan.traffic.costs import Cost, Link, costs
 from debugger.record.signature import OPS, Signature
+from debugger.record.sizes import item_bytes
 from distcore.algorithms import bruck, pairwise, recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
 from tests.support.threads_transport import ThreadTransport, run_ranks
