@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.distributed import DistBackendError, DistError, DistNetworkError, DistStoreError
 
 __all__ = [
@@ -72,3 +74,18 @@ class RendezvousError(DistError):
 
 class StoreFailed(RendezvousError, DistStoreError):
     """The store in which they look for each other does not answer any more."""
+
+
+def unusable(name: str, ranks: Sequence[int], first: BaseException | None) -> GroupFailed:
+    """What every call of a group raises after its first failure, or its end."""
+    message = f"group {name!r} (global ranks {list(ranks)}) cannot be used any more"
+    if isinstance(first, Aborted):
+        return GroupFailed(f"{message}: {first}")
+    error = GroupFailed(
+        f"{message}: {type(first).__name__}: {first}\n"
+        "  destroy the group and create it again to go on",
+        getattr(first, "culprit", None),
+        getattr(first, "link", None),
+    )
+    error.__cause__ = first
+    return error

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..record.sanitize import clean
-from ..record.signature import ANY_SOURCE, POINT_TO_POINT
 from ..record.snapshot import Call, Rank
+from ..record.ties import tie_of
 from ..record.wording import group_name
 from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, group_word, sides
 
@@ -198,10 +198,10 @@ def _args(one: _Traced, call: Call) -> Event:
 
 def _flows(made: Sequence[_Traced], base_ns: int) -> Iterator[Event]:
     """From call to call: the ranks of a collective as they came, a send and its receive."""
-    tied: dict[tuple[Any, ...], list[tuple[_Traced, Call]]] = {}
+    tied: dict[tuple[Hashable, ...], list[tuple[_Traced, Call]]] = {}
     for one in made:
         for call in one.calls:
-            tied.setdefault(_tie(one, call), []).append((one, call))
+            tied.setdefault(tie_of(one.rank.rank, call, call.group), []).append((one, call))
     for number, (tie, calls) in enumerate(tied.items(), 1):
         if len(calls) < 2 or tie[0] == "alone":
             continue
@@ -223,17 +223,6 @@ def _order(of: tuple[_Traced, Call]) -> tuple[bool, int]:
     """As they came; a receive behind its send."""
     call = of[1]
     return call.signature.op == "recv", call.issued_ns
-
-
-def _tie(one: _Traced, call: Call) -> tuple[Any, ...]:
-    """What the calls that belong together have in common."""
-    signature, rank = call.signature, one.rank.rank
-    if signature.op not in POINT_TO_POINT:
-        return ("collective", call.group, call.seq)
-    if signature.peer in (None, ANY_SOURCE):
-        return ("alone", rank, call.number)
-    ends = (rank, signature.peer) if signature.op == "send" else (signature.peer, rank)
-    return ("message", call.group, ends, signature.tag, call.seq)
 
 
 # -- what they share ----------------------------------------------------------------------------

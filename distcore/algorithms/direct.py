@@ -8,7 +8,7 @@ Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..base.buffers import copy_bytes
 from ..base.reduction import Reduction
@@ -38,6 +38,19 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
     in blocks, a step each.
     """
     peers = peers_of(net)
+    for block, parts in _with_room_for_all(net, peers, data):
+        net.exchange(
+            [Send(peer, block) for peer in peers], [Receive(peer, parts[peer]) for peer in peers]
+        )
+        merge_in_order(parts, net.rank, block, reduction)
+    reduction.finish_bytes(data, net.size)
+
+
+def _with_room_for_all(
+    net: Transport, peers: Sequence[int], data: memoryview
+) -> Iterator[tuple[memoryview, list[memoryview]]]:
+    """The data in blocks, each with a part for every rank: of scratch for the peers', and its own
+    place for this rank's."""
     share = share_of_scratch(len(peers))
     scratch = take_scratch(len(peers) * min(share, len(data)))
     for begin, end in blocks(len(data), share):
@@ -45,12 +58,8 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
         parts = [block] * net.size
         for place, peer in enumerate(peers):
             parts[peer] = scratch[place * length : (place + 1) * length]
-        net.exchange(
-            [Send(peer, block) for peer in peers], [Receive(peer, parts[peer]) for peer in peers]
-        )
-        merge_in_order(parts, net.rank, block, reduction)
+        yield block, parts
     give_back(scratch)
-    reduction.finish_bytes(data, net.size)
 
 
 def all_reduce_in_two_steps(net: Transport, data: memoryview, reduction: Reduction) -> None:
@@ -101,20 +110,13 @@ def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) ->
         else:
             net.exchange([Send(root, data)], NO_RECEIVES)
         return
-    share = share_of_scratch(len(peers))
     if net.rank != root:
-        for begin, end in blocks(len(data), share):
+        for begin, end in blocks(len(data), share_of_scratch(len(peers))):
             net.exchange([Send(root, data[begin:end])], NO_RECEIVES)
         return
-    scratch = take_scratch(len(peers) * min(share, len(data)))
-    for begin, end in blocks(len(data), share):
-        block, length = data[begin:end], end - begin
-        parts = [block] * net.size
-        for place, peer in enumerate(peers):
-            parts[peer] = scratch[place * length : (place + 1) * length]
+    for block, parts in _with_room_for_all(net, peers, data):
         net.exchange(NO_SENDS, [Receive(peer, parts[peer]) for peer in peers])
         merge_in_order(parts, root, block, reduction)
-    give_back(scratch)
     reduction.finish_bytes(data, net.size)
 
 

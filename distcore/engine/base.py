@@ -1,8 +1,8 @@
 """What a group needs of its backend: somebody who plans a checked call, runs it, and ends with it.
 
 The group (`CoreGroup`) checks the arguments, writes the call's text and decides what is copied
-first. The engine does the rest. `tcp_engine` runs our own algorithms on a mesh of connections;
-`queued_engine` is what engines share whose calls take turns on threads.
+first. The engine does the rest. `tcp.engine` runs our own algorithms on a mesh of connections;
+`queued` is what engines share whose calls take turns on threads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .work import CallWork
 
 
 class Life(Protocol):
-    """The state of one group, from its making to its end. It registers itself with `leaving`, which
-    asks it for `say_goodbye()` and `let_go()`. `session.Session` is one."""
+    """The state of one group, from its making to its end. It registers itself with
+    `process_exit`, which asks it for `close_gracefully()` and `abandon()`; as
+    `session.Session`."""
 
     @property
     def calls(self) -> int: ...

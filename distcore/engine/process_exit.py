@@ -18,14 +18,14 @@ from typing import Protocol
 class Leaver(Protocol):
     """What a group must be able to do."""
 
-    def say_goodbye(self) -> None:
+    def close_gracefully(self) -> None:
         """Finish what was begun, and tell the peers that this rank will take no part any more.
 
         Afterwards no thread of the group is within torch's code: one that is when the interpreter
         is finalised is ended inside a C++ destructor, and takes the process with it.
         """
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Close this process's copies of the connections, and say nothing."""
 
 
@@ -40,11 +40,11 @@ def watch(leaver: Leaver) -> None:
     if _watching_process == os.getpid():
         return
     if not _watching_process:
-        os.register_at_fork(after_in_child=_let_go_of_all)
-        atexit.register(_say_goodbye_to_all)
+        os.register_at_fork(after_in_child=_abandon_all)
+        atexit.register(_close_all_gracefully)
     _watching_process = os.getpid()
     # Children of multiprocessing end past atexit.
-    util.Finalize(None, _say_goodbye_to_all, exitpriority=-100)
+    util.Finalize(None, _close_all_gracefully, exitpriority=-100)
 
 
 def forget(leaver: Leaver) -> None:
@@ -58,12 +58,12 @@ def by_an_exception() -> bool:
     return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
 
 
-def _say_goodbye_to_all() -> None:
+def _close_all_gracefully() -> None:
     for leaver in list(_open):
-        leaver.say_goodbye()
+        leaver.close_gracefully()
 
 
-def _let_go_of_all() -> None:
+def _abandon_all() -> None:
     for leaver in list(_open):
-        leaver.let_go()
+        leaver.abandon()
     _open.clear()

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..base.deadline import Deadline
-from ..errors import Aborted, GroupFailed
+from ..errors import Aborted, GroupFailed, unusable
 from . import process_exit
 from .call_queue import CallQueue
 from .callbacks import Callbacks
@@ -130,19 +130,7 @@ class Session:
 
     def unusable(self) -> GroupFailed:
         """What every call raises after the first failure, or the end."""
-        first = self._failure
-        message = f"group {self.name!r} (global ranks {list(self.ranks)}) cannot be used any more"
-        if isinstance(first, Aborted):
-            return GroupFailed(f"{message}: {first}")
-        culprit = getattr(first, "culprit", None)
-        cause = f"{type(first).__name__}: {first}"
-        error = GroupFailed(
-            f"{message}: {cause}\n  destroy the group and create it again to go on",
-            culprit,
-            getattr(first, "link", None),
-        )
-        error.__cause__ = first
-        return error
+        return unusable(self.name, self.ranks, self._failure)
 
     def _broken(self, error: BaseException, what: str) -> None:
         with self._lock:
@@ -194,13 +182,13 @@ class Session:
         self.queue.stop()
         self._callbacks.stop()
 
-    def say_goodbye(self) -> None:
+    def close_gracefully(self) -> None:
         """The process ends, and the group is still open. Calls that nobody waited for may finish
         as for `close`; for up to EXIT_DRAIN_S where an exception ends it."""
         limit_s = EXIT_DRAIN_S if process_exit.by_an_exception() else DRAIN_S
         self._finish_pending("ended its process", limit_s)
         self._mailbox.close()
-        self._mesh.say_goodbye()
+        self._mesh.close_gracefully()
 
     def _finish_pending(self, why: str, limit_s: float) -> None:
         if self._failure is None and not self.drain(limit_s):
@@ -212,7 +200,7 @@ class Session:
             self.abort(f"rank {self.ranks[self.rank]} {why} while {left}")
         self.drain(limit_s)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """This is a forked child: the connections are its parent's."""
-        self._mailbox.let_go()
-        self._mesh.let_go()
+        self._mailbox.abandon()
+        self._mesh.abandon()

@@ -1,6 +1,6 @@
 """The backend "mpi": ranks that mpiexec started, connected by the MPI library that mpi4py finds.
 
-torch of the wheel has no MPI, and treats the name "mpi" in its own way; `mpi.front_end` has torch
+torch of the wheel has no MPI, and treats the name "mpi" in its own way; `mpi.torch_api` has torch
 make what is registered here under another name. Environment: DISTCORE_MPI_CUDA=1 or 0 overrules
 what the MPI library says of itself about addresses of GPU memory.
 """

@@ -85,10 +85,10 @@ class Line:
         if not self._failed and self._watch.aborted is None and not self._mpi.Is_finalized():
             self.comm.Free()
 
-    def say_goodbye(self) -> None:
+    def close_gracefully(self) -> None:
         self._notices.leave(self._watch.calls)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """A forked child has no part in its parent's MPI."""
 
     # -- what bodies do ----------------------------------------------------------------------------

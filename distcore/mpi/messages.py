@@ -323,7 +323,7 @@ class Messages:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """A forked child has no part in its parent's MPI."""
 
 

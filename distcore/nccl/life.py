@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.deadline import Deadline
 from ..engine import process_exit
-from ..errors import Aborted, GroupFailed
+from ..errors import Aborted, GroupFailed, unusable
 from .communicators import Clock, Member, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
@@ -122,17 +122,7 @@ class Life:
             raise self.unusable()
 
     def unusable(self) -> GroupFailed:
-        first = self._failure
-        message = f"group {self.name!r} (global ranks {list(self.ranks)}) cannot be used any more"
-        if isinstance(first, Aborted):
-            return GroupFailed(f"{message}: {first}")
-        error = GroupFailed(
-            f"{message}: {type(first).__name__}: {first}\n"
-            f"  destroy the group and create it again to go on",
-            getattr(first, "culprit", None),
-        )
-        error.__cause__ = first
-        return error
+        return unusable(self.name, self.ranks, self._failure)
 
     def fail(self, error: BaseException, tell: bool = True) -> None:
         """The first failure: all calls end, all communicators are aborted. From any thread."""
@@ -207,10 +197,10 @@ class Life:
             members, self._members = self._members, []
         close_all(members, self._library)
 
-    def say_goodbye(self) -> None:
+    def close_gracefully(self) -> None:
         """The process ends: NCCL's peers notice by themselves, should they still need this rank."""
         self.watchdog.stop(1.0)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """This is a forked child, which CUDA serves in no way."""
         self._failure = Aborted(f"group {self.name!r} is the parent process's: CUDA does not fork")

@@ -7,14 +7,14 @@ same holds of a receive until its send is made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...record.layout import RING, CallState
-from ...record.signature import ANY_SOURCE, POINT_TO_POINT
 from ...record.sizes import call_bytes
-from ...record.snapshot import Call, GroupKey, Rank
+from ...record.snapshot import GroupKey, Rank
+from ...record.ties import tie_of
 from ...record.wording import group_name
 from .plan import DEFAULT
 
@@ -47,9 +47,9 @@ def figures(
         for call in (rank.history.recent(RING) if rank.history is not None else ())
         if call.group in names.get(number, ()) and (kept is None or call.number in kept[number])
     ]
-    last: dict[tuple[Any, ...], int] = {}
+    last: dict[Hashable, int] = {}
     for number, call, group in calls:
-        awaited = _awaited(number, call, group)
+        awaited = tie_of(number, call, group)
         last[awaited] = max(last.get(awaited, 0), call.issued_ns)
     for number, call, group in calls:
         one = found.setdefault((group, call.signature.op), Figures())
@@ -57,20 +57,9 @@ def figures(
         one.size_bytes += call_bytes(call.signature)
         if call.state is CallState.COMPLETED and call.completed_ns:
             one.seconds += max(call.completed_ns - call.issued_ns, 0) / _NS
-            here_ns = min(last[_awaited(number, call, group)], call.completed_ns)
+            here_ns = min(last[tie_of(number, call, group)], call.completed_ns)
             one.late_s += max(here_ns - call.issued_ns, 0) / _NS
     return found
-
-
-def _awaited(rank: int, call: Call, group: GroupKey) -> tuple[Any, ...]:
-    """What the calls that wait for each other have in common. A send waits for nobody here."""
-    signature = call.signature
-    if signature.op not in POINT_TO_POINT:
-        return (group, call.seq)
-    if signature.peer in (None, ANY_SOURCE):
-        return (group, rank, call.number, "alone")
-    ends = (rank, signature.peer) if signature.op == "send" else (signature.peer, rank)
-    return (group, ends, signature.tag, call.seq)
 
 
 def same_names(ranks: Mapping[int, Rank]) -> dict[int, dict[GroupKey, GroupKey]]:

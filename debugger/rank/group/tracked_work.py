@@ -143,7 +143,7 @@ class TrackedWork(ForwardingWork):
         that there is something to look at."""
         return self._held is not None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """The program knows of the end, or may."""
         if self._held is not None:
             self._held = None
@@ -172,7 +172,7 @@ class TrackedWork(ForwardingWork):
     def is_completed(self) -> bool:
         done = self.poll()
         if done:
-            self._let_go()
+            self._release()
         return done
 
     def poll(self) -> bool:
@@ -183,12 +183,12 @@ class TrackedWork(ForwardingWork):
         return done
 
     def synchronize(self) -> None:
-        self._let_go()
+        self._release()
         self._work.synchronize()
         self._was_waited_for()
 
     def block_current_stream(self) -> None:
-        self._let_go()
+        self._release()
         self._work.block_current_stream()
         if self._known.streams:
             self._was_waited_for()
@@ -200,7 +200,7 @@ class TrackedWork(ForwardingWork):
 
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
-        self._let_go()  # whoever has it may hear of the end without a wait
+        self._release()  # whoever has it may hear of the end without a wait
         future = self._work.get_future()
         if self._after is not None:
             future = future.then(self._looked_at)

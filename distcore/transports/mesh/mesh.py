@@ -369,16 +369,16 @@ class Mesh(Transport):
 
     def close(self) -> None:
         """Leave the group. Peers that need nothing from this rank any more go on."""
-        self.say_goodbye()
-        self.let_go()
+        self.close_gracefully()
+        self.abandon()
 
-    def say_goodbye(self) -> None:
+    def close_gracefully(self) -> None:
         """Tell the peers that this rank leaves, unless another thread is in a call of the group:
         then nobody needs to be told but by the connection's end."""
         if self.failed is None and self._call is None:
             self._tell(control(BYE))
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Close the connections."""
         for link in self._links.values():
             link.close()

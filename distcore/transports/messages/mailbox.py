@@ -144,9 +144,9 @@ class Mailbox:
             os.eventfd_write(self._wake, 1)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self.let_go()
+        self.abandon()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Close the connections, and send nothing."""
         for end in (*self._senders.values(), *self._receivers.values()):
             end.connection.close()

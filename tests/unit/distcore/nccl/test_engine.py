@@ -209,6 +209,6 @@ def test_tensors_of_two_devices_in_one_call(case: Case) -> None:
 
 def test_a_forked_child_cannot_use_it(case: Case) -> None:
     child: Any = Case.make(case, rank=2)
-    child._session.let_go()
+    child._session.abandon()
     with pytest.raises(GroupFailed, match="is the parent process's: CUDA does not fork"):
         child.allreduce([torch.zeros(1)])
