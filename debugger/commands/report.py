@@ -81,12 +81,7 @@ class ReportCommand(Command):
         from . import foreign_report
 
         report, faults = foreign_report.report(path)
-        sys.stdout.write(rendered(report, form, path))
-        for fault in faults:
-            print(f"distdebug: {fault}", file=sys.stderr)
-        if faults:
-            return EXIT_BAD_INPUT
-        return _code_of(report) if exit_code else 0
+        return _tell(report, faults, rendered(report, form, path), exit_code)
 
     def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
         from ..record.sanitize import clean
@@ -107,12 +102,16 @@ class ReportCommand(Command):
             report["run_dir"] = str(directory.path)
         if directory.packed is not None:
             report.update(run_dir=clean(str(directory.packed)), packed=True)
-        sys.stdout.write(rendered(report, form, directory.report_json))
-        for fault in faults:
-            print(f"distdebug: {fault}", file=sys.stderr)
-        if faults:
-            return EXIT_BAD_INPUT
-        return _code_of(report) if exit_code else 0
+        return _tell(report, faults, rendered(report, form, directory.report_json), exit_code)
+
+
+def _tell(report: Document, faults: Sequence[str], shown: str, exit_code: bool) -> int:
+    sys.stdout.write(shown)
+    for fault in faults:
+        print(f"distdebug: {fault}", file=sys.stderr)
+    if faults:
+        return EXIT_BAD_INPUT
+    return _code_of(report) if exit_code else 0
 
 
 def _code_of(report: Document) -> int:

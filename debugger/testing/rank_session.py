@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rank.install import RUN_DIRECTORY, install
+from ..rank.log import own_streams
 from ..rank.record import call_site
 from . import coverage_in_ranks
 from .channel import Channel
@@ -25,7 +26,6 @@ from .pytest_private import rank_config
 from .rank_plugin import NAME, RankPlugin
 from .world import World
 
-FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _BELOW_THE_TEST = frozenset({"_pytest", "pluggy", "pytest"})
 """Packages whose lines are nobody's whereabouts."""
 
@@ -79,16 +79,7 @@ def _surroundings(rank: int, size: int, request: dict[str, Any], port: int) -> N
     random.seed()  # forked ranks would all draw the server's numbers; torch's seed is a constant
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    descriptor = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(descriptor, 0)
-    os.close(descriptor)
-    for number, ending in ((1, "out"), (2, "err")):
-        log = os.open(directory / "logs" / f"{rank}.{ending}", FLAGS, 0o600)
-        os.dup2(log, number)
-        os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    own_streams.into_files(directory / "logs", rank)
     install(str(directory))
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _BELOW_THE_TEST and getattr(module, "__file__", None):

@@ -8,13 +8,11 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from torch.distributed import Work
-
 from ...errors.in_ranks import FindingRaised
 from ...record.slots import ThreadSlot
 from ..checks import reads
 from ..checks.in_flight import Held
-from ..record.forwarding_work import ForwardingWork
+from ..record.forwarding_work import ForwardingWork, OverWork
 from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, whole
@@ -238,22 +236,12 @@ def track(
     return tracked
 
 
-class _WaitedFor(Work):
+class _WaitedFor(OverWork):
     """What torch's `send` and `recv` get, who wait for it: the layer has done so already, and
     gloo's own handles must not be waited for twice."""
 
     def __repr__(self) -> str:
         return "<work that was waited for>"
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        del timeout
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
 
 
 _WAITED_FOR = _WaitedFor()

@@ -10,27 +10,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import Work
 
-from ..record.forwarding_work import ForwardingWork
+from ..record.forwarding_work import ForwardingWork, OverWork
 from ..record.waiting import NO_TIMEOUT
 
 
-class NotMade(Work):
+class NotMade(OverWork):
     """Of a call that was left out: it is complete, and nothing was done."""
 
     def __repr__(self) -> str:
         return "no call"
-
-    def wait(self, _timeout: timedelta = NO_TIMEOUT) -> bool:
-        """At once."""
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
 
     def exception(self) -> Any:
         return None

@@ -25,6 +25,7 @@ from distcore.plan.backend import NAME, PlanBackend
 from ...record.plan_request import Outcome, Request
 from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
+from ..log import own_streams
 from ..log.own_faults import report_own_fault
 from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
@@ -41,7 +42,6 @@ _STARTS_RANKS = (
     "a planned rank starts ranks itself: write `distdebug plan exec -- python script` for a script "
     "that starts its ranks by multiprocessing"
 )
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +147,7 @@ def _surroundings(request: Request, rank: int) -> None:
     random.seed(f"distdebug plan {rank}")  # the same again, where the rank is run again
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(rank)
-    descriptor = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(descriptor, 0)
-    os.close(descriptor)
-    for number, ending in ((1, "out"), (2, "err")):
-        log = os.open(Path(request.run_dir) / "logs" / f"{rank}.{ending}", _FLAGS, 0o600)
-        os.dup2(log, number)
-        os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    own_streams.into_files(Path(request.run_dir) / "logs", rank, anew=True)
     sys.argv[:] = [request.target, *request.arguments]
 
 
