@@ -80,44 +80,43 @@ class Member:
 
     def _take(self, message: Message) -> None:
         data = message.data
-        match message.kind:
-            case "welcome":
-                ranks = data.get("ranks")
-                if isinstance(ranks, list):
-                    self._heads_ranks = tuple(
-                        one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
-                    )
-                if "node" in data:
-                    if self.welcomed:
-                        self._sampler.anew()  # the connection broke for a moment
-                        self._injected.anew()
-                        self._prompts.anew()
-                    self.welcomed = True
-            case "fill":
-                self._sampler.fill()
-            case "stacks":
-                self.stacks_wanted = data
-            case "plan":
-                with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-                    take_plan(self._directory.path, data)
-                self.planned = True
-            case "prompt":
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    self._prompts.heard(data, message.blob)
-            case "action":
-                number, request = data.get("number"), data.get("request")
-                if type(number) is int and isinstance(request, Mapping):
-                    self.on_action(number, request)
-            case "verdict":
-                self.finding = _finding(data)
-            case "stop":
-                signal = data.get("signal")
-                self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
-            case "end":
-                self.ends = True
-            case "report":
-                self.document = received(data.get("report"))
-                self._connection.send(Message("bye"))  # so that the head may go
+        if message.kind == "welcome":
+            ranks = data.get("ranks")
+            if isinstance(ranks, list):
+                self._heads_ranks = tuple(
+                    one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
+                )
+            if "node" in data:
+                if self.welcomed:
+                    self._sampler.anew()  # the connection broke for a moment
+                    self._injected.anew()
+                    self._prompts.anew()
+                self.welcomed = True
+        elif message.kind == "fill":
+            self._sampler.fill()
+        elif message.kind == "stacks":
+            self.stacks_wanted = data
+        elif message.kind == "plan":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                take_plan(self._directory.path, data)
+            self.planned = True
+        elif message.kind == "prompt":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._prompts.heard(data, message.blob)
+        elif message.kind == "action":
+            number, request = data.get("number"), data.get("request")
+            if type(number) is int and isinstance(request, Mapping):
+                self.on_action(number, request)
+        elif message.kind == "verdict":
+            self.finding = _finding(data)
+        elif message.kind == "stop":
+            signal = data.get("signal")
+            self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+        elif message.kind == "end":
+            self.ends = True
+        elif message.kind == "report":
+            self.document = received(data.get("report"))
+            self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
         digest = self._sampler.digest()
