@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 60.0
 INTERRUPTED_S = 1.6
-"""By itself TCP sends again 0.2, 0.6, 1.4 and 3 s after what was lost: too late for the last one."""
+"""By itself TCP sends again 0.2, 0.6, 1.4 and 3 s after what was lost: too late, the last one."""
 ENDS = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
