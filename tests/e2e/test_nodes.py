@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
 TWO_AND_TWO = Layout((2, 2))
 LOST_WITHIN_S = 3.0
-INTERRUPTED_S = 1.6
+INTERRUPTED_S = 1.8
 BUSY_S = 6.0
 """What a busy machine may take longer."""
 ENDED_WITHIN_S = 60.0
