@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.util
 import os
 import socket
 import sys
@@ -108,6 +109,9 @@ class LateLayer:
         self.recorder.part_off("calls", f"not seen by torch's hooks: {NOT_SEEN}", said=True)
         self._exits.observe()
         atexit.register(self._end)
+        if multiprocessing.parent_process() is not None:
+            # Its process object has come past what `Exits` would put around it.
+            multiprocessing.util.Finalize(None, self._end_of_child, exitpriority=0)
         os.register_at_fork(after_in_child=self._in_child)
         self._heartbeat.start()
         self._record_from(start)
@@ -264,6 +268,13 @@ class LateLayer:
             if not others_in_torch():
                 self._unhook()
         self._heartbeat.stop()
+
+    def _end_of_child(self) -> None:
+        """The same in a process of multiprocessing's, which runs no `atexit`; called while what
+        its target has raised is on its way."""
+        with contextlib.suppress(Exception):
+            self._end()
+            self._exits.ended(sys.exc_info()[1])
 
     def _in_child(self) -> None:
         """This is a forked process, whose groups and record are its parent's."""
