@@ -90,6 +90,7 @@ def test_a_late_mismatch_is_named_with_rank_call_and_line(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @has_hooks
 @has_gdb
 def test_a_right_program_goes_on_unharmed_and_silent(tmp_path: Path) -> None:
