@@ -27,8 +27,9 @@ class InspectCommand(Command):
     help = "look at a running job that was started without distdebug"
     epilog = (
         "Ranks are found by their environment (RANK, OMPI_*, PMI_*, SLURM_*), or as children of\n"
-        "the program that started them. Nothing is written into them, and none is stopped. That\n"
-        "takes the right to trace them: the same user, and `ptrace_scope` 0 or CAP_SYS_PTRACE.\n"
+        "the program that started them. Without --install nothing is written into them, and none\n"
+        "is stopped. That takes the right to trace them: the same user, and `ptrace_scope` 0 or\n"
+        "CAP_SYS_PTRACE.\n"
         "\n"
         "examples:\n"
         "  distdebug inspect                       the job on this host\n"

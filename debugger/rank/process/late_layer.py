@@ -41,8 +41,6 @@ from .verdict import VerdictWatch
 _LOOK_EVERY_S = 0.02
 _SELDOM_S = 0.5
 _SOON_S = 5.0
-_layers: list[LateLayer] = []
-"""The one of this process; torch's tables of hooks hold its methods."""
 
 
 def begin(run: str) -> None:
@@ -53,7 +51,6 @@ def begin(run: str) -> None:
     if why:
         raise RuntimeError(why)
     layer = LateLayer(directory)
-    _layers.append(layer)
     try:
         layer.come()
     except BaseException:
@@ -254,7 +251,6 @@ class LateLayer:
         if self.groups:
             until_s = time.monotonic() + _SOON_S
             self._in_main_thread(self._unhook, lambda: time.monotonic() < until_s)
-        _layers.clear()
 
     def _unhook(self) -> None:
         for one in list(self.groups.values()):

@@ -15,13 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ..record import call_site
 
 _AGAIN_AFTER_S = 0.02
-_made: list[Any] = []
-"""The interpreter may call these whenever it likes: they are never freed."""
 
 
 class MainThreadCall:
@@ -37,7 +34,8 @@ class MainThreadCall:
         self.error: BaseException | None = None
         self.took_ms = 0.0
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._run)
-        _made.append(self._callback)
+        # The interpreter may call it whenever it likes: it is never freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._callback))
 
     def wait(self) -> bool:
         """From another thread: have it run, and wait until it has; False where it is not wanted
