@@ -172,7 +172,16 @@ def _by_parent(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[
                 for one in sorted(children, key=lambda one: (one.stat.start_ticks, one.pid))
             ]
             jobs.append(Job(parent, _printed(seen[parent].command), tuple(found)))
-    return jobs
+    return _without_helpers(jobs)
+
+
+def _without_helpers(jobs: Sequence[Job]) -> list[Job]:
+    """Of jobs one below the other: what a rank of several starts are its helpers (workers of a data
+    loader, a forked child), and who starts nobody but a launcher is none."""
+    ranks = {one.pid for job in jobs if len(job.processes) > 1 for one in job.processes}
+    left = [job for job in jobs if job.launcher not in ranks]
+    launchers = {job.launcher for job in left}
+    return [job for job in left if len(job.processes) > 1 or job.processes[0].pid not in launchers]
 
 
 def _job(seen: Mapping[int, _Seen], found: Sequence[Process]) -> Job:
