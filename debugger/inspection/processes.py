@@ -99,8 +99,16 @@ def find_jobs(below: Iterable[int] = (), proc: Path = Path("/proc")) -> list[Job
     wanted -= _own_ancestors(seen)
     jobs = _numbered(seen, wanted, proc)
     taken = {pid for job in jobs for one in job.processes for pid in _descendants(seen, [one.pid])}
-    jobs += _by_parent(seen, wanted - taken, proc)
-    return sorted(jobs, key=lambda job: min(one.start_ticks for one in job.processes))
+    spawned = _by_parent(seen, wanted - taken, proc)
+    several = [one.pid for job in spawned if len(job.processes) > 1 for one in job.processes]
+    below_ranks = _descendants(seen, several)
+    # A program that numbers its ranks itself hands that number on to whatever a rank starts.
+    jobs = [
+        job
+        for job in jobs
+        if any(one.pid not in below_ranks or has_torch(one.pid, proc) for one in job.processes)
+    ]
+    return sorted([*jobs, *spawned], key=lambda job: min(one.start_ticks for one in job.processes))
 
 
 def _all(proc: Path) -> dict[int, _Seen]:
