@@ -74,11 +74,13 @@ class Zygote:
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         part: Part | None = None,
+        directory: Path | None = None,
     ) -> Command:
         """Start a script, with its arguments, on `size` ranks, as `runs.start` does: below
-        `distdebug exec`, with these flags. The run directory is below `tmp_path`. `part`: on a
-        node, which has so many ranks of a greater world."""
-        directory, stdout, stderr = (tmp_path / name for name in ("run", "stdout", "stderr"))
+        `distdebug exec`, with these flags. The run directory is below `tmp_path`, if no other is
+        named. `part`: on a node, which has so many ranks of a greater world."""
+        directory = directory or tmp_path / "run"
+        stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
         for path in (stdout, stderr):
             path.write_bytes(b"")
         argv = ["exec", "--run-dir", str(directory), *flags]
