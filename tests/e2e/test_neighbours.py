@@ -81,8 +81,7 @@ def while_it_runs(process: subprocess.Popen[str], tmp_path: Path) -> set[tuple[s
     ("backend", "flags"),
     [
         ("gloo", ("--debug-level", "DETAIL")),
-        ("tcp", ("--debug-level", "INFO")),
-        ("gloo", ("--standalone",)),
+        ("tcp", ("--debug-level", "INFO", "--standalone")),  # the other way to have a store
     ],
 )
 def test_nothing_listens_beyond_loopback(

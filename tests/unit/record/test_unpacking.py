@@ -279,11 +279,13 @@ def test_a_closed_terminal_leaves_nothing_behind(tmp_path: Path, number: int) ->
     scratch.mkdir()
     file = Archive().write(tmp_path / "x")
     code = (
-        "import signal, sys\n"
+        "import signal, sys, time\n"
         "from debugger.record.unpacking import opened\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # who runs the tests may ignore it
         "with opened(sys.argv[1]) as run:\n"
         "    print(run.path, flush=True)\n"
-        "    signal.pause()\n"
+        "    while True:\n"
+        "        time.sleep(0.05)\n"  # not pause(): the signal may come just before it
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(file)],
