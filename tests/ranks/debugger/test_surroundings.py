@@ -65,7 +65,10 @@ def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
     [
         ([], {}, "DebugLevel.OFF"),
         (["--debug-level", "DETAIL"], {}, "DebugLevel.DETAIL"),
-        ([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "DebugLevel.DETAIL"),
+        pytest.param(
+            *([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "DebugLevel.DETAIL"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["default", "flag", "variable"],
 )
