@@ -294,11 +294,14 @@ def test_a_closed_terminal_leaves_nothing_behind(tmp_path: Path, number: int) ->
         stdout=subprocess.PIPE,
         text=True,
     )
-    with process:
+    try:
         assert process.stdout is not None
         shown = process.stdout.readline().strip()
         assert Path(shown).is_dir()
         assert scratch in Path(shown).parents
         process.send_signal(number)
         assert process.wait(60) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
     assert os.listdir(scratch) == []
