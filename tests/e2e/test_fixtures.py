@@ -21,7 +21,7 @@ EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 
-BY_COMMAND = {"died_sigkill", "exception_process", "join_duplicate_rank"}
+BY_COMMAND = {"died_sigkill", "exception_process"}
 """Run as a user would in every test run, not by forking alone."""
 SHORT_PER_VERDICT = 1
 BUSY = 4

@@ -1,5 +1,5 @@
 """A process is a rank when it makes a group: what a rank starts for itself is none, although it
-inherits RANK. Two that make a group as one rank are found: the fixture join_duplicate_rank."""
+inherits RANK. Two that make a group as one rank are found: see the matrix of faults."""
 
 from __future__ import annotations
 
