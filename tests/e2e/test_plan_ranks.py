@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
@@ -13,6 +12,8 @@ import pytest
 from debugger.plan.program import CutOff, Ended, Made, Program, Waited
 from debugger.plan.programs import read_programs
 from tests.support import runs
+from tests.support.planned import plan
+from tests.support.torch_loaded import TorchLoaded
 
 VALUES = """
 import os, time, torch, torch.distributed as dist
@@ -75,23 +76,19 @@ print(flag.item())
 
 
 def planned(
-    tmp_path: Path, source: str, *arguments: str, arguments_of_script: Sequence[str] = ()
+    tmp_path: Path,
+    loaded: TorchLoaded | None,
+    source: str,
+    *arguments: str,
+    arguments_of_script: Sequence[str] = (),
 ) -> tuple[dict[int, Program], dict[str, object]]:
-    """The programs of the ranks, and how their running went."""
+    """The programs of the ranks, and how their running went. `loaded`: where it is forked; else it
+    is a command."""
     script = tmp_path / "train.py"
     script.write_text(dedent(source))
     run_dir = tmp_path / "run"
-    command = [str(runs.DISTDEBUG), "plan", "--run-dir", str(run_dir), *arguments, str(script)]
-    command += arguments_of_script
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env=runs.environment(),
-        check=False,
-    )
+    words = [*arguments, str(script), *arguments_of_script]
+    done = plan(loaded, words, tmp_path) if loaded else runs.run("plan", words, tmp_path)
     assert (run_dir / "planned.json").exists(), done.stderr
     return read_programs(run_dir), json.loads((run_dir / "planned.json").read_text())
 
@@ -102,10 +99,12 @@ def why(run: Path, rank: int) -> str:
 
 @pytest.mark.parametrize("memory", [[], ["--memory", "1"]], ids=["kept", "run again"])
 def test_values_that_steer_are_real_and_decisions_on_others_are_told(
-    tmp_path: Path, memory: list[str]
+    tmp_path: Path, memory: list[str], torch_loaded: TorchLoaded
 ) -> None:
     """With next to no memory for those that wait, they are ended and run again; nothing changes."""
-    programs, outcome = planned(tmp_path, VALUES, "-n", "3", "--local-size", "2", *memory)
+    programs, outcome = planned(
+        tmp_path, torch_loaded, VALUES, "-n", "3", "--local-size", "2", *memory
+    )
     line = 1 + VALUES[: VALUES.index("# <- undecided")].count("\n")
     for rank in range(3):
         program = programs[rank]
@@ -122,7 +121,7 @@ def test_values_that_steer_are_real_and_decisions_on_others_are_told(
 
 
 def test_a_training_for_gpus_runs_here_and_ends_after_its_steps(tmp_path: Path) -> None:
-    programs, _ = planned(tmp_path, TRAINING, "-n", "2", "--steps", "2")
+    programs, _ = planned(tmp_path, None, TRAINING, "-n", "2", "--steps", "2")
     for rank in range(2):
         program = programs[rank]
         assert program.events[-1] == Ended(0), why(tmp_path / "run", rank)
@@ -138,8 +137,10 @@ def test_a_training_for_gpus_runs_here_and_ends_after_its_steps(tmp_path: Path) 
         assert program.undecided == ()
 
 
-def test_a_rank_that_waits_for_one_that_failed_ends_in_its_call(tmp_path: Path) -> None:
-    programs, outcome = planned(tmp_path, WAITING, "-n", "2")
+def test_a_rank_that_waits_for_one_that_failed_ends_in_its_call(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    programs, outcome = planned(tmp_path, torch_loaded, WAITING, "-n", "2")
     assert programs[1].events[-1] == Ended(1)
     assert [note.message for _, note in programs[1].notes if note.kind == "exception"] == [
         "ValueError: no data"
@@ -152,9 +153,11 @@ def test_a_rank_that_waits_for_one_that_failed_ends_in_its_call(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("given", ["equal", "odd"])
-def test_what_all_give_alike_needs_no_memory(tmp_path: Path, given: str) -> None:
+def test_what_all_give_alike_needs_no_memory(
+    tmp_path: Path, given: str, torch_loaded: TorchLoaded
+) -> None:
     """The others are taken to give the same; where one does not, all is run again, and is right."""
     script = ["-n", "10", "--memory", "1"]
-    programs, outcome = planned(tmp_path, SIZES, *script, arguments_of_script=[given])
+    programs, outcome = planned(tmp_path, torch_loaded, SIZES, *script, arguments_of_script=[given])
     assert [program.events[-1] for program in programs.values()] == [Ended(0)] * 10
     assert (outcome["runs"] < 20) is (given == "equal")  # not before several have come
