@@ -11,6 +11,9 @@ from typing import Any
 from .bounds import MOST_RANKS
 from .kinds import KINDS
 
+CRASH = "crash"
+"""Kind of a note about the line on which a fatal signal came; readers add it (`last_words`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnFindingNote:

@@ -263,7 +263,12 @@ def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
         rank
         for rank in world.expected
         if rank not in world.ranks
-        or not (rank in failed or world.ended(rank) or world.activity(rank, Activity.INIT))
+        or not (
+            rank in failed
+            or world.ended(rank)
+            or world.ranks[rank].groups  # it has joined
+            or world.activity(rank, Activity.INIT)
+        )
     ]
     if not absent:
         return []
