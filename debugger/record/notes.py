@@ -13,6 +13,8 @@ from .kinds import KINDS
 
 CRASH = "crash"
 """Kind of a note about the line on which a fatal signal came; readers add it (`last_words`)."""
+DESTROYED = "destroyed"
+"""Kind of a note about where the rank has destroyed groups."""
 
 
 @dataclass(frozen=True, slots=True)

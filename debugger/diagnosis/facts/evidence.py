@@ -135,9 +135,9 @@ def last_call(world: World, rank: int) -> Call | None:
 
 
 def last_site(world: World, rank: int) -> CallSite | None:
-    """The line of the uncaught exception, the crash or sys.exit, else of the last heartbeat, else of the
-    last call; always of the user's own code. A SystemExit that the program caught is no end: calls
-    came after it."""
+    """The line of the uncaught exception, the crash or sys.exit, else of the last heartbeat, else
+    of the last call; always of the user's own code. A SystemExit that the program caught is no end:
+    calls came after it."""
     record = world.ranks[rank]
     raised = [note for note in record.notes if note.kind in (EXCEPTION, "interrupted", CRASH)]
     for note in (*reversed(raised), *caught_exceptions(record)):

@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 
 from ...record import layout
 from ...record.layout import Activity
+from ...record.notes import DESTROYED
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
@@ -125,6 +126,9 @@ def _destroy(
 ) -> Callable[..., Any]:
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         site = recorder.safe_site(sys._getframe(1))
+        with contextlib.suppress(Exception):
+            if not recorder.writer.heap_half_full:  # a program may do it thousands of times
+                recorder.writer.note(DESTROYED, "destroy_process_group", site=site)
         with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
             # A worker of gloo that still drops a call's callback needs the GIL for it, while the
             # end of the group, or of a DDP model that outlives it, waits for the worker with it.

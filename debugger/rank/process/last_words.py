@@ -1,4 +1,4 @@
-"""A rank writes its stacks into the run directory: when it is asked to, and as a fatal signal ends it.
+"""A rank writes its stacks into the run directory: when asked, and as a fatal signal ends it.
 
 What the system tells of a crash is a number. On which line of the program it was, only the process
 itself can tell, by `faulthandler`, in the moment between the signal and the end.
