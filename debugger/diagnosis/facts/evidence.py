@@ -101,9 +101,12 @@ def place_text(activity: Activity, detail: object) -> str:
     """What a rank waits in, or for: `new_group`, `the store key 'ready'`."""
     if activity is Activity.STORE:
         key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
+        awaited = detail.get("awaited") if isinstance(detail, dict) else None
+        if isinstance(awaited, int):
+            return f"{awaited - 1} others in TCPStore()"
         return f"the store key {printable(str(key), 80)!r}" if key else "a store"
-    if isinstance(detail, dict) and detail.get("op") == "FileStore":
-        return "FileStore()"
+    if isinstance(detail, dict) and detail.get("op") in ("FileStore", "TCPStore"):
+        return f"{detail['op']}()"
     return {
         Activity.INIT: "init_process_group",
         Activity.NEW_GROUP: "new_group",
@@ -152,6 +155,8 @@ def last_site(world: World, rank: int) -> CallSite | None:
         last = last_call(world, rank)
         if last is None or last.issued_ns <= exits[-1].time_ns:
             return exits[-1].site
+    if record.calls == 0 and world.finished(rank):
+        return None  # it has gone on since its last heartbeat, and nobody knows where
     site = _whereabouts(world, rank)
     if site is None or not _INSTALLED.search(site.file):
         return site

@@ -178,6 +178,8 @@ def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) 
         record = world.ranks[rank]
         if record.groups:
             return []  # a second initialisation: what the record says is the first one's
+        if rank in waiting and waiting[rank].detail.get("op") == "TCPStore":
+            continue  # it has not said yet where it will join
         answers.setdefault((record.job, record.world_size), []).append(rank)
     if len(answers) < 2:
         return []

@@ -88,18 +88,24 @@ def _init(
     return init_process_group
 
 
-def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextManager[None]]:
+def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractContextManager[None]]:
     hosting = False
 
     @contextlib.contextmanager
-    def watch(path: str, hosts: bool) -> Iterator[None]:
+    def watch(path: str, hosts: bool, awaited: int) -> Iterator[None]:
         nonlocal hosting
         with contextlib.ExitStack() as waiting:
             site = recorder.safe_site(sys._getframe(2))
             # Within an initialisation it is a part of that, which is on record already. A FileStore
             # is made at once, unless its file holds something else: then torch reads it for ever,
-            # and holds the GIL. A TCPStore may wait for others as long as it likes.
-            if path and not recorder.writer.is_waiting(threading.get_ident()):
+            # and holds the GIL. The host of a TCPStore waits for those that it was made for.
+            if recorder.writer.is_waiting(threading.get_ident()):
+                pass
+            elif awaited:
+                with contextlib.suppress(Exception):
+                    detail = {"op": "TCPStore", "awaited": awaited}
+                    waiting.enter_context(recorder.waiting_in(_joining(awaited), detail, site))
+            elif path:
                 with contextlib.suppress(Exception):
                     stale = _stale(Path(path))
                     if stale:
@@ -113,6 +119,14 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextMan
                 recorder.note("store_host", "this rank hosts a store", site)
 
     return watch
+
+
+def _joining(awaited: int) -> Activity:
+    """What a rank does that waits in a store for so many: where these are all ranks, and no group
+    was made yet, it is on its way to the default group."""
+    everybody = os.environ.get("WORLD_SIZE") == str(awaited)
+    made = torch_private.c10d.GroupMember.WORLD is not None
+    return Activity.INIT if everybody and not made else Activity.STORE
 
 
 def _hosts_store(detail: dict[str, Any]) -> bool:
