@@ -99,7 +99,7 @@ def find_jobs(below: Iterable[int] = (), proc: Path = Path("/proc")) -> list[Job
     wanted -= _own_ancestors(seen)
     jobs = _numbered(seen, wanted, proc)
     taken = {pid for job in jobs for one in job.processes for pid in _descendants(seen, [one.pid])}
-    jobs += _by_parent(seen, wanted - taken, proc)
+    jobs += without_helpers(_by_parent(seen, wanted - taken, proc))
     return sorted(jobs, key=lambda job: min(one.start_ticks for one in job.processes))
 
 
@@ -173,6 +173,12 @@ def _by_parent(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[
             ]
             jobs.append(Job(parent, _printed(seen[parent].command), tuple(found)))
     return jobs
+
+
+def without_helpers(jobs: Sequence[Job]) -> list[Job]:
+    """What one of several ranks has started itself is no job: workers that load its data, say."""
+    ranks = {one.pid for job in jobs if len(job.processes) > 1 for one in job.processes}
+    return [job for job in jobs if job.launcher not in ranks]
 
 
 def _job(seen: Mapping[int, _Seen], found: Sequence[Process]) -> Job:

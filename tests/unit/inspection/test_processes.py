@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from debugger.inspection.processes import find_jobs
+from debugger.inspection.processes import Job, Process, find_jobs, without_helpers
 
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 PARENT = (
@@ -85,3 +85,13 @@ def test_other_processes_are_no_ranks() -> None:
         assert find_jobs([one.pid]) == []
     with process(python(PARENT)) as one:
         assert find_jobs([one.pid]) == []
+
+
+def test_what_a_rank_has_started_is_no_job() -> None:
+    def job(launcher: int, *pids: int) -> Job:
+        return Job(launcher, "", tuple(Process(pid, launcher, 1) for pid in pids))
+
+    ranks, workers = job(10, 11, 12), job(11, 111)
+    assert without_helpers([ranks, workers]) == [ranks]
+    outer, ranks = job(1, 10), job(10, 11, 12)  # a program that was started by another
+    assert without_helpers([outer, ranks]) == [outer, ranks]
