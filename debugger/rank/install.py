@@ -41,10 +41,11 @@ from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
 from .log.own_faults import report_own_fault, say
-from .process import cleanup_calls, init_process_group, last_words, meeting, ptrace
+from .process import cleanup_calls, init_process_group, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
+from .process.last_words import LastWords
 from .process.main_thread import MainThread
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
@@ -152,6 +153,7 @@ class Layer:
         )
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)
+        self.last_words = LastWords(directory / "stacks")
         self.injector: Injector | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
@@ -247,7 +249,7 @@ class Layer:
         ptrace.open_to_all()
         self._heartbeat = Heartbeat(self.recorder, self.unwaited, self._look)
         self._heartbeat.start()
-        last_words.write_into(self.directory / "stacks")
+        self.last_words.begin()
 
     def _look(self) -> None:
         """With every heartbeat."""

@@ -35,7 +35,7 @@ Extension modules: numpy.core, torch._C (total: 2)
 """
 START = """
 import ctypes, faulthandler, os, pathlib, signal, sys, threading
-from debugger.rank.process import last_words
+from debugger.rank.process.last_words import LastWords
 
 stacks = pathlib.Path(sys.argv[1])
 
@@ -99,7 +99,7 @@ def ended(body: str, stacks: Path, *options: str) -> Ended:
 
 
 def test_a_crash_is_written(tmp_path: Path) -> None:
-    process = ended("last_words.write_into(stacks)\ncrash()\n", tmp_path)
+    process = ended("LastWords(stacks).begin()\ncrash()\n", tmp_path)
     assert process.code == -signal.SIGABRT
     assert dump_path(tmp_path, process.pid).read_text().startswith("Fatal Python error: Aborted")
     assert (process.out, process.err) == ("", "")  # to the program's eyes nothing has changed
@@ -110,7 +110,7 @@ def test_a_crash_is_written(tmp_path: Path) -> None:
 
 def test_a_child_s_crash_is_not_its_parent_s(tmp_path: Path) -> None:
     body = """
-last_words.write_into(stacks)
+LastWords(stacks).begin()
 child = os.fork()
 if child == 0:
     crash()
@@ -119,6 +119,23 @@ assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGABRT
     process = ended(body, tmp_path)
     assert process.code == 0, process.err
     assert dump_path(tmp_path, process.pid).read_text() == ""
+
+
+def test_a_child_that_becomes_a_rank_has_words_of_its_own(tmp_path: Path) -> None:
+    body = """
+words = LastWords(stacks)
+words.begin()
+child = os.fork()
+if child == 0:
+    words.begin()
+    crash()
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGABRT
+print(child)
+"""
+    process = ended(body, tmp_path)
+    assert process.code == 0, process.err
+    assert dump_path(tmp_path, process.pid).read_text() == ""
+    assert last_words(tmp_path, int(process.out), signal.SIGABRT) is not None
 
 
 @pytest.mark.parametrize("handler", ["-Xfaulthandler", "own"])
@@ -132,7 +149,7 @@ ctypes.CDLL(None).signal(int(signal.SIGSEGV), ran)
         if own
         else ""
     )
-    body += "last_words.write_into(stacks)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+    body += "LastWords(stacks).begin()\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     process = ended(body, tmp_path, *([] if own else [handler]))
     assert process.code == (5 if own else -signal.SIGSEGV)
     assert ("Segmentation fault" in process.err) != own
@@ -148,7 +165,7 @@ descriptor = os.open(stacks / "record", os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(descriptor, 5 * 4096)
 record = mmap.mmap(descriptor, 5 * 4096)
 lost_pages.keep(record)
-last_words.write_into(stacks)
+LastWords(stacks).begin()
 os.ftruncate(descriptor, 4096)
 if lost_pages._made is not None:  # as everywhere but on x86-64
     assert record[3 * 4096] == 0
