@@ -129,9 +129,12 @@ class Dump:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has been overwritten or left out: every call of the rank is here."""
+        """Whether nothing has been overwritten or left out: every call of the rank is here. Of one
+        without any, the dump itself says that there were none."""
         rows = self.entries
-        return bool(rows) and rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+        if not rows:
+            return bool(self.enqueued) and max(self.enqueued.values()) < 0
+        return rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
 
     @property
     def active_only(self) -> bool:

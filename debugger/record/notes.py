@@ -11,6 +11,11 @@ from typing import Any
 from .bounds import MOST_RANKS
 from .kinds import KINDS
 
+CRASH = "crash"
+"""Kind of a note about the line on which a fatal signal came; readers add it (`last_words`)."""
+DESTROYED = "destroyed"
+"""Kind of a note about where the rank has destroyed groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnFindingNote:

@@ -324,7 +324,7 @@ class RankBuilder:
             ranks=tuple(ranks),
             backend="gloo",
             site=CallSite("/home/user/train.py", 12, "main"),
-            world_seq=0,
+            world_seq=self.groups[WORLD, 0].issued if (WORLD, 0) in self.groups else 0,
             time_ns=self.run.now_ns,
         )
         self.creations.append(creation)
