@@ -22,6 +22,7 @@ from ..engine.staging import Reach, Staging
 from ..engine.work import CallWork, JoinedWork
 from ..errors import Aborted, GroupFailed
 from .exchange import Exchange
+from .packing import unpacked
 from .work import PlannedCall, PlannedWork, Step
 
 COPIED_BYTES = 1 << 20
@@ -156,7 +157,7 @@ class PlanEngine:
         """What this rank has to give; None where that is not known, or too much."""
         exchange = self._exchange
         if exchange.is_small(tensor) and exchange.is_real(tensor):
-            return bytes(bytes_of(tensor))
+            return exchange.carried(tensor, bytes(bytes_of(tensor)))
         return None
 
     def _fill(self, outputs: Sequence[Tensor], data: Tensor) -> None:
@@ -179,13 +180,18 @@ class PlanEngine:
         self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
     ) -> bool:
         """Put the reduction of these into the tensor; False where one of them is not known."""
-        if any(one is None or len(one) != tensor.nbytes for one in values):
+        known = {one: unpacked(one, tensor.nbytes) for one in set(values)}
+        if None in known.values():
             return False
-        parts = [tensor_over(memoryview(bytearray(one or b"")), tensor.dtype) for one in values]
-        if tensor.numel():
-            total = reduction.prepare(parts[0], parts[0])
-            for one in parts[1:]:
-                reduction.combine(total, reduction.prepare(one, one))
+        total: Tensor | None = None
+        for value in values if tensor.numel() else ():
+            data = bytearray(known[value] or b"")
+            part = tensor_over(memoryview(data), tensor.dtype)
+            if total is None:
+                total = reduction.prepare(part, part)
+            else:
+                reduction.combine(total, reduction.prepare(part, part))
+        if total is not None:
             reduction.finish(total, self._size)
             bytes_of(tensor)[:] = bytes_of(total)
         return True
@@ -194,10 +200,11 @@ class PlanEngine:
         """Put each value into its output; those that are not known stay as they are."""
         unknown = []
         for value, one in zip(values, outputs, strict=True):
-            if value is None or len(value) != one.nbytes:
+            data = unpacked(value, one.nbytes)
+            if data is None:
                 unknown.append(one)
-            elif value:
-                bytes_of(one)[:] = value
+            elif data:
+                bytes_of(one)[:] = data
         self._known(outputs)
         if unknown:
             self._exchange.mark(unknown, real=False)

@@ -31,6 +31,10 @@ class Exchange(Protocol):
     def is_small(self, tensor: Tensor) -> bool:
         """Whether tensors of this dtype and size are exchanged; the same on all ranks."""
 
+    def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
+        """What travels of the elements of such a tensor: they, or `packing.packed`; None where that
+        is too much."""
+
     def is_real(self, tensor: Tensor) -> bool:
         """Whether the elements are those that a real run would have."""
 

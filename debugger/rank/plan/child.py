@@ -259,7 +259,8 @@ def _run(request: Request, layer: PlannedLayer, enter: Callable[[], int] | None)
             sys.stderr.write(f"{error.code}\n")
     except BaseException as error:
         code = 1
-        sys.excepthook(type(error), error, _from_the_script(error))
+        trace = _from_the_script(error)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
     try:
         private: Any = threading
         private._shutdown()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distcore.plan.packing import RATIO, packed
+
 from ..torch_private.planning import store_name
 from .taint import Taint
 from .wire import Message, PlannerLine
@@ -74,8 +76,13 @@ class PlannedExchange:
         if dtype is torch.uint8:
             return tensor.nbytes <= max(MOST_OBJECT_BYTES, self._real_bytes)
         if dtype in _EXACT:
-            return tensor.nbytes <= self._real_bytes
+            return tensor.nbytes <= RATIO * self._real_bytes
         return tensor.numel() <= FEW_ELEMENTS and tensor.nbytes <= self._real_bytes
+
+    def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
+        if len(data) <= self._real_bytes or tensor.dtype is torch.uint8:
+            return data
+        return packed(data, self._real_bytes)
 
     def is_real(self, tensor: Tensor) -> bool:
         return not self._taint.has(tensor)
