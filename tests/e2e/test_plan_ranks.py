@@ -158,3 +158,50 @@ def test_what_all_give_alike_needs_no_memory(tmp_path: Path, given: str) -> None
     programs, outcome = planned(tmp_path, SIZES, *script, arguments_of_script=[given])
     assert [program.events[-1] for program in programs.values()] == [Ended(0)] * 10
     assert (outcome["runs"] < 20) is (given == "equal")  # not before several have come
+
+
+COMPARED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+header = torch.zeros(1 << 20, dtype=torch.int32)  # how a shape travels that only rank 0 knows
+if rank == 0:
+    header[:2] = torch.tensor([3, 5])
+dist.all_reduce(header)
+assert header[header.nonzero()].flatten().tolist() == [3, 5]
+data = torch.full((1000,), float(rank))
+own = data.clone()
+dist.all_reduce(data)
+assert torch.allclose(data, own) is False  # <- undecided
+assert not torch.equal(data, own)  # <- undecided
+if not torch.allclose(data, data * 1.5):  # <- undecided
+    raise SystemExit("they differ")
+"""
+
+
+def test_what_torch_compares_is_undecided_and_goes_as_the_program_expects(tmp_path: Path) -> None:
+    programs, _ = planned(tmp_path, COMPARED, "-n", "3")
+    lines = [at for at, line in enumerate(COMPARED.splitlines(), 1) if "# <- undecided" in line]
+    for rank in range(3):
+        assert programs[rank].events[-1] == Ended(0), why(tmp_path / "run", rank)
+        assert sorted({one.site.line for one in programs[rank].undecided}) == lines
+
+
+WRONG_INDEX = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rows = torch.zeros(0, 4, device="cuda")
+print(rows[0])
+"""
+
+
+def test_what_the_program_does_wrong_is_not_ours(tmp_path: Path) -> None:
+    """Its calls go through us where it asks for GPUs, or where values are followed."""
+    programs, _ = planned(tmp_path, WRONG_INDEX, "-n", "2")
+    for rank in range(2):
+        (note,) = [note for _, note in programs[rank].notes if note.kind == "exception"]
+        assert note.message.startswith("IndexError: index 0 is out of bounds")
+        assert not note.data.get("own_fault")
+        traceback = why(tmp_path / "run", rank)
+        assert "train.py" in traceback
+        assert "child.py" not in traceback
