@@ -28,6 +28,13 @@ class Exchange(Protocol):
     def world(self, store: Any) -> str:
         """What tells the groups that meet in this store from those that meet in others."""
 
+    def absent(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Which places of a group of these (global) ranks have nobody, for they are not planned."""
+
+    def lack(self, rank: int) -> None:
+        """Wait for a value that steers the program and that this (global) rank has, who is not
+        planned: never returns."""
+
     def is_small(self, tensor: Tensor) -> bool:
         """Whether tensors of this dtype and size are exchanged; the same on all ranks."""
 

@@ -63,7 +63,7 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
     exchange = PlannedExchange(
-        planner, taint, request.real_bytes, writer.came, request.barriers_wait
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait, request.ranks
     )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.

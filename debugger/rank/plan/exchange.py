@@ -54,13 +54,16 @@ class PlannedExchange:
         real_bytes: int,
         came: Callable[[int], None],
         barriers_wait: bool,
+        planned: Sequence[int],
     ) -> None:
-        """`came` is told who sent what this thread has received from any source."""
+        """`came` is told who sent what this thread has received from any source. `planned`: the
+        ranks that are."""
         self.barriers_wait = barriers_wait
         self._planner = planner
         self._taint = taint
         self._real_bytes = real_bytes
         self._came = came
+        self._planned = frozenset(planned)
         self._expected: dict[tuple[str, int, int, int], int] = {}
 
     def __repr__(self) -> str:
@@ -68,6 +71,12 @@ class PlannedExchange:
 
     def world(self, store: Any) -> str:
         return store_name(store)
+
+    def absent(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [place for place, rank in enumerate(ranks) if rank not in self._planned]
+
+    def lack(self, rank: int) -> None:
+        self._planner.ask(["lack", rank])
 
     def is_small(self, tensor: Tensor) -> bool:
         if tensor.is_meta:

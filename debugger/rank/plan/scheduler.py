@@ -23,7 +23,7 @@ from typing import Any
 
 from ...record.program_writer import program_path
 from . import memory
-from .board import Board
+from .board import Board, waits_for
 from .wire import Message, Unpacker, packed
 
 _CHUNK = 1 << 18
@@ -462,7 +462,7 @@ class Scheduler:
         """Those that are left wait for one another, or for what nobody gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
             words = next((request[0] for request in planned.requests.values()), [])
-            self.cut[planned.rank] = _waits_for(words)
+            self.cut[planned.rank] = waits_for(words)
             self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
             self._kill(planned)
@@ -487,14 +487,3 @@ class Scheduler:
 
 def _waits(planned: Planned) -> bool:
     return all(request[0][0] != "sleep" for request in planned.requests.values())
-
-
-def _waits_for(words: list[Any]) -> str:
-    match words:
-        case ["collect", _, text, *_]:
-            return f"it waits for the values of {text}, which never come"
-        case ["take" | "take_any", *_]:
-            return "it waits for a message that never comes"
-        case ["store", *_]:
-            return "it waits for a key that nobody sets"
-    return "it waits for what never comes"
