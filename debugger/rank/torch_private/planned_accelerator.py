@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import planned_batch_norm
 from .modules import Wrapped, dist
 from .probe import patch
 
@@ -138,6 +139,7 @@ def pretend(devices: int) -> Adapt:
     from torch.distributed import device_mesh
 
     patch(device_mesh.DeviceMesh, "__init__", _mesh_on_the_cpu)
+    planned_batch_norm.on_the_cpu()
     return _on_the_cpu
 
 
