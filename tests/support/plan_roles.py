@@ -94,8 +94,11 @@ class Culprits:
         self._likely = [self._other.ranks_of(self._roles)]
         if self._kind == "invalid_argument" or self._own.ranks_of(self._roles) != declared:
             self._likely += [declared, {rank - expected["nproc"] + size for rank in declared}]
+        same = self._likely
         if self._kind.endswith("_mismatch") and self._kind != "p2p_mismatch":
-            self._likely = [_minority(ranks, self._other) for ranks in self._likely]
+            self._likely = [_minority(ranks, self._other) for ranks in same]
+        self.same_roles = self._likely == same
+        """False where the declared line may be that of the victims now."""
 
     def __repr__(self) -> str:
         some = "some of " if self._kind in SOME else ""

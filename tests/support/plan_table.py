@@ -128,11 +128,14 @@ def difference(
         return f"culprits {found['culprits']}, not {culprits}"
     if expected["line"] is None:
         return ""
+    line_of = expected["line_of"]
+    if at_this_size is not None and not at_this_size.same_roles:
+        line_of = "any"
     ranks = {
         "culprit": found["culprits"],
         "victim": found["victims"],
         "any": [*found["culprits"], *found["victims"]],
-    }[expected["line_of"]]
+    }[line_of]
     lines = set()
     for rank in ranks:
         where = found["ranks"].get(str(rank), {}).get("location")

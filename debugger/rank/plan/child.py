@@ -25,6 +25,7 @@ from distcore.plan.backend import NAME, PlanBackend
 from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log.own_faults import report_own_fault
+from ..process.blame import HANDS_ON
 from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
@@ -302,11 +303,18 @@ def execute(request: Request) -> None:
 
 
 def _from_the_script(error: BaseException) -> types.TracebackType | None:
-    """The traceback without the frames of this file."""
+    """The traceback without the frames of this file, and of what only hands on."""
+    frames = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename != __file__ and HANDS_ON not in code.co_varnames:
+            frames.append(trace)
         trace = trace.tb_next
-    return trace or error.__traceback__
+    found: types.TracebackType | None = None
+    for one in reversed(frames):
+        found = types.TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found or error.__traceback__
 
 
 __all__ = ["main"]

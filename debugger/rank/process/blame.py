@@ -33,7 +33,7 @@ _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|
 """What the bindings of torch's C++ code say of a wrong argument."""
 _OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_HANDS_ON = "__tracebackhide__"
+HANDS_ON = "__tracebackhide__"
 """A local variable of functions of ours that make the program's own call for it: what is raised
 there is the program's."""
 
@@ -79,7 +79,7 @@ def _below_the_library(trace: TracebackType) -> TracebackType | None:
     while one is not None:
         file = one.tb_frame.f_code.co_filename
         inside = file.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in file
-        inside = inside or _HANDS_ON in one.tb_frame.f_code.co_varnames
+        inside = inside or HANDS_ON in one.tb_frame.f_code.co_varnames
         if not inside and not file.startswith("<frozen"):
             found = one
         one = one.tb_next

@@ -25,6 +25,7 @@ Adapt = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _CUDA = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
 _MEMORY_BYTES = 80 << 30
+_NCCL_VERSION = (2, 27, 5)
 _COUNTERS = (
     "memory_allocated",
     "max_memory_allocated",
@@ -140,6 +141,8 @@ def pretend(devices: int) -> Adapt:
 
     patch(device_mesh.DeviceMesh, "__init__", _mesh_on_the_cpu)
     planned_batch_norm.on_the_cpu()
+    patch(torch.autocast, "__init__", _autocast_on_the_cpu)
+    setattr(cuda.nccl, "version", lambda: _NCCL_VERSION)  # noqa: B010
     return _on_the_cpu
 
 
@@ -158,6 +161,20 @@ def _without_devices(original: Wrapped) -> Wrapped:
     def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         kwargs = {**kwargs, "device_ids": None, "output_device": None}
         original(self, module, *args[2:], **kwargs)
+
+    return construct
+
+
+def _autocast_on_the_cpu(original: Wrapped) -> Wrapped:
+    """To the type that it would have on a GPU."""
+
+    def construct(
+        self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if device_type == "cuda":
+            dtype = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+            device_type = "cpu"
+        original(self, device_type, dtype, *args, **kwargs)
 
     return construct
 

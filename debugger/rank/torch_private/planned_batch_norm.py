@@ -1,5 +1,5 @@
-"""SyncBatchNorm where GPUs are only pretended: torch has its parts for GPUs alone; here they are put
-together of what the CPU can do. Its collectives are torch's own."""
+"""SyncBatchNorm where GPUs are only pretended. torch has its parts for GPUs alone; here they are
+put together of what the CPU can do. Its collectives are torch's own."""
 
 from __future__ import annotations
 
