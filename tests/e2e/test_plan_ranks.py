@@ -205,3 +205,34 @@ def test_what_the_program_does_wrong_is_not_ours(tmp_path: Path) -> None:
         traceback = why(tmp_path / "run", rank)
         assert "train.py" in traceback
         assert "child.py" not in traceback
+
+
+ON_GPUS = """
+import os, torch, torch.distributed as dist, torch.nn as nn
+dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
+device = torch.device("cuda", local)
+assert (device.type, str(device)) == ("cuda", f"cuda:{local}")
+assert torch.cuda.nccl.version() >= (2, 10) and torch.version.cuda
+net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 2))
+net = nn.SyncBatchNorm.convert_sync_batchnorm(net).to(device)
+net = nn.parallel.DistributedDataParallel(net, device_ids=[local])
+given = torch.randn(2, 3, 8, 8, device=device)
+with torch.autocast("cuda"):
+    found = net(given)
+assert found.dtype == torch.float16
+found.float().sum().backward()
+"""
+
+
+def test_what_torch_has_for_gpus_alone(tmp_path: Path) -> None:
+    """SyncBatchNorm makes its two calls, and autocast goes to the type that a GPU would have."""
+    programs, _ = planned(tmp_path, ON_GPUS, "-n", "2")
+    for rank in range(2):
+        program = programs[rank]
+        assert program.events[-1] == Ended(0), why(tmp_path / "run", rank)
+        assert program.undecided == ()
+        calls = [event.call.signature for event in program.events if isinstance(event, Made)]
+        rows = [(call.op, call.tensors[0][1]) for call in calls if call.tensors]
+        assert ("all_gather_into_tensor", (17,)) in rows, rows  # mean, deviation and count
+        assert ("all_reduce", (16,)) in rows, rows  # two sums of the gradient

@@ -26,6 +26,7 @@ _CUDA = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
 _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
+_CUDA_VERSION = "12.8"
 _COUNTERS = (
     "memory_allocated",
     "max_memory_allocated",
@@ -143,6 +144,8 @@ def pretend(devices: int) -> Adapt:
     planned_batch_norm.on_the_cpu()
     patch(torch.autocast, "__init__", _autocast_on_the_cpu)
     setattr(cuda.nccl, "version", lambda: _NCCL_VERSION)  # noqa: B010
+    version: Any = torch.version
+    version.cuda = version.cuda or _CUDA_VERSION
     return _on_the_cpu
 
 
@@ -189,6 +192,8 @@ def _mesh_on_the_cpu(original: Wrapped) -> Wrapped:
 
 
 def _on_the_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is torch.device:
+        return func, args, kwargs  # the program's own name for it
     name = getattr(func, "__name__", "")
     if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
         return Tensor.to, (args[0], _CPU), {}
