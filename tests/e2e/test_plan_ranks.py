@@ -208,12 +208,18 @@ def test_what_the_program_does_wrong_is_not_ours(tmp_path: Path) -> None:
 
 
 ON_GPUS = """
-import os, torch, torch.distributed as dist, torch.nn as nn
-dist.init_process_group("nccl")
+import io, os, torch, torch.distributed as dist, torch.nn as nn
 local = int(os.environ["LOCAL_RANK"])
 device = torch.device("cuda", local)
+dist.init_process_group("nccl", device_id=device)
 assert (device.type, str(device)) == ("cuda", f"cuda:{local}")
 assert torch.cuda.nccl.version() >= (2, 10) and torch.version.cuda
+torch.randn(2, device=device, generator=torch.Generator(device=device).manual_seed(1))
+kept = io.BytesIO()
+torch.save(torch.empty(3, pin_memory=True), kept)
+kept.seek(0)
+with torch.cuda.nvtx.range("load"), torch.cuda.device(local):
+    torch.load(kept, map_location=device)
 net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 2))
 net = nn.SyncBatchNorm.convert_sync_batchnorm(net).to(device)
 net = nn.parallel.DistributedDataParallel(net, device_ids=[local])
