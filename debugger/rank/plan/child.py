@@ -25,7 +25,7 @@ from distcore.plan.backend import NAME, PlanBackend
 from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log.own_faults import report_own_fault
-from ..process.blame import HANDS_ON
+from ..record.exception_text import HANDS_ON
 from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner

@@ -14,7 +14,7 @@ import re
 import sysconfig
 from types import FrameType, TracebackType
 
-from ..record.exception_text import text_of
+from ..record.exception_text import HANDS_ON, text_of
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
@@ -33,9 +33,6 @@ _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|
 """What the bindings of torch's C++ code say of a wrong argument."""
 _OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-HANDS_ON = "__tracebackhide__"
-"""A local variable of functions of ours that make the program's own call for it: what is raised
-there is the program's."""
 
 
 def is_unmeant(error: BaseException) -> bool:

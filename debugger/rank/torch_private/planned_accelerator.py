@@ -117,6 +117,9 @@ class FakeDevice(contextlib.nullcontext[None]):
         self.idx = _index(device)
 
 
+_GENERATOR: Any = torch.Generator
+
+
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch._C.Generator)
@@ -127,7 +130,7 @@ class CpuGenerator(torch.Generator, metaclass=_AnyGenerator):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         del device
-        return super().__new__(cls, "cpu")
+        return _GENERATOR.__new__(cls, "cpu")
 
 
 def pretend(devices: int) -> Adapt:

@@ -10,11 +10,25 @@ import torch
 from torch import Tensor
 
 from .modules import Wrapped
-from .probe import patch
+from .probe import Part, Private, patch
+
+SYNC_BATCH_NORM = Part(
+    "planned_batch_norm",
+    "SyncBatchNorm is refused where GPUs are pretended",
+    Private("torch._C", "_get_privateuse1_backend_name", (), called=True),
+    Private("torch.nn", "SyncBatchNorm.forward", ("self", "input")),
+    Private(
+        "torch.nn.parallel",
+        "DistributedDataParallel._passing_sync_batchnorm_handle",
+        ("self", "module"),
+    ),
+)
 
 
 def on_the_cpu() -> None:
     """From now on, in this process."""
+    if not SYNC_BATCH_NORM.works:
+        return
     given: Any = torch
     for function in (
         batch_norm_stats,
