@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+HANDS_ON = "__tracebackhide__"
+"""A local variable of functions of ours that make the program's own call for it: what is raised
+there is the program's."""
+
 
 def text_of(error: BaseException) -> str:
     """`str(error)`, or that it raised."""
