@@ -8,13 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-<<<<<<< HEAD
 import pytest
 
 from debugger.inspection.processes import Job, Process, _without_helpers, find_jobs
-=======
-from debugger.inspection.processes import Job, Process, find_jobs, without_helpers
->>>>>>> stranger
 
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 PARENT = (
@@ -93,7 +89,6 @@ def test_other_processes_are_no_ranks() -> None:
         assert find_jobs([one.pid]) == []
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("below", "launchers"),
     [
@@ -111,13 +106,3 @@ def test_what_ranks_start_is_no_job(below: dict[int, list[int]], launchers: list
         for parent, children in below.items()
     ]
     assert [job.launcher for job in _without_helpers(jobs)] == launchers
-=======
-def test_what_a_rank_has_started_is_no_job() -> None:
-    def job(launcher: int, *pids: int) -> Job:
-        return Job(launcher, "", tuple(Process(pid, launcher, 1) for pid in pids))
-
-    ranks, workers = job(10, 11, 12), job(11, 111)
-    assert without_helpers([ranks, workers]) == [ranks]
-    outer, ranks = job(1, 10), job(10, 11, 12)  # a program that was started by another
-    assert without_helpers([outer, ranks]) == [outer, ranks]
->>>>>>> stranger
