@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Hundreds of Pythons are started here, each of which would compile again what is not kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo check test test-all test-newest test-torch on-torch lint bench picture fault-matrix chaos \
     conformance clean
 
@@ -53,8 +56,9 @@ CHECKED := $(filter-out $(LOAD_TORCH:%=tests/unit/%/), $(sort $(wildcard tests/u
 check: lint
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not long' $(CHECKED)
 
+# Many tests wait for something most of their time, so more of them than two cores are at work.
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not long'
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not long'
 
 # MPICH's wheel has an mpiexec of its own, so its tests have an environment of their own.
 MPICH := .venv-mpich

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..inspection.processes import Job
 
 WATCH_EVERY_S = 5.0
+INSTALL_WITHIN_S = 30.0
 
 
 class InspectCommand(Command):
@@ -25,14 +27,16 @@ class InspectCommand(Command):
     help = "look at a running job that was started without distdebug"
     epilog = (
         "Ranks are found by their environment (RANK, OMPI_*, PMI_*, SLURM_*), or as children of\n"
-        "the program that started them. Nothing is written into them, and none is stopped. That\n"
-        "takes the right to trace them: the same user, and `ptrace_scope` 0 or CAP_SYS_PTRACE.\n"
+        "the program that started them. Without --install nothing is written into them, and none\n"
+        "is stopped. That takes the right to trace them: the same user, and `ptrace_scope` 0 or\n"
+        "CAP_SYS_PTRACE.\n"
         "\n"
         "examples:\n"
         "  distdebug inspect                       the job on this host\n"
         "  distdebug inspect --job 4711 --stacks   what runs below torchrun, process 4711\n"
         "  distdebug inspect --watch               until something stands still\n"
-        "  distdebug inspect --slurm 1234          a job of Slurm's, on all its nodes"
+        "  distdebug inspect --slurm 1234          a job of Slurm's, on all its nodes\n"
+        "  distdebug inspect --install --watch     record its calls from now on, and judge them"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -86,6 +90,23 @@ class InspectCommand(Command):
             "the program has started it, or the FIFO that makes a rank write its dump "
             "(TORCH_NCCL_DEBUG_INFO_PIPE_FILE); dumps that are there are read in any case",
         )
+        parser.add_argument(
+            "--install",
+            nargs="?",
+            metavar="SECONDS",
+            type=float,
+            const=INSTALL_WITHIN_S,
+            help="put the checking layer into the ranks, which run on: from then on their calls "
+            "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "
+            "many seconds (30) to come back to its interpreter; with --watch, stay, and say what "
+            "is found",
+        )
+        parser.add_argument(
+            "--run-dir",
+            metavar="DIR",
+            type=Path,
+            help="where --install has the calls recorded (.distdebug/<time>-<id>)",
+        )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")
         add_form_arguments(parser)
         parser.add_argument(
@@ -102,6 +123,8 @@ class InspectCommand(Command):
         )
         if args.slurm_part is not None:
             return _part(args, limits)
+        if args.install is not None:
+            return _installed(args, _positive(args.install, "--install"))
         if args.watch is None:
             seen = _seen(args, limits)
         else:
@@ -112,6 +135,34 @@ class InspectCommand(Command):
         if args.form == "text" and (args.stacks or args.native):
             sys.stdout.write("\n" + seen.stack_text())
         return seen.exit_code if args.exit_code else 0
+
+
+def _installed(args: argparse.Namespace, wait_s: float) -> int:
+    """Put the layer into the ranks, and judge what it records: once, or until it is wrong."""
+    from ..inspection.installing import install
+    from ..inspection.recorded_since import findings_before, watched
+    from ..record.wording import ranks_text
+
+    if args.slurm is not None:
+        raise UsageError("--install reaches the ranks of one host, and --slurm asks several")
+    every_s = None if args.watch is None else _positive(args.watch, "--watch")
+    done = install(_job(args), args.run_dir, wait_s)
+    place = f"the layer is in {ranks_text(done.ranks)}; each was stopped for"
+    lines = [
+        f"{place} {done.stopped_ms:.0f} ms at most, and ran {done.paused_ms:.1f} ms of it since",
+        f"their calls are recorded in {done.run.path}, numbered from now on",
+    ]
+    if done.behind:
+        lines.append(
+            f"{ranks_text(done.behind)} has not come to where the others were: its calls count "
+            "from there on"
+        )
+    lines += findings_before(done.past)
+    for line in lines:
+        print(f"distdebug: {line}", file=sys.stderr)
+    report = watched(done.run, every_s)
+    sys.stdout.write(rendered(report, args.form, done.run.path))
+    return int(report["exit_code"]) if args.exit_code else 0
 
 
 def _watched(args: argparse.Namespace, limits: Limits, every_s: float) -> Inspection:

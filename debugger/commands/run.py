@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
@@ -59,7 +59,8 @@ class RunCommand(Command):
         from ..supervisor.supervisor import Supervisor
 
         request = args.request
-        if request.own.hostfile is not None and request.own.launcher != "mpi":
+        over_hosts = request.own.hostfile is not None
+        if over_hosts and request.own.launcher != "mpi":
             raise UsageError("--hostfile is of --launcher mpi; torchrun is started on each node")
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
@@ -67,16 +68,18 @@ class RunCommand(Command):
         if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
             task = _static_node(torchrun)
             several = Several(*node_range(torchrun.nnodes), request.own.interface, task)
-        if request.own.launcher == "mpi" and request.own.head is not None:
+        if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
-                "--head is not of --launcher mpi: with --hostfile nodes meet by themselves, and "
-                "where another mpiexec starts the ranks, give it `distdebug exec --head ...`"
+                "--head with --launcher mpi needs --hostfile: without it all ranks are on this "
+                "host, and where another mpiexec starts them, give it `distdebug exec --head ...`"
             )
+        environment = dict(os.environ)  # with the key, which `with_head` takes out
         several = head_flags.with_head(request.own, several)
-        if request.own.head is not None and not _several_nodes(torchrun.nnodes):
+        alone = not _several_nodes(torchrun.nnodes) and not over_hosts
+        if request.own.head is not None and alone:
             size = None  # of the whole job: nobody has said it
-        if request.own.hostfile is not None:
-            return self._become_mpi_over_nodes(request, size)
+        if over_hosts:
+            return self._become_mpi_over_nodes(request, size, environment)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         far = _several_nodes(torchrun.nnodes) or several is not None
@@ -96,12 +99,14 @@ class RunCommand(Command):
                 )
             ).run()
 
-    def _become_mpi_over_nodes(self, request: Any, size: int | None) -> int:
+    def _become_mpi_over_nodes(
+        self, request: Any, size: int | None, environment: Mapping[str, str]
+    ) -> int:
         """Each rank has a supervisor: there is nothing left to do here. Signals go to mpiexec."""
         from ..launch.mpi_over_nodes import command_over_nodes
 
         options.common(request.own, request.command_line, size)  # what is wrong is said once, here
-        made = command_over_nodes(request, size)
+        made = command_over_nodes(request, size, environment)
         os.execvpe(made.words[0], made.words, made.environment)  # noqa: S606 - what was asked for
 
     def _run_mpi(self, request: Any, size: int | None) -> int:

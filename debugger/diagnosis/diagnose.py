@@ -16,6 +16,7 @@ from .facts.known_faults import cited
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
+from .folding.alike import alike
 from .folding.finally_blocks import explained
 from .folding.fold import fold
 from .limits import Candidate, Limits
@@ -100,6 +101,7 @@ def diagnose(
     ]
     if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
         candidates += candidates_of(stalled, world)
+    candidates = rule(alike, candidates, candidates)
     causes = []
     for candidate in rule(settled, candidates, candidates, own):
         candidate = rule(explained_by_unused, candidate, world, candidate)

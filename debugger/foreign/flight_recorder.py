@@ -117,18 +117,23 @@ class Entry(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
-    them."""
+    them; `enqueued` the last collective of each group by `pg_id`, counted from 0 (-1: none), which
+    torch also counts messages in."""
 
     version: str
     entries: Sequence[Entry]
     groups: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict)
+    enqueued: Mapping[int, int] = field(default_factory=dict)
     damaged: int = 0
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has been overwritten or left out: every call of the rank is here."""
+        """Whether nothing has been overwritten or left out: every call of the rank is here. Of one
+        without any, the dump itself says that there were none."""
         rows = self.entries
-        return bool(rows) and rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+        if not rows:
+            return bool(self.enqueued) and max(self.enqueued.values()) < 0
+        return rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
 
     @property
     def active_only(self) -> bool:
@@ -163,6 +168,7 @@ def read(data: bytes) -> Dump:
         version=version[:40] if isinstance(version, str) else "",
         entries=_parts_with_state(entries),
         groups=_members(found.get("pg_config")),
+        enqueued=_enqueued(found.get("pg_status")),
         damaged=len(rows) - len(entries),
     )
 
@@ -378,6 +384,17 @@ def _plausible(ranks: Sequence[int | None]) -> tuple[int, ...]:
     """() where one of them is no rank, or is there twice: such a group is not known."""
     known = tuple(rank for rank in ranks if rank is not None and 0 <= rank < MOST_RANKS)
     return known if len(known) == len(ranks) == len(set(known)) else ()
+
+
+def _enqueued(given: Any) -> dict[int, int]:
+    """By pg_id, counted from 0."""
+    found: dict[int, int] = {}
+    for key, one in given.items() if isinstance(given, dict) else ():
+        last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
+        number, value = _number(key), _number(last)
+        if number is not None and value is not None:
+            found[number] = value - 1 if value > 0 else -1
+    return found
 
 
 def _number(given: Any) -> int | None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
+from .in_store import all_in_store, in_store
 from .stance import Doing, Stance
 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
@@ -67,6 +68,8 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     """The finding, if there is one."""
     waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
     longest_s = max((one.still_s for one in waiting.values()), default=0.0)
+    if not waiting and (said := all_in_store(look.ranks, look.world_size, limits.busy_s)):
+        return [_finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
     if not waiting or longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting) or _absent(look, waiting, limits)
@@ -95,6 +98,8 @@ def at_work(look: Look) -> str:
             f"the stacks of {ranks_text(blind)} cannot be read: what "
             f"{'they do' if len(blind) > 1 else 'it does'} is not known"
         )
+    if all(map(in_store, look.ranks.values())):
+        return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
         return "all ranks are computing; nothing is wrong that can be seen"
     longest = max(waiting.values(), key=lambda one: one.still_s)
@@ -225,6 +230,8 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
     if not cycle:
         return None
+    if any(waiting[rank].doing is Doing.MESSAGE and _peer(waiting[rank]) is None for rank in cycle):
+        return _unknown_peers(look, waiting)
     steps = [f"{_at(rank, waiting)}" for rank in cycle]
     return _finding(
         "deadlock",
@@ -232,6 +239,18 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         cycle,
         look,
         details=steps,
+    )
+
+
+def _unknown_peers(look: Look, waiting: Mapping[int, Stance]) -> Finding:
+    """A handle does not show on a stack whose message it is: who waits for whom is not known."""
+    parties = _vote({rank: (one.op, one.site) for rank, one in waiting.items()})
+    return _finding(
+        "deadlock",
+        "suspected: everybody waits, for messages too, whose peers no stack shows, and nobody is "
+        f"absent: {_calls_of(parties, waiting)}",
+        sorted(waiting),
+        look,
     )
 
 
@@ -266,8 +285,8 @@ def _elsewhere(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
 
 def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     joining = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
-    if not joining:
-        return None
+    if not joining or any(one.op == "TCPStore" for one in waiting.values()):
+        return None  # nobody there has a group in hand
     at_stores = {rank: at for rank in joining if (at := _store_of(waiting[rank]))}
     if len(set(at_stores.values())) > 1:
         stores = _vote(at_stores)
@@ -300,8 +319,8 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     """Of the ranks whose call is of one group: those that stand in another call than most."""
     by_group: dict[str, dict[int, Stance]] = {}
     for rank, one in waiting.items():
-        if one.doing is Doing.MESSAGE:
-            continue
+        if one.doing is Doing.MESSAGE or one.op == "TCPStore":
+            continue  # the host of a store stands on the way to the call of the others
         group = one.group if one.doing is Doing.COLLECTIVE else ""
         by_group.setdefault(group or "", {})[rank] = one  # not known: most calls are the world's
     for members in sorted(by_group.values(), key=len):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.process_stat import TICKS_PER_S, read_stat
+from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
 
 FIRST_GAP_S = 0.25
@@ -53,21 +54,41 @@ def look(
     pids: Iterable[int], needed_s: float, problems: list[str], native: bool = False
 ) -> dict[int, Sight]:
     """What these processes do, seen at least twice. `needed_s`: once every thread that stands still
-    is known to have done so for that long, no further look is needed."""
+    is known to have done so for that long, or none to have, no further look is needed."""
     wanted = list(pids)
     first, began_s = _take(wanted, problems, native), time.monotonic()
     time.sleep(FIRST_GAP_S)
-    sights = _compared(first, began_s, _take(wanted, [], native))
-    slept = [
-        one.still_s
-        for sight in sights.values()
-        for one in sight.threads
-        if one.still_s and not one.running
-    ]
-    if any(still_s < needed_s for still_s in slept):
+    second = _take(wanted, [], native)
+    sights = _compared(first, began_s, second)
+    told = any(one.slept_s for one in second.values())
+    if _further_look_helps(sights.values(), needed_s, told):
         time.sleep(max(0.0, began_s + MOST_GAP_S - time.monotonic()))
         sights = _compared(first, began_s, _take(wanted, [], native))
     return sights
+
+
+def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) -> bool:
+    """Whether a second more would tell more of who stands still.
+
+    Only threads that may be a rank's count: a pool's thread wakes up now and then whatever its rank
+    does. Where the kernel tells how long each has slept, and none has for as long as is needed, a
+    second more changes nothing: that is a job at work. `told`: it does.
+    """
+    slept = [
+        one.still_s
+        for sight in sights
+        for one in sight.threads
+        if one.still_s and not one.running and (one is sight.main or _has_code(one.stack))
+    ]
+    enough = any(still_s >= needed_s for still_s in slept)
+    return any(still_s < needed_s for still_s in slept) and (
+        enough or not told or needed_s <= MOST_GAP_S
+    )
+
+
+def _has_code(stack: ThreadStack) -> bool:
+    """Whether code of the user's is on it."""
+    return users_frame([frame for frame in stack.frames if not frame.native]) is not None
 
 
 @dataclass(frozen=True, slots=True)

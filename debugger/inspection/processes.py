@@ -99,8 +99,16 @@ def find_jobs(below: Iterable[int] = (), proc: Path = Path("/proc")) -> list[Job
     wanted -= _own_ancestors(seen)
     jobs = _numbered(seen, wanted, proc)
     taken = {pid for job in jobs for one in job.processes for pid in _descendants(seen, [one.pid])}
-    jobs += _by_parent(seen, wanted - taken, proc)
-    return sorted(jobs, key=lambda job: min(one.start_ticks for one in job.processes))
+    spawned = _by_parent(seen, wanted - taken, proc)
+    several = [one.pid for job in spawned if len(job.processes) > 1 for one in job.processes]
+    below_ranks = _descendants(seen, several)
+    # A program that numbers its ranks itself hands that number on to whatever a rank starts.
+    jobs = [
+        job
+        for job in jobs
+        if any(one.pid not in below_ranks or has_torch(one.pid, proc) for one in job.processes)
+    ]
+    return sorted([*jobs, *spawned], key=lambda job: min(one.start_ticks for one in job.processes))
 
 
 def _all(proc: Path) -> dict[int, _Seen]:
@@ -172,7 +180,16 @@ def _by_parent(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[
                 for one in sorted(children, key=lambda one: (one.stat.start_ticks, one.pid))
             ]
             jobs.append(Job(parent, _printed(seen[parent].command), tuple(found)))
-    return jobs
+    return _without_helpers(jobs)
+
+
+def _without_helpers(jobs: Sequence[Job]) -> list[Job]:
+    """Of jobs one below the other: what a rank of several starts are its helpers (workers of a data
+    loader, a forked child), and who starts nobody but a launcher is none."""
+    ranks = {one.pid for job in jobs if len(job.processes) > 1 for one in job.processes}
+    left = [job for job in jobs if job.launcher not in ranks]
+    launchers = {job.launcher for job in left}
+    return [job for job in left if len(job.processes) > 1 or job.processes[0].pid not in launchers]
 
 
 def _job(seen: Mapping[int, _Seen], found: Sequence[Process]) -> Job:

@@ -68,6 +68,8 @@ _A_WAIT = re.compile(r"\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|va
 _OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
 """How a call of `torch.ops` gets to its C++: functional collectives are such calls."""
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
+_MAKES_A_STORE = re.compile(r"\bTCPStore\(")
+"""Whose host waits in C++ for those that it was made for."""
 _TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_handler")
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
 
@@ -95,6 +97,7 @@ class Stance:
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
     lines: Sequence[str] = ()
+    """Its stack, innermost call first."""
 
     @property
     def waits(self) -> bool:
@@ -163,7 +166,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     frames = [frame for frame in thread.stack.frames if not frame.native]
     found = users_frame(frames)
     still_s, running = thread.still_s, thread.running
-    lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in reversed(frames))
+    lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in frames)
     if found is None:
         at_end = any(one.function in ("_shutdown", "_exit_function") for one in frames)
         return Stance(
@@ -237,9 +240,11 @@ def _reading(
         outer = named[-1]
         name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
         return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
+    if not below and not thread.running and _MAKES_A_STORE.search(source):
+        return Doing.JOIN, "TCPStore", "TCPStore()", {}
     of_torch_ops = all(_OPERATORS.search(one.file) for one in below)
     if not below and not thread.running and _OF_A_STORE.search(source):
-        return Doing.STORE, "store", source.strip()[:80], {}
+        return Doing.STORE, "store", source.partition("  #")[0].strip()[:80], {}
     if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
         for name in sources.called_at(frame):
             op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .clocks import Offset
-from .link import Link
+from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import SCHEMA, Offer
 
-PING_EVERY_S = 0.5
-LOST_AFTER_S = 2.4
-"""A node that has said nothing for so long is lost."""
+PING_EVERY_S = 0.25
+LOST_AFTER_S = 2.6
+"""A node that has said nothing for so long is lost. An interruption of two seconds must not come to
+that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
@@ -139,7 +140,7 @@ class Listener(Link):
                 if socket is self._zap:
                     self._judge(socket.recv_multipart(zmq.NOBLOCK))
                 elif socket is self._monitor:
-                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK)["event"])
+                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
                 else:
                     self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
@@ -182,11 +183,13 @@ class Listener(Link):
         with contextlib.suppress(zmq.ZMQError, IndexError):
             self._zap.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
 
-    def _happened(self, event: int) -> None:
+    def _happened(self, told: Mapping[str, Any]) -> None:
         """To a connection. Which one is not told: of those that close while others still prove
         their keys, one of these is meant, or was about to be let in."""
+        event = told["event"]
         if event == zmq.EVENT_ACCEPTED:
             self._proving += 1
+            resend_steadily(told["value"])
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._proving = max(0, self._proving - 1)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:

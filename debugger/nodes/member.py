@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .head import LOST_AFTER_S, MOST_QUEUED
-from .link import Link
+from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer
 
@@ -124,13 +124,14 @@ class Connection(Link):
         for _ in range(1000):
             try:
                 if socket is self._monitor:
-                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK)["event"])
+                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
                 else:
                     self._take(socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
 
-    def _happened(self, event: int) -> None:
+    def _happened(self, told: Mapping[str, Any]) -> None:
+        event = told["event"]
         where = self.offer.endpoint[6:] if self.offer else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._closed, self._proving = 0, False
@@ -139,6 +140,7 @@ class Connection(Link):
             self.refusal = f"the head at {where} does not know this node's key"
         elif event == zmq.EVENT_CONNECTED:
             self._proving = True
+            resend_steadily(told["value"])
         elif self._all_have_one_key:
             self._not_proved(event)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -44,11 +44,13 @@ class Sampler:
         self._marks: dict[int, tuple[int, ...]] = {}
         self._still: dict[int, bool] = {}
         self._listed_ns = -1
-        self._serial = 0
+        self._serial = self._filled = 0
         self._told_s = -1e9
 
-    def fill(self) -> None:
-        """The next digest has all calls that are on record."""
+    def fill(self, number: int = 0) -> None:
+        """The next digest has all calls that are on record, and says that it is the answer to the
+        head's question of this number."""
+        self._filled = max(self._filled, number)
         for source in self._sources.values():
             if isinstance(source, RecordSource):
                 source.fill()
@@ -60,6 +62,8 @@ class Sampler:
         self._processes.clear()
         for source in self._sources.values():
             source.anew()
+        if self._filled:
+            self.fill()  # the answer may be among what was lost
         self.hasten()
 
     def hasten(self) -> None:
@@ -84,6 +88,8 @@ class Sampler:
         ]
         self._serial += 1
         data: dict[str, Any] = {"serial": self._serial, "t": taken_ns}
+        if self._filled:
+            data["filled"] = self._filled
         if names:
             data["files"] = names
         if processes:

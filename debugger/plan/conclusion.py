@@ -4,7 +4,7 @@ a run would have left it: a flight record for each rank, and the report in all i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
 from ..record.whole_records import MOST_CALLS, write_whole
+from ..record.wording import ranks_text
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
@@ -88,7 +89,7 @@ def _report(
         exit_code=code,
         findings=[(finding, None) for finding in judgement.findings],
         ranks=judgement.outcome.now.ranks,
-        notes=[*facts.notes, *directory.failures],
+        notes=[*facts.notes, *_not_planned(programs, facts.of), *directory.failures],
     )
     made["off"] = []  # what is not known of a plan is said in its own words
     made["undecided"] = [
@@ -113,6 +114,16 @@ def _report(
         "unknown": unknown,
     }
     return made
+
+
+def _not_planned(programs: Mapping[int, Program], of: int) -> Iterator[str]:
+    absent = sorted(set(range(of)) - set(programs))
+    if programs and absent:
+        yield (
+            f"{ranks_text(absent)} {'are' if len(absent) > 1 else 'is'} not planned: what all "
+            "planned ranks of a group give alike is taken to be given there, too, and else is not "
+            "known"
+        )
 
 
 def _outcome(judgement: Judgement, facts: PlanFacts, incomplete: bool) -> tuple[str, int]:

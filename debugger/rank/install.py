@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import os
 import socket
 import sys
@@ -29,7 +28,6 @@ from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote
 from ..record.planned_faults import PLAN
 from ..record.secret_words import masked
-from ..record.stack_dump import STACK_SIGNAL, dump_path
 from ..record.writer import FlightWriter
 from . import torch_private
 from .agreement.collectives import ISSUED_IN, Agreement
@@ -48,6 +46,7 @@ from .process import cleanup_calls, init_process_group, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
+from .process.last_words import LastWords
 from .process.main_thread import MainThread
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
@@ -155,6 +154,7 @@ class Layer:
         )
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)
+        self.last_words = LastWords(directory / "stacks")
         self.injector: Injector | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
@@ -250,7 +250,7 @@ class Layer:
         ptrace.open_to_all()
         self._heartbeat = Heartbeat(self.recorder, self.unwaited, self._look)
         self._heartbeat.start()
-        _register_faulthandler(self.directory)
+        self.last_words.begin()
 
     def _look(self) -> None:
         """With every heartbeat."""
@@ -352,10 +352,3 @@ def store_watch(recorder: Recorder) -> Callable[[str, Any, Any], Any]:
                 recorder.writer.leave(slot)
 
     return watch
-
-
-def _register_faulthandler(directory: Path) -> None:
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        path = dump_path(directory / "stacks", os.getpid())
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)

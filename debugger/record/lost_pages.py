@@ -97,6 +97,14 @@ def lost_pages() -> int:
     return 0 if _made is None else _made.count
 
 
+def stay_first() -> None:
+    """Another handler of the signal was put in place just now: it is not asked, for it would take
+    the process for lost."""
+    if _made is not None:
+        with contextlib.suppress(Exception):
+            _made.take()
+
+
 class _Action(ctypes.Structure):
     """`struct sigaction` of glibc and musl."""
 
@@ -141,10 +149,15 @@ class _Handler:
         library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         if library.mprotect(start, _PAGE, mmap.PROT_READ | mmap.PROT_EXEC):
             raise OSError(ctypes.get_errno(), "no memory may be made executable")
-        former, action = _Action(), _Action(handler=start, flags=_SA_SIGINFO)
+        former, self._action = _Action(), _Action(handler=start, flags=_SA_SIGINFO)
+        self._library = library
         library.sigaction(signal.SIGBUS, None, ctypes.byref(former))
         self._write(8, former.handler or 0)
-        if library.sigaction(signal.SIGBUS, ctypes.byref(action), None):
+        self.take()
+
+    def take(self) -> None:
+        """The signal comes here from now on. Raises OSError."""
+        if self._library.sigaction(signal.SIGBUS, ctypes.byref(self._action), None):
             raise OSError(ctypes.get_errno(), "the signal cannot be handled")
 
     @property

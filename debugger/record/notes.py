@@ -245,6 +245,25 @@ class ExitNote(NoteData):
 
 
 @dataclass(frozen=True, slots=True)
+class CrashNote(NoteData):
+    """A fatal signal came on this line, with this stack (see `RaisedNote`). Readers add it, from
+    what the process has written as it ended (`last_words`)."""
+
+    stack: tuple[str, ...] = ()
+
+    KIND = "crash"
+    LEVEL = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyedNote(NoteData):
+    """The rank has destroyed groups on this line."""
+
+    KIND = "destroyed"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
 class ForkedNote(NoteData):
     """A forked child called this op on a group of its parent."""
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from . import steady_clock
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
+from .last_words import LastWords, last_words
 from .layout import Role
-from .notes import ForkedNote, LayerOffNote
+from .notes import CrashNote, ForkedNote, LayerOffNote
 from .reader import FlightError, FlightReader
 from .snapshot import Note, Process, Rank, Snapshot
 
@@ -57,6 +58,7 @@ class Records:
         self._far = far
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
+        self._last_words: dict[tuple[FlightReader, int], LastWords | None] = {}
         self._listed_ns = -1
         self.faults: dict[str, str] = {}
         """By the name of the record; "": about all of them."""
@@ -167,7 +169,23 @@ class Records:
             self._failed(reader, error)
             seen = self._seen.get(reader)
             return None if seen is None else replace(seen, process=process)
-        return view
+        if process.signal is None or reader.node:  # what is on another node is written there
+            return view
+        return self._with_last_words(reader, view, process.signal)
+
+    def _with_last_words(self, reader: FlightReader, view: Rank, number: int) -> Rank:
+        """What the process itself has written of the crash that ended it, as a note."""
+        key = (reader, number)
+        if key not in self._last_words:
+            stacks = self._directory.parent / "stacks"
+            self._last_words[key] = last_words(stacks, reader.pid, number)
+        said = self._last_words[key]
+        if said is None:
+            return view
+        ended_ns = view.process.ended_ns or view.heartbeat_ns
+        data = CrashNote(said.stack).data()
+        note = Note(CrashNote.KIND, ended_ns, "a fatal signal", said.site, data)
+        return replace(view, notes=(*view.notes, note))
 
     def _process(
         self, reader: FlightReader, observe: Observe | None, here: str, now_ns: int

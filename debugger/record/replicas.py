@@ -1,12 +1,18 @@
-"""Digests of parameters, which a rank puts next to its flight record after optimiser steps.
+"""Digests of replicas, which a rank puts next to its flight record after optimiser steps.
 
 One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of kind `replicas`
 announces. It is allocated in full when it is made, and holds the last steps only:
 
-    HEADER, then the definition: JSON {"group": [name, incarnation], "key", "names"}
-    ring of `entries`: ENTRY, one 64-bit digest for each parameter, the entry's number + 1 again
+    HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
+        "quantities", "samples"}
+    ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
 
-All numbers are little-endian. A reader takes an entry only if both numbers agree.
+A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
+optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantities` tells how many of
+the columns, in their order, are of which: [["parameter", 12], ...]; without it all are parameters.
+`samples` tells for the first columns of how many elements the values themselves stand there, as
+float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They tell how far replicas
+are apart. All numbers are little-endian. A reader takes an entry only if both numbers agree.
 """
 
 from __future__ import annotations
@@ -17,19 +23,23 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 from .bounds import open_regular, whole
 from .json_objects import parsed
 from .lost_pages import keep
-from .snapshot import CallSite, Digest, GroupKey
+from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, 2)
+"""Those that are read: the first had no samples."""
 HEADER = Struct("<8sIIII")
-"""magic, version, entries, parameters, length of the definition"""
+"""magic, version, entries, columns, length of the definition"""
 ENTRY = Struct("<QQQQQQQ")
 """number + 1, collectives of the group before it, how many-th of that moment, step, site, time (ns,
 CLOCK_MONOTONIC), digest of the digests"""
@@ -39,7 +49,12 @@ MOST_BYTES = 4 << 20
 MOST_ENTRIES = 256
 LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20
-"""Of memory, for the names of the parameters."""
+"""Of memory, for the names of the columns."""
+PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
+HYPERPARAMETER = "hyperparameter"
+QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER)
+OPTIMIZER_CLASS = "class of the optimizer"
+"""The one hyper-parameter that is no number: a hash of its name stands for it."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")
 
 
@@ -48,13 +63,39 @@ def file_name(pid: int, number: int) -> str:
     return f"pid-{pid}-{number}.replicas"
 
 
+def bits_of(number: float) -> int:
+    """How a number stands in a column."""
+    return int(MARK.unpack(struct.pack("<d", number))[0])
+
+
+def number_of(bits: int) -> float:
+    """The number that stands in a column so."""
+    return float(struct.unpack("<d", MARK.pack(bits))[0])
+
+
 class ReplicaWriter:
     """Writes one file. Raises OSError where it cannot be made."""
 
-    def __init__(self, path: Path, group: GroupKey, key: str, names: Sequence[str]) -> None:
-        definition = json.dumps({"group": list(group), "key": key, "names": list(names)}).encode()
-        self._parameters = len(names)
-        self._size = ENTRY.size + 8 * len(names) + MARK.size
+    def __init__(
+        self,
+        path: Path,
+        group: GroupKey,
+        key: str,
+        columns: Sequence[Column],
+        samples: Sequence[int] = (),
+        axis: str = "",
+    ) -> None:
+        runs = groupby(columns, key=lambda column: column.quantity)
+        of_columns = {
+            "axis": axis,
+            "names": [column.name for column in columns],
+            "quantities": [[quantity, len(list(run))] for quantity, run in runs],
+            "samples": list(samples),
+        }
+        definition = json.dumps({"group": list(group), "key": key, **of_columns}).encode()
+        self._columns = len(columns)
+        self._samples = sum(samples)
+        self._size = ENTRY.size + 8 * (len(columns) + self._samples) + MARK.size
         self._entries = max(LEAST_ENTRIES, min(MOST_ENTRIES, MOST_BYTES // self._size))
         self._start = HEADER.size + len(definition)
         self._number = 0
@@ -72,20 +113,27 @@ class ReplicaWriter:
             os.close(descriptor)
         self._map[HEADER.size : self._start] = definition
         HEADER.pack_into(
-            self._map, 0, MAGIC, VERSION, self._entries, self._parameters, len(definition)
+            self._map, 0, MAGIC, VERSION, self._entries, self._columns, len(definition)
         )
 
     def append(
-        self, moment: tuple[int, int], step: int, site: int, time_ns: int, digests: Sequence[int]
+        self,
+        moment: tuple[int, int],
+        step: int,
+        site: int,
+        time_ns: int,
+        digests: Sequence[int],
+        samples: Sequence[float] = (),
     ) -> None:
-        """Add an entry; `digests` are of 64 bits, in the order of the names."""
-        vector = struct.pack(f"<{self._parameters}Q", *digests)
+        """Add an entry; `digests` are of 64 bits, in the order of the columns, as the samples."""
+        vector = struct.pack(f"<{self._columns}Q", *digests)
         total = int.from_bytes(hashlib.blake2b(vector, digest_size=8).digest(), "little")
         at = self._start + self._number % self._entries * self._size
         self._number += 1
         mark = self._number
         self._map[at + self._size - MARK.size : at + self._size] = MARK.pack(0)
         ENTRY.pack_into(self._map, at, mark, *moment, step, site, time_ns, total)
+        vector += struct.pack(f"<{self._samples}d", *samples)
         self._map[at + ENTRY.size : at + ENTRY.size + len(vector)] = vector
         MARK.pack_into(self._map, at + self._size - MARK.size, mark)
 
@@ -108,20 +156,24 @@ class ReplicaReader:
             os.close(descriptor)
         if len(self._map) < HEADER.size:
             raise ValueError(f"{path} is truncated")
-        magic, version, self._entries, self._parameters, length = HEADER.unpack_from(self._map, 0)
+        magic, version, self._entries, self._columns, length = HEADER.unpack_from(self._map, 0)
         self._start: int = HEADER.size + length
-        self._size: int = ENTRY.size + 8 * self._parameters + MARK.size
-        complete = len(self._map) >= self._start + self._entries * self._size
-        ours = magic == MAGIC and version == VERSION and 0 < self._entries <= MOST_ENTRIES
-        if not (ours and complete):
+        ours = magic == MAGIC and version in VERSIONS and 0 < self._entries <= MOST_ENTRIES
+        if not (ours and len(self._map) >= self._start):
             raise ValueError(f"{path} holds no digests, or those of another version")
         definition = parsed(self._map[HEADER.size : self._start], MOST_DEFINITION_BYTES)
         name, incarnation = definition["group"]
         self.group: GroupKey = (str(name), whole(incarnation))
         self.key = str(definition["key"])
-        self.names: Sequence[str] = [str(one) for one in definition["names"]]
-        if len(self.names) != self._parameters:
-            raise ValueError(f"{path} names {len(self.names)} of {self._parameters} parameters")
+        self.axis = str(definition.get("axis") or "")
+        self.columns: Sequence[Column] = _columns(definition)
+        if len(self.columns) != self._columns:
+            raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")
+        self._samples = [whole(one) for one in definition.get("samples", ())]
+        self._size: int = ENTRY.size + 8 * (self._columns + sum(self._samples)) + MARK.size
+        fits = len(self._samples) <= self._columns and min(self._samples, default=0) >= 0
+        if not fits or len(self._map) < self._start + self._entries * self._size:
+            raise ValueError(f"{path} holds no digests, or is cut short")
         self._site = site
         self._wall_offset_ns = wall_offset_ns
         self._known: dict[int, Digest] = {}
@@ -146,13 +198,23 @@ class ReplicaReader:
             del self._known[mark]
         return list(self._known.values())
 
-    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
-        """The digest of each parameter at that moment; None when it was overwritten."""
+    def values(self, moment: tuple[int, int]) -> Sequence[int] | None:
+        """64 bits for each column at that moment; None when they were overwritten."""
+        return self._unpacked(moment, 0, f"<{self._columns}Q")
+
+    def samples(self, moment: tuple[int, int], column: Column) -> Sequence[float]:
+        """Elements of a column at that moment; none where they were overwritten."""
+        number = self.columns.index(column) if column in self.columns else self._columns
+        if number >= len(self._samples):
+            return ()
+        at = 8 * (self._columns + sum(self._samples[:number]))
+        return self._unpacked(moment, at, f"<{self._samples[number]}d") or ()
+
+    def _unpacked(self, moment: tuple[int, int], at: int, form: str) -> tuple[Any, ...] | None:
         for mark, digest in self._known.items() if self._still_whole() else ():
             if digest.moment == moment:
-                at = self._at(mark) + ENTRY.size
-                vector: tuple[int, ...] = struct.unpack_from(f"<{self._parameters}Q", self._map, at)
-                return vector if self._read(mark) is not None else None
+                found = struct.unpack_from(form, self._map, self._at(mark) + ENTRY.size + at)
+                return found if self._read(mark) is not None else None
         return None
 
     def _still_whole(self) -> bool:
@@ -183,6 +245,17 @@ class ReplicaReader:
             time_ns=time_ns + self._wall_offset_ns,
             site=self._site(site),
         )
+
+
+def _columns(definition: Mapping[str, Any]) -> list[Column]:
+    names = [str(one) for one in definition["names"]]
+    runs = definition.get("quantities", [[PARAMETER, len(names)]])
+    quantities: list[str] = []
+    for quantity, count in runs:
+        if quantity not in QUANTITIES or not 0 <= whole(count) <= len(names) - len(quantities):
+            raise ValueError(f"{quantity!r} is no quantity of replicas, or of {count!r} columns")
+        quantities += [quantity] * count
+    return [Column(*both) for both in zip(quantities, names, strict=True)]
 
 
 class ReplicaFiles:

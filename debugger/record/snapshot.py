@@ -182,7 +182,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What an optimiser's parameters were at one moment, in 64 bits.
+    """What a replica and its optimiser were at one moment, in 64 bits.
 
     `moment`: how many collectives of the group had been issued, and how many-th digest since then
     it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
@@ -195,21 +195,35 @@ class Digest:
     site: CallSite | None
 
 
+class Column(NamedTuple):
+    """What one of the values of a replica is of."""
+
+    quantity: str
+    name: str
+
+
 class Replicas(Protocol):
-    """The parameters of one optimiser that must be the same on all ranks of a group.
+    """The parameters of one optimiser that must be the same on all ranks of a group, and what else
+    must be so for that: see `record.replicas`.
 
     `key` tells them apart from others: it is the same on all ranks that have the same parameters.
+    `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
+    they are equal, if they are a part of something.
     """
 
     group: GroupKey
     key: str
-    names: Sequence[str]
+    axis: str
+    columns: Sequence[Column]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""
 
-    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
-        """The digest of each parameter at that moment; None when it was overwritten."""
+    def values(self, moment: tuple[int, int]) -> Sequence[int] | None:
+        """64 bits for each column at that moment; None when they were overwritten."""
+
+    def samples(self, moment: tuple[int, int], column: Column) -> Sequence[float]:
+        """Elements of a column at that moment, the same ones on all ranks (NaN: there was none)."""
 
 
 @dataclass(frozen=True, slots=True)

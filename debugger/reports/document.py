@@ -108,10 +108,21 @@ def _finding(
         },
         "details": [clean(line) for line in finding.details],
         "data": _plain(finding.data),
+        **_divergence(finding),
         "side": finding.side,
         "not_in_record": list(finding.not_in_record),
         "detected_after_s": None if after_s is None else round(after_s, 3),
     }
+
+
+_OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
+
+
+def _divergence(finding: Finding) -> Document:
+    """What a divergence has of its own, beside `data`."""
+    if finding.kind != "divergence":
+        return {}
+    return {name: _plain(finding.data.get(name)) for name in _OF_DIVERGENCE}
 
 
 def _step(step: Step) -> Document:

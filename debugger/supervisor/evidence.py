@@ -30,7 +30,8 @@ class Evidence:
             finding = refine_cause(finding, self._lock_frames(finding))
         ranks = dict(finding.ranks)
         for rank, lines in self.lines.items():
-            if rank in ranks:
+            # Of a process that is ending, only the kernel's word may be left, which says nothing.
+            if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()

@@ -100,7 +100,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         ranks=look.ranks,
         notes=notes,
     )
-    made["off"] = own_faults.off
+    made["off"] = [*made["off"], *own_faults.off]
     faults = FaultWatch(directory.path)
     faults.look()
     if faults.plan is not None:

@@ -20,7 +20,10 @@ from .stacks import Frame, ThreadStack
 SCHEMA = "distdebug.stacks/1"
 MAX_SHOWN_FRAMES = 60
 _OWN = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("debugger", "distcore"))
-_TORCH = re.compile(r"(?:site|dist)-packages/(?:torch|torchgen|functorch)/|/pytorch/torch/")
+_TORCH = re.compile(
+    r"(?:site|dist)-packages/(?:(?:torch|torchgen|functorch)/|typing_extensions\.py$)|/pytorch/torch/"
+)
+"""torch's deprecations go through typing_extensions."""
 _LIBRARY = re.compile(r".*/(?:lib(?:64)?/python3\.\d+t?|(?:site|dist)-packages)/(.+)")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(.+)")
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)|^<frozen ")

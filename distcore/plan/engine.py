@@ -22,6 +22,7 @@ from ..engine.staging import Reach, Staging
 from ..engine.work import CallWork, JoinedWork
 from ..errors import Aborted, GroupFailed
 from .exchange import Exchange
+from .packing import unpacked
 from .work import PlannedCall, PlannedWork, Step
 
 COPIED_BYTES = 1 << 20
@@ -110,6 +111,7 @@ class PlanEngine:
         self._rank = session.rank
         self._size = len(session.ranks)
         self._everyone = range(self._size)
+        self._absent = frozenset(exchange.absent(session.ranks))
         self._begun: weakref.WeakSet[PlannedWork] = weakref.WeakSet()
         """Calls that wait for others when they are waited for."""
 
@@ -156,7 +158,7 @@ class PlanEngine:
         """What this rank has to give; None where that is not known, or too much."""
         exchange = self._exchange
         if exchange.is_small(tensor) and exchange.is_real(tensor):
-            return bytes(bytes_of(tensor))
+            return exchange.carried(tensor, bytes(bytes_of(tensor)))
         return None
 
     def _fill(self, outputs: Sequence[Tensor], data: Tensor) -> None:
@@ -179,13 +181,18 @@ class PlanEngine:
         self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
     ) -> bool:
         """Put the reduction of these into the tensor; False where one of them is not known."""
-        if any(one is None or len(one) != tensor.nbytes for one in values):
+        known = {one: unpacked(one, tensor.nbytes) for one in set(values)}
+        if None in known.values():
             return False
-        parts = [tensor_over(memoryview(bytearray(one or b"")), tensor.dtype) for one in values]
-        if tensor.numel():
-            total = reduction.prepare(parts[0], parts[0])
-            for one in parts[1:]:
-                reduction.combine(total, reduction.prepare(one, one))
+        total: Tensor | None = None
+        for value in values if tensor.numel() else ():
+            data = bytearray(known[value] or b"")
+            part = tensor_over(memoryview(data), tensor.dtype)
+            if total is None:
+                total = reduction.prepare(part, part)
+            else:
+                reduction.combine(total, reduction.prepare(part, part))
+        if total is not None:
             reduction.finish(total, self._size)
             bytes_of(tensor)[:] = bytes_of(total)
         return True
@@ -194,10 +201,11 @@ class PlanEngine:
         """Put each value into its output; those that are not known stay as they are."""
         unknown = []
         for value, one in zip(values, outputs, strict=True):
-            if value is None or len(value) != one.nbytes:
+            data = unpacked(value, one.nbytes)
+            if data is None:
                 unknown.append(one)
-            elif value:
-                bytes_of(one)[:] = value
+            elif data:
+                bytes_of(one)[:] = data
         self._known(outputs)
         if unknown:
             self._exchange.mark(unknown, real=False)
@@ -225,7 +233,7 @@ class PlanEngine:
         return all(one is not None for one in values)
 
     def _take_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
-        values = self._exchange.collect(slot, text, self._rank, self._everyone)
+        values = self._collect(slot, text, self._everyone)
         if self._reduced(values, tensor, reduction):
             self._known([tensor])
         else:
@@ -256,7 +264,7 @@ class PlanEngine:
                 self._guess([output])
 
             def take() -> None:
-                values = self._exchange.collect(slot, text, self._rank, self._everyone)
+                values = self._collect(slot, text, self._everyone)
                 if self._reduced(values, output, reduction):
                     self._known([output])
                 else:
@@ -284,7 +292,26 @@ class PlanEngine:
     def _take(
         self, outputs: Sequence[Tensor], slot: str, text: str, sources: Sequence[int]
     ) -> None:
-        self._written(self._exchange.collect(slot, text, self._rank, sources), outputs)
+        for source in self._absent.intersection(sources) if len(sources) == 1 else ():
+            self._lack(source, outputs)
+        self._written(self._collect(slot, text, sources), outputs)
+
+    def _lack(self, source: int, outputs: Sequence[Tensor]) -> None:
+        """Numbers of a rank that is not planned are not known. Without its objects and sizes there
+        is no going on."""
+        if any(one.numel() and not one.is_floating_point() for one in outputs):
+            self._exchange.lack(self.session.ranks[source])
+
+    def _collect(self, slot: str, text: str, sources: Sequence[int]) -> list[bytes | None]:
+        """What these have for this rank; of those that are not planned, what all others have, where
+        that is one and the same."""
+        there = [one for one in sources if one not in self._absent]
+        found = self._exchange.collect(slot, text, self._rank, there) if there else []
+        if len(there) == len(sources):
+            return found
+        alike = found[0] if len(set(found)) == 1 else None
+        known = dict(zip(there, found, strict=True))
+        return [known.get(one, alike) for one in sources]
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Body:
         def body(call: PlannedCall) -> None:
@@ -361,7 +388,7 @@ class PlanEngine:
         exchange, text = self._exchange, call.text
         if exchange.barriers_wait:
             exchange.offer(slot, text, self._rank, [b""])
-            call.later(lambda: _ignore(exchange.collect(slot, text, self._rank, self._everyone)))
+            call.later(lambda: _ignore(self._collect(slot, text, self._everyone)))
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]
@@ -418,6 +445,10 @@ class PlanEngine:
             if exchange.is_small(tensor):
 
                 def take() -> None:
+                    if peer in self._absent:
+                        self._lack(peer, [tensor])
+                        self._guess([tensor])
+                        return
                     value = exchange.take(token, peer, self._rank, tag, number)
                     self._written([value], [tensor])
 

@@ -28,8 +28,19 @@ class Exchange(Protocol):
     def world(self, store: Any) -> str:
         """What tells the groups that meet in this store from those that meet in others."""
 
+    def absent(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Which places of a group of these (global) ranks have nobody, for they are not planned."""
+
+    def lack(self, rank: int) -> None:
+        """Wait for a value that steers the program and that this (global) rank has, who is not
+        planned: never returns."""
+
     def is_small(self, tensor: Tensor) -> bool:
         """Whether tensors of this dtype and size are exchanged; the same on all ranks."""
+
+    def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
+        """What travels of the elements of such a tensor: they, or `packing.packed`; None where that
+        is too much."""
 
     def is_real(self, tensor: Tensor) -> bool:
         """Whether the elements are those that a real run would have."""

@@ -134,10 +134,12 @@ class Node:
         self.sent_bytes += sum(map(len, parts))
         self.socket.send_multipart(parts)
 
-    def digest(self, blob: bytes, first: bool = False) -> None:
+    def digest(self, blob: bytes, first: bool = False, filled: int = 0) -> None:
         """Tell it; with the first comes which files and processes there are."""
         self.serial += 1
         data: dict[str, Any] = {"serial": self.serial, "t": time.monotonic_ns()}
+        if filled:
+            data["filled"] = filled
         if first:
             ranks = range(self.number * RANKS, (self.number + 1) * RANKS)
             alive = process_values(Process(alive=True, state="R"), steady_clock.offset_ns())
@@ -154,7 +156,7 @@ class Node:
             now = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             self.send(Message("pong", now))
         elif message.kind == "fill":
-            self.digest(b"")
+            self.digest(b"", filled=message.data["number"])
         elif message.kind == "stacks":
             self.send(Message("stacks", {"ranks": {}}))
             self.send(Message("ended", {"status": 91 << 8, "over": True}))

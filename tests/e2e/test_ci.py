@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from debugger.record.unpacking import opened
 from tests.support.runs import DISTDEBUG, LIMIT_S, environment
 from tests.support.terminal import Terminal as PlainTerminal
 from tests.support.tmux import Terminal, needs_tmux
+from tests.support.zygote import Zygote
 from tests.unit.tui.driver import opened as app_on
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -34,16 +34,22 @@ print("goes on")
 COMMAND = re.compile("^::.*$", re.MULTILINE)
 
 
-def in_actions(workspace: Path, *arguments: str) -> SimpleNamespace:
-    """One step of a job whose checkout is `workspace`."""
+def of_actions(workspace: Path) -> dict[str, str]:
+    """The variables of a job whose checkout is `workspace`."""
     summary = workspace.parent / "summary.md"
     summary.touch()
-    extra = {
+    return {
         "CI": "true",
         "GITHUB_ACTIONS": "true",
         "GITHUB_WORKSPACE": str(workspace),
         "GITHUB_STEP_SUMMARY": str(summary),
     }
+
+
+def in_actions(workspace: Path, *arguments: str) -> SimpleNamespace:
+    """One step of a job whose checkout is `workspace`."""
+    extra = of_actions(workspace)
+    summary = Path(extra["GITHUB_STEP_SUMMARY"])
     done = subprocess.run(
         [str(DISTDEBUG), *arguments],
         cwd=workspace,
@@ -174,12 +180,15 @@ dist.barrier()
 """
 
 
-def test_nothing_that_a_rank_says_is_a_command_and_no_secret_is_kept(workspace: Path) -> None:
+def test_nothing_that_a_rank_says_is_a_command_and_no_secret_is_kept(
+    workspace: Path, zygote: Zygote
+) -> None:
     (workspace / "says.py").write_text(COMMANDS)
     secret = "q9w8e7r6t5"
     arguments = ("says.py", "--hf-token", secret, f"wandb.api_key={secret}", "--epochs", "3")
-    done = in_actions(workspace, "run", "--ci", "--ci-artifact", "kept.tgz", "-n", "2", *arguments)
-    assert done.code == 1, done.stderr
+    flags = ["--ci", "--ci-artifact", "kept.tgz"]
+    done = zygote.run(2, arguments, workspace, flags, of_actions(workspace))
+    assert done.exit_code == 1, done.stderr
     assert "stop-commands" in done.stdout
     assert "in two pieces" in done.stdout
     for text in (done.stdout, done.stderr):
@@ -199,12 +208,12 @@ def test_nothing_that_a_rank_says_is_a_command_and_no_secret_is_kept(workspace: 
 
 
 @pytest.mark.parametrize("breakpoint_call", ["breakpoint()", "torch.distributed.breakpoint(0)"])
-def test_nobody_is_waited_for_at_a_breakpoint(workspace: Path, breakpoint_call: str) -> None:
+def test_nobody_is_waited_for_at_a_breakpoint(
+    workspace: Path, breakpoint_call: str, zygote: Zygote
+) -> None:
     (workspace / "stops.py").write_text(STOPS.format(breakpoint_call))
-    done = in_actions(
-        workspace, "exec", "--ci", "--allow-unwatched", "--", sys.executable, "stops.py"
-    )
-    assert done.code == 0, done.stderr
+    done = zygote.run(1, ["stops.py"], workspace, ["--ci"], of_actions(workspace))
+    assert done.exit_code == 0, done.stderr
     assert "goes on" in done.stdout
 
 

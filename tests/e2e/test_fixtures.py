@@ -21,20 +21,13 @@ EXPECTED = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
 
 ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 
-BY_COMMAND = {
-    "ddp_transformer",
-    "died_sigkill",
-    "exception_process",
-    "join_duplicate_rank",
-    "missing_stopped",
-    "spawn_train",
-}
+BY_COMMAND = {"died_sigkill", "exception_process"}
 """Run as a user would in every test run, not by forking alone."""
 SHORT_PER_VERDICT = 1
 BUSY = 4
 """So many times as long as on a machine of its own a run may take beside other tests."""
 SHORT_CORRECT = 10
-TELLING = {"exit_overlapped", "missing_data_loader"}
+TELLING = {"ddp_transformer", "exit_overlapped", "missing_data_loader", "missing_stopped"}
 SHORT_ON_TCP = {
     "ddp_join_uneven",
     "ddp_no_sync",
@@ -135,9 +128,9 @@ def test_verdict_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
     check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
 
 
-def test_another_shape_at_detail(tmp_path: Path) -> None:
+def test_another_shape_at_detail(tmp_path: Path, zygote: Zygote) -> None:
     script = FIXTURES / "scripts" / load("reshaped_view")["script"]
-    done = runs.run("run", ["--debug-level", "DETAIL", "-n", "3", str(script)], tmp_path)
+    done = zygote.run(3, [str(script)], tmp_path, ["--debug-level", "DETAIL"])
     assert (done.report["outcome"], done.exit_code) == ("shape_mismatch", 91), done.explain()
     assert done.errors[0]["culprits"] == [1], done.explain()
 

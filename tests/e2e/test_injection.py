@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 PROGRAM = """
 import torch
@@ -22,10 +24,13 @@ dist.destroy_process_group()
 """
 
 
-def inject(tmp_path: Path, *specs: str) -> runs.Run:
+def inject(tmp_path: Path, zygote: Zygote, *specs: str) -> runs.Run:
     (tmp_path / "train.py").write_text(PROGRAM)
-    flags = [word for spec in specs for word in ("--inject", spec)]
-    return runs.run("run", ["-n", "2", *flags, "train.py"], tmp_path)
+    return zygote.run(2, ["train.py"], tmp_path, flags_of(specs))
+
+
+def flags_of(specs: Sequence[str]) -> list[str]:
+    return [word for spec in specs for word in ("--inject", spec)]
 
 
 def events(run: runs.Run, kind: str) -> list[dict[str, Any]]:
@@ -36,7 +41,9 @@ def events(run: runs.Run, kind: str) -> list[dict[str, Any]]:
 
 def test_a_fault_explains_the_verdict(tmp_path: Path) -> None:
     spec = "kill(rank=1) @ all_reduce#5"
-    run = inject(tmp_path, spec, "kill(rank=0) @ all_reduce#50")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    flags = flags_of([spec, "kill(rank=0) @ all_reduce#50"])
+    run = runs.run("run", ["-n", "2", *flags, "train.py"], tmp_path)
     assert run.exit_code == 94, run.explain()
     (error,) = run.errors
     assert (error["kind"], error["culprits"], error["injected"]) == ("rank_died", [1], spec)
@@ -71,8 +78,8 @@ def _a_report_on_the_spot_says_the_same(run: runs.Run) -> None:
 
 
 @pytest.mark.long
-def test_a_run_with_a_fault_that_harms_nobody_is_a_success(tmp_path: Path) -> None:
-    run = inject(tmp_path, "delay(rank=1, 1ms) @ all_reduce")
+def test_a_run_with_a_fault_that_harms_nobody_is_a_success(tmp_path: Path, zygote: Zygote) -> None:
+    run = inject(tmp_path, zygote, "delay(rank=1, 1ms) @ all_reduce")
     assert run.exit_code == 0, run.explain()
     assert run.report["outcome"] == "ok"
     (one,) = run.report["injected"]
@@ -94,8 +101,10 @@ def test_a_run_with_a_fault_that_harms_nobody_is_a_success(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_run_without_its_fault_is_no_success(spec: str, sentence: str, tmp_path: Path) -> None:
-    run = inject(tmp_path, spec)
+def test_a_run_without_its_fault_is_no_success(
+    spec: str, sentence: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    run = inject(tmp_path, zygote, spec)
     assert run.exit_code == 2, run.explain()
     assert (run.report["outcome"], run.report["exit_code"]) == ("failed", 2)
     assert f"NOT INJECTED  {sentence}" in run.stderr.splitlines()
@@ -105,8 +114,8 @@ def test_a_run_without_its_fault_is_no_success(spec: str, sentence: str, tmp_pat
 
 
 @pytest.mark.long
-def test_without_a_plan_nothing_is_said_of_faults(tmp_path: Path) -> None:
-    run = inject(tmp_path)
+def test_without_a_plan_nothing_is_said_of_faults(tmp_path: Path, zygote: Zygote) -> None:
+    run = inject(tmp_path, zygote)
     assert run.exit_code == 0, run.explain()
     assert "injected" not in run.report
     assert "inject" not in run.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 PROGRAM = """
 import os
@@ -43,7 +44,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("whose", ["ours", "the user's", "nobody's"])
-def test_who_has_a_key(whose: str, tmp_path: Path) -> None:
+def test_who_has_a_key(whose: str, tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     extra, expected = {}, f"key 64 {tmp_path / 'run' / 'group.key'}"
     if whose != "ours":
@@ -53,6 +54,9 @@ def test_who_has_a_key(whose: str, tmp_path: Path) -> None:
         own.write_bytes(secrets.token_bytes(48))
         os.chmod(own, 0o600)
         extra, expected = {"DISTCORE_KEY_FILE": str(own)}, f"key 48 {own}"
-    done = runs.run("run", ["-n", "2", str(tmp_path / "train.py")], tmp_path, extra)
+    if whose == "ours":
+        done = runs.run("run", ["-n", "2", "train.py"], tmp_path)
+    else:  # what `run` says of its ranks, which the forked launcher does not
+        done = zygote.run(2, ["train.py"], tmp_path, extra={"DISTDEBUG_ONE_HOST": "1", **extra})
     assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
     assert done.stdout.count(expected) == 2, done.stdout

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "scripts" / "linked.py"
 PAIR = [0, 1]
@@ -149,8 +150,9 @@ def test_the_hang_timeout_ends_a_partition(size: int, tmp_path: Path) -> None:
     assert f"though all {size} ranks have entered it" in found["message"]
 
 
-def test_another_backend_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, 2, ["link(0->1, reset) @ frame 10"], "--backend", "gloo")
+def test_another_backend_is_refused(tmp_path: Path, zygote: Zygote) -> None:
+    flags = ["--inject", "link(0->1, reset) @ frame 10"]
+    done = zygote.run(2, [str(SCRIPT), "--backend", "gloo"], tmp_path, flags)
     assert done.exit_code == 2, done.explain()
     assert "faults of links need the backend tcp" in done.stderr
     assert "the default group is on gloo" in done.stderr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import runs
+from tests.support import runs, supervised
 from tests.support.runs import DISTDEBUG, Run
 
 TALKATIVE = """
@@ -66,9 +67,12 @@ dist.barrier()
 
 
 def _run(tmp_path: Path, program: str, *flags: str, **extra: str) -> Run:
+    """Two ranks, forked from an interpreter that has started below `distdebug`: it has imported
+    nothing else, and what is set in the environment was so from its start."""
     script = tmp_path / "train.py"
     script.write_text(program)
-    return runs.run("run", [*flags, "-n", "2", str(script)], tmp_path, extra)
+    command = [sys.executable, str(supervised.PROGRAM), "2", str(script)]
+    return runs.run("exec", [*flags, "--", *command], tmp_path, extra)
 
 
 def _logs(run: Run, *flags: str) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.ports import unclaimed_port
 from tests.support.runs import LIMIT_S, environment, finish, start
 
 PROGRAM = """
@@ -81,8 +82,7 @@ def while_it_runs(process: subprocess.Popen[str], tmp_path: Path) -> set[tuple[s
     ("backend", "flags"),
     [
         ("gloo", ("--debug-level", "DETAIL")),
-        ("tcp", ("--debug-level", "INFO")),
-        ("gloo", ("--standalone",)),
+        ("tcp", ("--debug-level", "INFO", "--standalone")),  # the other way to have a store
     ],
 )
 def test_nothing_listens_beyond_loopback(
@@ -110,7 +110,7 @@ def test_without_the_tool_a_neighbour_gets_an_answer(program: Path, tmp_path: Pa
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1"),
-            *("--master-port", str(free_port()), "--nproc-per-node", "2"),
+            *("--master-port", str(unclaimed_port()), "--nproc-per-node", "2"),
             *(str(program), "gloo", str(tmp_path / "met"), str(tmp_path / "go")),
         ],
         stdin=subprocess.DEVNULL,
@@ -128,9 +128,3 @@ def test_without_the_tool_a_neighbour_gets_an_answer(program: Path, tmp_path: Pa
     printed, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, printed
     assert len(answered) >= 2
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
 TWO_AND_TWO = Layout((2, 2))
 LOST_WITHIN_S = 3.0
+INTERRUPTED_S = 1.8
 BUSY_S = 6.0
 """What a busy machine may take longer."""
 ENDED_WITHIN_S = 60.0
@@ -116,7 +117,7 @@ def test_a_short_interruption(make_nodes: Callable[[int], Nodes]) -> None:
     nodes = make_nodes(2)
     going = Going(nodes)
     nodes[1].unplug()
-    time.sleep(0.7)  # the length of the interruption
+    time.sleep(INTERRUPTED_S)  # its length
     nodes[1].plug_in()
     time.sleep(LOST_WITHIN_S)  # in which something might be said
     assert all(command.poll() is None for command in going.job.commands), going.job.said()
@@ -125,6 +126,25 @@ def test_a_short_interruption(make_nodes: Callable[[int], Nodes]) -> None:
     for done in going.ends().values():
         assert done.report["outcome"] == "interrupted", done.explain()
         assert done.errors == [], done.explain()
+    check_nothing_is_left(nodes)
+
+
+@needs_one_verdict
+def test_the_head_is_cut_off_from_all(make_nodes: Callable[[int], Nodes]) -> None:
+    """The head has lost all others. Each of those has lost the head, and blames nobody else: two of
+    them still reach each other, but not who judges."""
+    nodes = make_nodes(3)
+    going = Going(nodes, Layout((1, 1, 1)))
+    nodes[0].unplug()
+    ends = going.ends()
+    head = ends.pop(0)
+    assert (head.report["outcome"], head.exit_code) == ("node_lost", 94), head.explain()
+    blamed = {rank for one in head.errors for rank in one["culprits"]}
+    assert blamed in ({1}, {2}, {1, 2}), head.explain()
+    for done in ends.values():
+        assert (done.report["outcome"], done.exit_code) == ("node_lost", 94), done.explain()
+        assert {rank for one in done.errors for rank in one["culprits"]} == {0}, done.explain()
+        assert "node0" in done.stderr
     check_nothing_is_left(nodes)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import forked_program, runs
+import pytest
+
+from tests.support import runs
+from tests.support.zygote import Zygote
 
 FORGIVING = {"DISTDEBUG_RAISE_OWN_FAULTS": ""}  # as for users: here the supervisor must fail
 BREAK = """
-import sys
-from debugger import cli
 from debugger.diagnosis import diagnose as verdict
 from debugger.supervisor import host, watch
 
@@ -20,7 +20,6 @@ def boom(*_arguments, **_named):
     raise KeyError("a record with \\x1b[31mnonsense in it")
 
 {broken}
-sys.exit(cli.main(sys.argv[1:]))
 """
 A_RULE_AND_THE_SAMPLER = "verdict.departures = boom; host.HostSampler.sample = boom"
 EVERY_LOOK = "watch.Watch.look = boom"
@@ -35,26 +34,25 @@ open(f"done-{sys.argv[2]}", "w").close()
 """
 
 
-def broken(tmp_path: Path, how: str, *arguments: str) -> tuple[runs.Run, Path]:
-    """A run of two ranks below a supervisor that is broken like that."""
-    directory = tmp_path / "run"
-    (tmp_path / "train.py").write_text(PROGRAM)
-    flags = ["exec", "--run-dir", str(directory), "--on-finding", "report", "--"]
-    program = [sys.executable, forked_program.__file__, "2", "train.py", *arguments]
-    process = subprocess.Popen(
-        [sys.executable, "-c", BREAK.format(broken=how), *flags, *program],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=runs.environment(FORGIVING),
-    )
-    return runs.finish(process, directory), directory
+Broken = Callable[..., tuple[runs.Run, Path]]
 
 
-def test_a_rule_that_raises_costs_only_itself(tmp_path: Path) -> None:
-    done, directory = broken(tmp_path, A_RULE_AND_THE_SAMPLER, "odd", "0")
+@pytest.fixture(name="broken")
+def _broken(tmp_path: Path, zygote: Zygote) -> Broken:
+    def broken(how: str, *arguments: str) -> tuple[runs.Run, Path]:
+        """A run of two ranks below a supervisor that is broken like that."""
+        (tmp_path / "train.py").write_text(PROGRAM)
+        flags = ["--on-finding", "report"]
+        program = ["train.py", *arguments]
+        breaks = BREAK.format(broken=how)
+        done = zygote.start(2, program, tmp_path, flags, FORGIVING, breaks=breaks).finish()
+        return done, done.directory
+
+    return broken
+
+
+def test_a_rule_that_raises_costs_only_itself(broken: Broken, tmp_path: Path) -> None:
+    done, directory = broken(A_RULE_AND_THE_SAMPLER, "odd", "0")
     assert done.exit_code == 91, done.explain()
     (error,) = done.errors
     assert error["kind"] == "reduce_op_mismatch"
@@ -68,8 +66,10 @@ def test_a_rule_that_raises_costs_only_itself(tmp_path: Path) -> None:
     assert (tmp_path / "done-0").exists()
 
 
-def test_where_nothing_can_be_judged_the_program_runs_to_its_end(tmp_path: Path) -> None:
-    done, _ = broken(tmp_path, EVERY_LOOK, "even", "0")
+def test_where_nothing_can_be_judged_the_program_runs_to_its_end(
+    broken: Broken, tmp_path: Path
+) -> None:
+    done, _ = broken(EVERY_LOOK, "even", "0")
     assert (tmp_path / "done-0").exists(), "the program was not ended"
     assert done.exit_code == 96, done.explain()
     assert done.report["outcome"] == "tool_error"
@@ -78,8 +78,8 @@ def test_where_nothing_can_be_judged_the_program_runs_to_its_end(tmp_path: Path)
     assert json.loads((tmp_path / "run" / "report.json").read_text())["findings"] == []
 
 
-def test_a_sound_supervisor_has_nothing_to_tell_of_itself(tmp_path: Path) -> None:
-    done, directory = broken(tmp_path, "", "even", "0")
+def test_a_sound_supervisor_has_nothing_to_tell_of_itself(broken: Broken) -> None:
+    done, directory = broken("", "even", "0")
     assert done.exit_code == 0, done.explain()
     assert done.report["off"] == []
     assert not (directory / "own-faults.txt").exists()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support import runs
+from tests.support import planned, runs
+from tests.support.torch_loaded import TorchLoaded
 
 RANK = """
 import os, torch, torch.distributed as dist
@@ -71,39 +71,39 @@ if __name__ == "__main__":
 
 
 def plan(
-    tmp_path: Path, source: str, *words: str, command: tuple[str, ...] = ("exec", "--", "python")
-) -> subprocess.CompletedProcess[str]:
+    tmp_path: Path,
+    loaded: TorchLoaded | None,
+    source: str,
+    *words: str,
+    command: tuple[str, ...] = ("exec", "--", "python"),
+) -> runs.Run:
+    """`loaded`: where it is forked; else it is a command."""
     script = tmp_path / "train.py"
     script.write_text(source)
-    return subprocess.run(
-        [runs.DISTDEBUG, "plan", "--run-dir", tmp_path / "run", *command, script, *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env=runs.environment(),
-        check=False,
-    )
+    arguments = [*command, str(script), *words]
+    if loaded is None:
+        return runs.run("plan", arguments, tmp_path)
+    return planned.plan(loaded, arguments, tmp_path)
 
 
 def test_what_torchrun_would_start_is_planned(tmp_path: Path) -> None:
     torchrun = ("exec", "--", "torchrun", "--nnodes", "2", "--nproc-per-node", "2")
-    done = plan(tmp_path, RANK, command=torchrun)
-    assert done.returncode == 91, done.stderr
+    done = plan(tmp_path, None, RANK, command=torchrun)
+    assert done.exit_code == 91, done.stderr
     assert "train.py:7 in <module>   <- look here" in done.stderr
     assert "planned 4 ranks" in done.stderr
 
 
 def test_processes_that_a_script_forks_are_planned_ranks(tmp_path: Path) -> None:
-    done = plan(tmp_path, STARTS, "fork", "-1")
-    assert done.returncode == 0, done.stderr
+    done = plan(tmp_path, None, STARTS, "fork", "-1")
+    assert done.exit_code == 0, done.stderr
     assert "OK  3 ranks, 2 calls each" in done.stderr
     assert (tmp_path / "run" / "launcher.out").read_text() == "all have ended\n"
 
 
 def test_a_wrong_call_of_a_spawned_rank_is_found(tmp_path: Path) -> None:
-    done = plan(tmp_path, STARTS, "spawn", "1")
-    assert done.returncode == 91, done.stderr
+    done = plan(tmp_path, None, STARTS, "spawn", "1")
+    assert done.exit_code == 91, done.stderr
     assert "rank  1     broadcast(src=0, float32[4])   train.py:16 in worker" in done.stderr
 
 
@@ -115,8 +115,14 @@ def test_a_wrong_call_of_a_spawned_rank_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_planned_is_told_and_starts_nothing(
-    tmp_path: Path, command: tuple[str, ...], offset: str, sentence: str
+    tmp_path: Path,
+    command: tuple[str, ...],
+    offset: str,
+    sentence: str,
+    torch_loaded: TorchLoaded,
 ) -> None:
-    done = plan(tmp_path, SPAWNS, offset, command=command)
-    assert done.returncode == 2, done.stderr
+    # What is forked has no script as its main program, which it could start anew.
+    loaded = None if command[0] == "exec" else torch_loaded
+    done = plan(tmp_path, loaded, SPAWNS, offset, command=command)
+    assert done.exit_code == 2, done.stderr
     assert sentence in done.stderr

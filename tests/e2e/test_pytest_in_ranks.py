@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 TESTS = """
 import pytest
@@ -47,14 +48,22 @@ LINE = TESTS.splitlines().index('        raise ValueError("rank one is broken") 
             ["exec", "--", "torchrun", "--nproc-per-node", "2", "-m", "pytest"],
             marks=pytest.mark.long,
         ),
-        ("None", ["run", "-n", "2", "-m", "pytest"]),
+        ("None", []),
     ],
 )
-def test_a_test_that_fails_in_one_rank(fails: str, command: list[str], tmp_path: Path) -> None:
+def test_a_test_that_fails_in_one_rank(
+    fails: str, command: list[str], tmp_path: Path, zygote: Zygote
+) -> None:
+    """Without a command everything is forked."""
     (tmp_path / "test_train.py").write_text(TESTS.replace("FAILS", fails))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     flags = ["-q", "-x", "-p", "no:cacheprovider", "test_train.py"]
-    done = runs.run(command[0], [*command[1:], *flags], tmp_path)
+    if command:
+        done = runs.run(command[0], [*command[1:], *flags], tmp_path)
+    else:
+        done = zygote.run(
+            2, [str(Path(pytest.__file__).with_name("__main__.py")), *flags], tmp_path
+        )
     if fails == "None":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import runs
 from tests.support.zygote import Zygote
 
 FILE = """
@@ -77,9 +76,9 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
 
 
 @pytest.mark.parametrize("host", ["leaves", "stays"])
-def test_the_host_of_a_store_of_the_programs_own(host: str, tmp_path: Path) -> None:
+def test_the_host_of_a_store_of_the_programs_own(host: str, tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "train.py").write_text(HOST)
-    done = runs.run("run", ["-n", "2", str(tmp_path / "train.py"), host], tmp_path)
+    done = zygote.run(2, ["train.py", host], tmp_path)
     if host == "stays":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from debugger.inspection.processes import has_torch
 from debugger.record.process_stat import read_stat
 
 from . import mpi
+from .ports import unclaimed_port
 
 _OF_MPI = """
 import os, runpy, sys
@@ -65,7 +65,7 @@ def job(
     """The job, in a session of its own; what it prints goes to `output`. All of it is gone
     afterwards."""
     with open(directory / "output", "wb") as output:
-        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unclaimed_port())}
         running = subprocess.Popen(
             command,
             env=mpi.environment(str(directory), {**given, "OMP_NUM_THREADS": "1", **(extra or {})}),
@@ -122,9 +122,3 @@ def _asleep(launcher: int) -> list[int]:
             if pid not in parents and stat is not None and stat.state == "S" and has_torch(pid):
                 found.append(pid)
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

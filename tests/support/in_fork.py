@@ -6,11 +6,14 @@ import atexit
 import ctypes
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+from debugger.testing.channel import Channel
 
 NAMESPACES = ("time", "net", "uts", "pid", "mnt")
 
@@ -57,6 +60,17 @@ def _enter(init: int) -> None:
 def _is_of_pytest(finder: object) -> bool:
     """It rewrites assertions, and no program has it."""
     return type(finder).__module__.startswith("_pytest")
+
+
+def python(
+    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+) -> None:
+    """Be `python -c CODE` for the request's `code`; never returns."""
+    channel.close()
+    listener.close()
+    surroundings(request)
+    sys.argv = ["-c"]
+    end(lambda: exec(request["code"], {"__name__": "__main__"}))
 
 
 def forked(body: Callable[[], None]) -> int:

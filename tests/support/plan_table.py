@@ -1,19 +1,20 @@
 """Plans fixtures, each at its own size, and compares what is said with what they declare.
 
 python -m tests.support.plan_table [NAME ...]        # all in scope, as a table
+python -m tests.support.plan_table --ranks 64        # with so many ranks, culprits by their roles
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import shutil
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.support import runs
+from tests.support.plan_roles import Culprits, FixedCount, Roles
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 
@@ -46,6 +47,13 @@ BEYOND = {
     "timeout_tried_again": "nothing takes time in a plan, so no wait comes to its time limit",
 }
 """Declared, and not to be known from programs, or not yet; and why."""
+WRITTEN_FOR = {
+    "any_source_no_cycle": "its server receives from one worker of those that send",
+    "deadlock_send_first": "each rank's peer is 1 - rank",
+    "exit_last_stage": "its stages are no more than its microbatches",
+    "thread_for_each_message": "each rank's peer is 1 - rank",
+}
+"""Programs for a fixed count of ranks, where `plan_roles` does not see it; and why."""
 
 
 def declared(name: str) -> dict[str, Any]:
@@ -62,24 +70,45 @@ def in_scope() -> list[str]:
     ]
 
 
-def arguments_of(name: str) -> list[str]:
-    """The arguments of `distdebug plan` for the fixture at its own size."""
-    expected = declared(name)
-    script = FIXTURES / "scripts" / expected["script"]
-    return ["-n", str(expected["nproc"]), str(script), *expected["script_args"]]
+def script_of(name: str) -> Path:
+    return FIXTURES / "scripts" / str(declared(name)["script"])
 
 
-def wrong(name: str, done: runs.Run) -> str:
-    """What a plan of the fixture said otherwise than it declares."""
+def arguments_of(name: str, ranks: int = 0) -> list[str]:
+    """The arguments of `distdebug plan` for the fixture, at its own size or with so many ranks."""
     expected = declared(name)
-    script = FIXTURES / "scripts" / expected["script"]
-    return difference(expected, done.report, done.exit_code, script)
+    size = str(ranks or expected["nproc"])
+    return ["-n", size, str(script_of(name)), *expected["script_args"]]
+
+
+def only_for_its_size(name: str, ranks: int) -> str:
+    """Why the program is none for so many ranks; "" where it is."""
+    try:
+        Roles(script_of(name), ranks)
+    except FixedCount as error:
+        return str(error)
+    return WRITTEN_FOR.get(name, "")
+
+
+def wrong(name: str, done: runs.Run, ranks: int = 0) -> str:
+    """What a plan of the fixture, with so many ranks, said otherwise than it declares."""
+    expected = declared(name)
+    script = script_of(name)
+    culprits = None
+    if ranks and ranks != expected["nproc"] and expected["culprits"]:
+        culprits = Culprits(expected, script, ranks)
+    return difference(expected, done.report, done.exit_code, script, culprits)
 
 
 def difference(
-    expected: Mapping[str, Any], report: Mapping[str, Any], status: int, script: Path
+    expected: Mapping[str, Any],
+    report: Mapping[str, Any],
+    status: int,
+    script: Path,
+    at_this_size: Culprits | None = None,
 ) -> str:
-    """What of the report is not as declared: "" where all is."""
+    """What of the report is not as declared: "" where all is. `at_this_size`: the culprits, where
+    it is not the declared one."""
     if report["outcome"] != expected["outcome"]:
         return f"outcome {report['outcome']}"
     if status != expected["exit_code"] or report["exit_code"] != status:
@@ -92,15 +121,21 @@ def difference(
         return "" if len(report["undecided"]) <= 3 else f"{len(report['undecided'])} undecided"
     found = next(one for one in report["findings"] if one["severity"] == "error")
     culprits = expected["culprits"]
-    if culprits is not None and sorted(found["culprits"]) != sorted(culprits):
+    if at_this_size is not None:
+        if not at_this_size.are(found["culprits"]):
+            return f"culprits {found['culprits']}, not {at_this_size}"
+    elif culprits is not None and sorted(found["culprits"]) != sorted(culprits):
         return f"culprits {found['culprits']}, not {culprits}"
     if expected["line"] is None:
         return ""
+    line_of = expected["line_of"]
+    if at_this_size is not None and not at_this_size.same_roles:
+        line_of = "any"
     ranks = {
         "culprit": found["culprits"],
         "victim": found["victims"],
         "any": [*found["culprits"], *found["victims"]],
-    }[expected["line_of"]]
+    }[line_of]
     lines = set()
     for rank in ranks:
         where = found["ranks"].get(str(rank), {}).get("location")
@@ -110,29 +145,45 @@ def difference(
     return "" if lines & wanted else f"lines {sorted(lines)}, not {sorted(wanted)}"
 
 
-def main(names: Sequence[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--ranks", type=int, default=0, help="instead of each one's own")
+    asked = parser.parse_args()
     loaded = TorchLoaded()
-    bad = 0
-    rows = list(names) or in_scope()
+    rows = asked.names or [name for name in in_scope() if name not in BEYOND]
+    bad = fixed = 0
     for name in rows:
-        scratch = Path(tempfile.mkdtemp())
-        done = plan(loaded, arguments_of(name), scratch)
-        if not (scratch / "run" / "report.json").exists():
-            said, why = f"status {done.exit_code}", "no report"
-        else:
-            report = done.report
-            said, why = report["outcome"], wrong(name, done)
-            said += f", {len(report['undecided'])} undecided, {report['duration_s']:.1f} s"
+        title = f"{name:<36}{declared(name)['outcome']:<20}"
+        why = only_for_its_size(name, asked.ranks) if asked.ranks else ""
+        if why:
+            fixed += 1
+            print(f"-   {title}written for a fixed count: {why}", flush=True)
+            continue
+        said, why, stderr = _planned(loaded, name, asked.ranks)
         bad += bool(why)
-        word = "BAD" if why else "ok"
-        print(f"{word:<4}{name:<36}{declared(name)['outcome']:<20}{said}  {why}", flush=True)
+        print(f"{'BAD' if why else 'ok':<4}{title}{said}  {why}", flush=True)
         if why and len(rows) == 1:
-            print(done.stderr)
-        shutil.rmtree(scratch)
+            print(stderr)
     loaded.close()
-    print(f"{bad} of {len(rows)} not as declared")
+    print(f"{bad} of {len(rows) - fixed} not as declared; {fixed} are written for a fixed count")
     return 1 if bad else 0
 
 
+def _planned(loaded: TorchLoaded, name: str, ranks: int) -> tuple[str, str, str]:
+    """What a plan of it said, what of that is wrong, and its whole text."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        try:
+            done = plan(loaded, arguments_of(name, ranks), Path(scratch))
+        except TimeoutError as error:
+            return "nothing", str(error), ""
+        if not (Path(scratch) / "run" / "report.json").exists():
+            return f"status {done.exit_code}", "no report", done.stderr
+        report = done.report
+        said = f"{report['outcome']}, {len(report['undecided'])} undecided"
+        said += f", {report['duration_s']:.1f} s"
+        return said, wrong(name, done, ranks), done.stderr
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

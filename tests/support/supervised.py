@@ -36,7 +36,7 @@ def supervise(
     channel.close()
     listener.close()
     surroundings(request)
-    end(lambda: _supervise(request))
+    end(lambda: _supervise(request["argv"], request.get("breaks", "")))
 
 
 def launch(
@@ -49,11 +49,12 @@ def launch(
     end(lambda: _launch(request["argv"], dict(os.environb)))
 
 
-def _supervise(request: Mapping[str, Any]) -> None:
+def _supervise(argv: Sequence[str], breaks: str) -> None:
     from debugger import cli
     from debugger.supervisor import launch
 
-    sys.argv = ["distdebug", *request["argv"]]
+    exec(breaks, {})
+    sys.argv = ["distdebug", *argv]
     launch.subprocess = _Subprocess(subprocess)  # type: ignore[attr-defined]
     sys.exit(cli.main())
 

@@ -74,18 +74,23 @@ class Zygote:
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         part: Part | None = None,
+        directory: Path | None = None,
+        breaks: str = "",
     ) -> Command:
         """Start a script, with its arguments, on `size` ranks, as `runs.start` does: below
-        `distdebug exec`, with these flags. The run directory is below `tmp_path`. `part`: on a
-        node, which has so many ranks of a greater world."""
-        directory, stdout, stderr = (tmp_path / name for name in ("run", "stdout", "stderr"))
+        `distdebug exec`, with these flags. The run directory is below `tmp_path`, if no other is
+        named. `part`: on a node, which has so many ranks of a greater world. `breaks`: what the
+        supervisor's process executes before it is one, to break something in it."""
+        directory = directory or tmp_path / "run"
+        stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
         for path in (stdout, stderr):
             path.write_bytes(b"")
         argv = ["exec", "--run-dir", str(directory), *flags]
         place = ["--node", part.text()] if part else []
         argv += ["--", sys.executable, str(PROGRAM), *place, str(size), *map(str, program)]
         node = part.init if part else 0
-        order = request(tmp_path, runs.environment(extra), stdout, stderr, argv=argv, node=node)
+        more = {"argv": argv, "node": node, "breaks": breaks}
+        order = request(tmp_path, runs.environment(extra), stdout, stderr, **more)
         ((process, channel),) = self._loaded.fork("tests.support.supervised:supervise", order)
         channel.close()
         return Command(process, directory, stdout, stderr)

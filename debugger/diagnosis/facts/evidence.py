@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ...record.layout import Activity, CallState, Phase
-from ...record.notes import ExceptionNote, ExitNote, InterruptedNote
+from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
@@ -45,8 +45,10 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         return RankEvidence("never seen")
     if world.ended(rank):
         last = last_call(world, rank)
-        site = last_site(world, rank)
-        return RankEvidence(ending_text(world, rank), call_text(last) if last else None, site)
+        site, text = last_site(world, rank), call_text(last) if last else None
+        crashes = [CrashNote.read(note.data) for note in world.notes(rank, CrashNote)]
+        stack = crashes[-1].stack[::-1] if crashes and crashes[-1] else ()
+        return RankEvidence(ending_text(world, rank), text, site, stack)
     if ExceptionNote.among(record.notes):
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
@@ -101,9 +103,12 @@ def place_text(activity: Activity, detail: object) -> str:
     """What a rank waits in, or for: `new_group`, `the store key 'ready'`."""
     if activity is Activity.STORE:
         key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
+        awaited = detail.get("awaited") if isinstance(detail, dict) else None
+        if isinstance(awaited, int):
+            return f"{awaited - 1} others in TCPStore()"
         return f"the store key {printable(str(key), 80)!r}" if key else "a store"
-    if isinstance(detail, dict) and detail.get("op") == "FileStore":
-        return "FileStore()"
+    if isinstance(detail, dict) and detail.get("op") in ("FileStore", "TCPStore"):
+        return f"{detail['op']}()"
     return {
         Activity.INIT: "init_process_group",
         Activity.NEW_GROUP: "new_group",
@@ -135,11 +140,11 @@ def last_call(world: World, rank: int) -> Call | None:
 
 
 def last_site(world: World, rank: int) -> CallSite | None:
-    """The line of the uncaught exception or of sys.exit, else of the last heartbeat, else of the
-    last call; always of the user's own code. A SystemExit that the program caught is no end: calls
-    came after it."""
+    """The line of the uncaught exception, the crash or sys.exit, else of the last heartbeat, else
+    of the last call; always of the user's own code. A SystemExit that the program caught is no end:
+    calls came after it."""
     record = world.ranks[rank]
-    ends = (ExceptionNote, InterruptedNote)
+    ends = (ExceptionNote, InterruptedNote, CrashNote)
     raised = [note for note in record.notes if any(kind.matches(note) for kind in ends)]
     for note in (*reversed(raised), *caught_exceptions(record)):
         if note.site:
@@ -153,6 +158,8 @@ def last_site(world: World, rank: int) -> CallSite | None:
         last = last_call(world, rank)
         if last is None or last.issued_ns <= exits[-1].time_ns:
             return exits[-1].site
+    if record.calls == 0 and world.finished(rank):
+        return None  # it has gone on since its last heartbeat, and nobody knows where
     site = _whereabouts(world, rank)
     if site is None or not _INSTALLED.search(site.file):
         return site

@@ -3,14 +3,27 @@
 Digests are compared where two ranks took them at the same moment (see `snapshot.Digest`). The first
 moment at which they differ is the finding; it waits for ranks that have not come so far, since they
 decide who is in the minority, but not for those that are very late.
+
+Of all that differs at that moment, the finding is about what comes first in a step: it is made of
+hyper-parameters, gradients and the optimiser's state, and makes the parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
 
 from ...record.majority import Vote, vote
-from ...record.snapshot import Digest, GroupKey, Replicas
+from ...record.replicas import (
+    GRADIENT,
+    HYPERPARAMETER,
+    OPTIMIZER_CLASS,
+    OPTIMIZER_STATE,
+    PARAMETER,
+    number_of,
+)
+from ...record.snapshot import Column, Digest, GroupKey, Replicas
 from ...record.wording import group_name, printable, ranks_text, verb
 from ..facts.world import World
 from ..findings import Finding, GroupEvidence, RankEvidence, group_evidence
@@ -18,6 +31,31 @@ from ..limits import SECOND_NS, Candidate
 
 Moment = tuple[int, int]
 MOST_PARTIES = 4
+_IN_A_STEP = (HYPERPARAMETER, GRADIENT, OPTIMIZER_STATE, PARAMETER)
+_WORDS = {
+    PARAMETER: "parameter",
+    GRADIENT: "the gradient of",
+    OPTIMIZER_STATE: "the optimizer's state of",
+    HYPERPARAMETER: "hyper-parameter",
+}
+_MESH = "mesh_"
+"""What torch puts before the name of an axis to describe its group."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is the first to differ at a moment.
+
+    `column` is None where it is not on record any more. `values`: by rank, what stands there, or in
+    place of it for all columns. `differing` of the `all_of` columns of its quantity differ.
+    `largest`: of all elements on record, by how much those differ most that do.
+    """
+
+    column: Column | None
+    values: Mapping[int, int]
+    differing: int = 0
+    all_of: int = 0
+    largest: float | None = None
 
 
 def differing_replicas(world: World) -> list[Candidate]:
@@ -43,7 +81,9 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
         if len({row.total for row in rows_of.values()}) > 1:
             if _may_still_come(world, replicas, digests, moment, rows_of):
                 return None
-            return _finding(world, replicas, moment, rows_of)
+            difference = _difference(replicas, moment, rows_of)
+            if difference is not None:
+                return _finding(world, replicas, rows_of, difference)
     return None
 
 
@@ -68,20 +108,70 @@ def _may_still_come(
     )
 
 
+def _difference(
+    replicas: dict[int, Replicas], moment: Moment, rows: dict[int, Digest]
+) -> Difference | None:
+    """None where ranks have put other things on record, of which none differs."""
+    known: dict[int, dict[Column, int]] = {}
+    for rank in rows:
+        values = replicas[rank].values(moment)
+        if values is not None:
+            known[rank] = dict(zip(replicas[rank].columns, values, strict=False))
+    if len(known) < 2:
+        return Difference(None, {rank: row.total for rank, row in rows.items()})
+    first, *others = known.values()
+    common = [column for column in first if all(column in other for other in others)]
+    differing = [
+        column for column in common if any(other[column] != first[column] for other in others)
+    ]
+    for quantity in _order(rows, first):
+        of_it = [column for column in differing if column.quantity == quantity]
+        if of_it:
+            values_of = {rank: values[of_it[0]] for rank, values in known.items()}
+            count = sum(column.quantity == quantity for column in common)
+            largest = _largest_difference(
+                [replicas[rank] for rank in known], moment, of_it[0], values_of
+            )
+            return Difference(of_it[0], values_of, len(of_it), count, largest)
+    return None
+
+
+def _order(rows: dict[int, Digest], values: Mapping[Column, int]) -> Sequence[str]:
+    """In which order what differs at the same moment is taken for the cause of the rest.
+
+    Parameters make state in turn where a weight decay is part of it, and where a rank has left out
+    a step both are what they were before: the parameters are what the program is about, then.
+    """
+    decays = any(
+        column.name.endswith('["weight_decay"]') and value
+        for column, value in values.items()
+        if column.quantity == HYPERPARAMETER
+    )
+    if decays or len({row.step for row in rows.values()}) > 1:
+        return (HYPERPARAMETER, GRADIENT, PARAMETER, OPTIMIZER_STATE)
+    return _IN_A_STEP
+
+
 def _finding(
-    world: World, replicas: dict[int, Replicas], moment: Moment, rows: dict[int, Digest]
+    world: World,
+    replicas: dict[int, Replicas],
+    rows: dict[int, Digest],
+    difference: Difference,
 ) -> Finding:
     answers: dict[int, list[int]] = {}
-    for rank, row in rows.items():
-        answers.setdefault(row.total, []).append(rank)
+    for rank, value in difference.values.items():
+        answers.setdefault(value, []).append(rank)
     result = vote(answers, 0)
     first = rows[result.parties[0][1][0]]
     group = _group(world, replicas)
-    where = f' in group "{group_name(group.name, group.desc)}"' if group else ""
-    message = (
-        f"replicas differ {_after(first.step)}{where}: {_which(replicas, moment, rows)}; "
-        + _parties(result, rows)
+    name = group_name(group.name, group.desc) if group else None
+    axis = next(iter(replicas.values())).axis or (name or "").removeprefix(_MESH)
+    where = f' in group "{name}"' if name else ""
+    message = f"replicas differ {_after(first.step)}{where}: {_which(difference)}; " + _parties(
+        result, rows, difference
     )
+    cause = _likely_cause(rows, difference)
+    column = difference.column
     return Finding(
         kind="divergence",
         message=message,
@@ -92,43 +182,100 @@ def _finding(
             rank: RankEvidence(_after(rows[rank].step), None, rows[rank].site)
             for rank in (*result.culprits, *result.others)
         },
+        details=tuple(_details(difference, cause)),
         observable_ns=_observable_ns(rows),
-        data={"step": first.step},
+        data={
+            "step": first.step,
+            "quantity": column.quantity if column else PARAMETER,
+            "name": _name(column) if column else None,
+            "axis": printable(axis, 120) or None,
+            "max_difference": difference.largest,
+            "likely_cause": cause,
+        },
     )
+
+
+def _details(difference: Difference, cause: str) -> Iterator[str]:
+    column = difference.column
+    if difference.largest is not None and column is not None and not _is_number(column):
+        yield f"its elements differ by {difference.largest:g} or more"
+    yield f"likely cause: {cause}"
 
 
 def _after(step: int) -> str:
     return f"after optimizer step {step}" if step else "before the first optimizer step"
 
 
-def _which(replicas: dict[int, Replicas], moment: Moment, rows: dict[int, Digest]) -> str:
-    vectors = [replicas[rank].parameters(moment) for rank in rows]
-    names = next(iter(replicas.values())).names
-    whole = [vector for vector in vectors if vector is not None]
-    differ = (
-        [name for name, *values in zip(names, *whole, strict=False) if len({*values}) > 1]
-        if len(whole) > 1
-        else []
-    )
-    if not differ:
-        return "it is not on record any more which parameter was the first"
+def _name(column: Column) -> str:
+    return printable(column.name, 120)
+
+
+def _which(difference: Difference) -> str:
+    if difference.column is None:
+        return "it is not on record any more what was the first to do so"
+    what = _WORDS[difference.column.quantity]
+    if difference.column.quantity == HYPERPARAMETER:
+        return f"{what} {_name(difference.column)}"
     return (
-        f'parameter "{printable(differ[0], 120)}" is the first that does '
-        f"({len(differ)} of {len(names)})"
+        f'{what} "{_name(difference.column)}" is the first that does '
+        f"({difference.differing} of {difference.all_of})"
     )
 
 
-def _parties(result: Vote[int], rows: dict[int, Digest]) -> str:
+def _is_number(column: Column) -> bool:
+    return column.quantity == HYPERPARAMETER and column.name != OPTIMIZER_CLASS
+
+
+def _largest_difference(
+    replicas: Sequence[Replicas], moment: Moment, column: Column, values: Mapping[int, int]
+) -> float | None:
+    """None where none of the elements on record differs: it is another one, then."""
+    if _is_number(column):
+        numbers = [number_of(value) for value in values.values()]
+        return max(numbers) - min(numbers)
+    samples = [one.samples(moment, column) for one in replicas]
+    if len({len(one) for one in samples}) > 1:
+        return None
+    apart = (max(row) - min(row) for row in zip(*samples, strict=True) if not any(map(isnan, row)))
+    return max(apart, default=0.0) or None
+
+
+def _parties(result: Vote[int], rows: dict[int, Digest], difference: Difference) -> str:
     """Those outside the majority first. Their steps, where these differ, are the reason."""
     first, *rest = result.parties
     parties = result.parties if result.majority is None else (*rest, first)
     steps = {row.step for row in rows.values()}
+    is_number = difference.column is not None and _is_number(difference.column)
     texts = []
-    for total, ranks in parties[:MOST_PARTIES]:
+    for value, ranks in parties[:MOST_PARTIES]:
         made = {rows[rank].step for rank in ranks}
         count = f" after {made.pop()} steps" if len(steps) > 1 and len(made) == 1 else ""
-        texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {total:016x}{count}")
+        shown = f"{number_of(value):g}" if is_number else f"{value:016x}"
+        texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {shown}{count}")
     return ", ".join(texts) + (", ..." if len(parties) > MOST_PARTIES else "")
+
+
+def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
+    """In words: what such a difference mostly comes of."""
+    before_the_first = not any(row.step for row in rows.values())
+    quantity = difference.column.quantity if difference.column else PARAMETER
+    if quantity == HYPERPARAMETER:
+        return "ranks set it by something that is not the same on all of them"
+    if quantity == GRADIENT:
+        return (
+            "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
+            "or a call of the module that DDP wraps"
+        )
+    if before_the_first:
+        return "another seed, or a checkpoint that only some ranks have loaded"
+    if len({row.step for row in rows.values()}) > 1:
+        return "a rank has left out a step"
+    if quantity == OPTIMIZER_STATE:
+        return "a checkpoint that only some ranks have loaded, or a write to the state"
+    return (
+        "a write past the optimizer (to `.data`, or within no_grad()), or memory that has changed "
+        "by itself: gradients and hyper-parameters are equal"
+    )
 
 
 def _observable_ns(rows: dict[int, Digest]) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState, GroupState
-from ...record.notes import DataExhaustedNote
+from ...record.notes import DataExhaustedNote, DestroyedNote
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
@@ -128,7 +128,7 @@ def _collective(
         victims=victims,
         group=group_evidence(view.any),
         seq=call.seq,
-        ranks=stand(world, chosen(left, victims), call),
+        ranks=_stand(world, left, victims, call),
         details=_parting(world, view, left, victims),
         observable_ns=_left_ns(world, left, pending),
         cause="data_exhausted" if _batches(world, left[0]) is not None else None,
@@ -161,10 +161,24 @@ def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candida
         victims=victims,
         group=group_evidence(view.any),
         seq=call.seq,
-        ranks=stand(world, chosen(left, victims), call),
+        ranks=_stand(world, left, victims, call),
         observable_ns=_left_ns(world, left, pending),
     )
     return Candidate(finding)
+
+
+def _stand(
+    world: World, left: list[int], victims: tuple[int, ...], call: Call
+) -> dict[int, RankEvidence]:
+    """Where they stand; of a rank that lives on without the group, where it has destroyed it."""
+    found = stand(world, chosen(left, victims), call)
+    for rank in left:
+        notes = world.notes(rank, DestroyedNote)
+        if notes and not world.ended(rank) and not world.pending(rank):
+            last = last_call(world, rank)
+            text = call_text(last) if last else None
+            found[rank] = RankEvidence("destroyed the group", text, notes[-1].site)
+    return found
 
 
 def _blocks(world: World, view: GroupView, need: Need | None, left: list[int]) -> bool:

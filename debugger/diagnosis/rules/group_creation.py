@@ -3,7 +3,9 @@
 `new_group` must be called by every rank of the world, members or not, with the same ranks.
 Creations are compared position by position within one life of the default group; the first
 position that differs is the finding. That a rank has created fewer groups so far, or ends so, is
-no finding here: who waits for a creation that never comes is found in the wait graph.
+no error here: who waits for a creation that never comes is found in the wait graph. Where nobody
+did, and the rank went on to later calls of the world, it is warned of at the end: the next group
+that all create would not be the same one to it.
 
 Groups of one rank need nobody else, so ranks that each create their own are only warned about.
 """
@@ -16,9 +18,9 @@ from dataclasses import dataclass
 
 from ...record.majority import vote
 from ...record.snapshot import Creation
-from ...record.wording import printable, ranks_text, spans, verb
+from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.evidence import chosen, standing
-from ..facts.world import World
+from ..facts.world import DEFAULT_GROUP, World
 from ..findings import Finding, GroupEvidence, RankEvidence
 from ..limits import Candidate
 
@@ -36,8 +38,11 @@ class Choice:
 def creation_mismatches(world: World) -> list[Candidate]:
     """One finding at most for each life of the default group."""
     found = []
-    for sequences in _lives(world):
+    lives = _lives(world)
+    for sequences in lives:
         candidate = _first_difference(world, sequences)
+        if candidate is None and world.snapshot.finished and len(lives) == 1:
+            candidate = _left_out(world, sequences)
         if candidate:
             found.append(candidate)
     return found
@@ -76,6 +81,47 @@ def _first_difference(world: World, sequences: Sequences) -> Candidate | None:
         if len(choices) > 1:
             return _judge(world, sequences, place, choices)
     return None
+
+
+def _left_out(world: World, sequences: Sequences) -> Candidate | None:
+    """The first creation that some ranks have left out, and all others have made alike."""
+    for place in range(max(map(len, sequences.values()))):
+        makers = {rank: row[place] for rank, row in sequences.items() if place < len(row)}
+        before = min(creation.world_seq for creation in makers.values())
+        absent = [
+            rank
+            for rank in world.ranks
+            if rank not in makers and rank not in world.blind and _went_on(world, rank, before)
+        ]
+        if not absent or not all(map(world.finished, world.ranks)):
+            continue
+        first = next(iter(makers.values()))
+        waiting = tuple(sorted(makers))
+        message = (
+            f"{ranks_text(waiting)} {verb(waiting, 'creates', 'create')} {_creation_text(first)}"
+            f"{at_site(first.site)}, but {ranks_text(absent)} {verb(absent, 'does', 'do')} not: "
+            "all ranks must call new_group, members or not, or the next group that they create is "
+            "not the same one to all"
+        )
+        finding = Finding(
+            kind="group_mismatch",
+            message=message,
+            culprits=tuple(sorted(absent)),
+            victims=waiting,
+            severity="warning",
+            group=GroupEvidence(printable(first.group[0], 120), "", first.ranks),
+            ranks=_evidence(world, sequences, place, list(waiting)),
+            observable_ns=first.time_ns,
+            data={"index": place},
+        )
+        return Candidate(finding)
+    return None
+
+
+def _went_on(world: World, rank: int, world_seq: int) -> bool:
+    """It has called collectives of the world behind the place of a creation: it had not left."""
+    groups = world.ranks[rank].groups.values()
+    return any(group.desc == DEFAULT_GROUP and group.issued > world_seq for group in groups)
 
 
 def _same(one: Creation, other: Creation) -> bool:

@@ -182,6 +182,8 @@ def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) 
         record = world.ranks[rank]
         if record.groups:
             return []  # a second initialisation: what the record says is the first one's
+        if rank in waiting and waiting[rank].detail.get("op") == "TCPStore":
+            continue  # it has not said yet where it will join
         answers.setdefault((record.job, record.world_size), []).append(rank)
     if len(answers) < 2:
         return []
@@ -267,7 +269,12 @@ def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
         rank
         for rank in world.expected
         if rank not in world.ranks
-        or not (rank in failed or world.ended(rank) or world.activity(rank, Activity.INIT))
+        or not (
+            rank in failed
+            or world.ended(rank)
+            or world.ranks[rank].groups  # it has joined
+            or world.activity(rank, Activity.INIT)
+        )
     ]
     if not absent:
         return []

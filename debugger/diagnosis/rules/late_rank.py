@@ -229,10 +229,18 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
     cause = "lock" if locked else "user_code"
     if cause == finding.cause:
         return finding
-    message = finding.message
-    if locked:
-        message = f"{message} ({CAUSES['lock']})"
-    return replace(finding, cause=cause, message=message)
+    if not locked:
+        return replace(finding, cause=cause)
+    first = finding.culprits[0]
+    before, runs, after = finding.message.partition(f"rank {first}: {RUNS}")
+    message = f"{before}rank {first}: {CAUSES['lock']}{after}"
+    if not runs:
+        message = f"{finding.message} ({CAUSES['lock']})"
+    where = finding.ranks.get(first)
+    ranks = dict(finding.ranks)
+    if where is not None and where.state == RUNS:
+        ranks[first] = replace(where, state=CAUSES["lock"])
+    return replace(finding, cause=cause, message=message, ranks=ranks)
 
 
 def _own_timeout(world: World, needs: Needs) -> list[Candidate]:

@@ -45,6 +45,19 @@ LEAST_NS = 100_000_000
 MOST_CALLS = 200_000
 """To be read, of all ranks together: so that the largest run takes about a second."""
 MOST_FACTOR = 100.0
+NEEDS_ALL = frozenset(
+    {
+        "all_reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+    }
+)
+"""Nobody is through with one of these before everybody has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,9 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
     if len(ranks) < 2:
         return []
     count = MOST_CALLS // len(ranks)
-    arrivals = {number: _arrivals(rank, count) for number, rank in ranks.items()}
+    calls = {n: rank.history.recent(count) for n, rank in ranks.items() if rank.history}
+    last_ns = _last_to_issue(ranks, calls)
+    arrivals = {number: _arrivals(rows, last_ns) for number, rows in calls.items()}
     found: dict[int, tuple[int, Finding]] = {}
     for group in _groups(ranks):
         members = [rank for rank in group.ranks if rank in arrivals]
@@ -104,15 +119,39 @@ def _groups(ranks: Mapping[int, Rank]) -> list[Group]:
     return [group for group in groups.values() if len(group.ranks) > 1]
 
 
-def _arrivals(rank: Rank, count: int) -> dict[tuple[GroupKey, int], Arrival]:
-    """The rank's last collectives."""
-    calls: Sequence[Call] = rank.history.recent(count) if rank.history else ()
+def _last_to_issue(
+    ranks: Mapping[int, Rank], calls: Mapping[int, Sequence[Call]]
+) -> dict[tuple[GroupKey, int], int]:
+    """When the last rank came to each collective that needs all, and that all have on record."""
+    rows: dict[tuple[GroupKey, int], tuple[int, int]] = {}
+    for own in calls.values():
+        for call in own:
+            if call.signature.op in NEEDS_ALL:
+                count, last_ns = rows.get((call.group, call.seq), (0, 0))
+                row = (count + 1, max(last_ns, call.issued_ns))
+                rows[call.group, call.seq] = row
+    sizes = {key: len(group.ranks) for rank in ranks.values() for key, group in rank.groups.items()}
+    return {key: last_ns for key, (count, last_ns) in rows.items() if count == sizes.get(key[0])}
+
+
+def _arrivals(
+    calls: Sequence[Call], last_ns: Mapping[tuple[GroupKey, int], int]
+) -> dict[tuple[GroupKey, int], Arrival]:
+    """The rank's last collectives.
+
+    That a call has ended, which its rank waits for in C++ (DDP), is seen by the next heartbeat, and
+    may be on record later than the call that was made after it. It was not before the last rank
+    came: where that one came first, the rank is taken to have waited for it.
+    """
     found = {}
     ended_ns: list[int] = []  # of earlier calls, a heap: a wait may be for one of long ago
     latest_ns = 0
     for before, call in pairwise(calls):
         if before.completed_ns:
             heapq.heappush(ended_ns, before.completed_ns)
+        all_came_ns = last_ns.get((before.group, before.seq))
+        if all_came_ns is not None and before.signature.peer is None:
+            heapq.heappush(ended_ns, all_came_ns)
         while ended_ns and ended_ns[0] <= call.issued_ns:
             latest_ns = heapq.heappop(ended_ns)
         if call.signature.peer is None:

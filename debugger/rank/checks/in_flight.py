@@ -9,6 +9,7 @@ has to copy.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...record.signature import SUMS, Signature
+from ...record.snapshot import CallSite
+from ...record.wording import at_site
+from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
@@ -64,11 +68,19 @@ class Held:
         where, seq = record.place_of(signature, self._seq)
         message = (
             f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
-            "wait(): what the others get of it is chance"
+            f"wait(){_at(sys._getframe(2))}: what the others get of it is chance"
         )
         finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
         finding.put_on_record(self._recorder, self._site)
         raise finding.raised()
+
+
+def _at(frame: FrameType) -> str:
+    found = call_site.find(frame)
+    if found is None:
+        return ""
+    code = found.f_code
+    return at_site(CallSite(code.co_filename, found.f_lineno, code.co_name))
 
 
 def held(

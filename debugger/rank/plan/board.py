@@ -123,6 +123,8 @@ class Board:
             case ["take", channel, source, target, tag, number]:
                 known = self._messages.get((channel, source, target, tag), {})
                 return ([], [known[number]]) if number in known else None
+            case ["lack", _]:
+                return None
         replies = self._replies[rank]
         if replies.given < len(replies.kept):
             replies.given += 1
@@ -136,7 +138,7 @@ class Board:
     def could_answer(self, rank: int, words: Sequence[Any], values: Values) -> bool:
         """Whether the rank would get an answer to this now; gives none."""
         match words:
-            case ["collect" | "take", *_]:
+            case ["collect" | "take" | "lack", *_]:
                 return self.answer(rank, words, values) is not None
             case ["take_any", channel, target, tag]:
                 return bool(self._arrivals.get((channel, target, tag)))
@@ -237,3 +239,17 @@ class Board:
 
 def _all_in(names: Sequence[str], keys: dict[str, bytes]) -> bool:
     return all(one in keys for one in names)
+
+
+def waits_for(words: Sequence[Any]) -> str:
+    """Why a rank whose request this is does not go on, where no answer ever comes."""
+    match words:
+        case ["collect", _, text, *_]:
+            return f"it waits for the values of {text}, which never come"
+        case ["lack", rank]:
+            return f"it needs what rank {rank} has, which is not planned: name it in --ranks"
+        case ["take" | "take_any", *_]:
+            return "it waits for a message that never comes"
+        case ["store", *_]:
+            return "it waits for a key that nobody sets"
+    return "it waits for what never comes"

@@ -27,6 +27,7 @@ from ...record.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
 from ..log.own_faults import report_own_fault
+from ..record.exception_text import HANDS_ON
 from ..torch_private import planned_accelerator, planning
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
@@ -63,7 +64,7 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
     exchange = PlannedExchange(
-        planner, taint, request.real_bytes, writer.came, request.barriers_wait
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait, request.ranks
     )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
@@ -250,7 +251,8 @@ def _run(request: Request, layer: PlannedLayer, enter: Callable[[], int] | None)
             sys.stderr.write(f"{error.code}\n")
     except BaseException as error:
         code = 1
-        sys.excepthook(type(error), error, _from_the_script(error))
+        trace = _from_the_script(error)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
     try:
         private: Any = threading
         private._shutdown()
@@ -292,11 +294,18 @@ def execute(request: Request) -> None:
 
 
 def _from_the_script(error: BaseException) -> types.TracebackType | None:
-    """The traceback without the frames of this file."""
+    """The traceback without the frames of this file, and of what only hands on."""
+    frames = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename != __file__ and HANDS_ON not in code.co_varnames:
+            frames.append(trace)
         trace = trace.tb_next
-    return trace or error.__traceback__
+    found: types.TracebackType | None = None
+    for one in reversed(frames):
+        found = types.TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found or error.__traceback__
 
 
 __all__ = ["main"]

@@ -90,10 +90,10 @@ def _wanted(file: str, line: int) -> bool | None:
     for node in _statements(file):
         last = getattr(node, "end_lineno", None) or node.lineno
         if isinstance(node, ast.Assert) and node.lineno <= line <= last:
-            return not _is_negated(node.test)
+            return _passes(node.test)
         raises = isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)
         if raises and node.lineno <= line <= (node.test.end_lineno or 0):
-            return _is_negated(node.test)
+            return not _passes(node.test)
     return None
 
 
@@ -106,5 +106,14 @@ def _statements(file: str) -> tuple[ast.Assert | ast.If, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assert | ast.If))
 
 
-def _is_negated(test: ast.expr) -> bool:
-    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+def _passes(test: ast.expr) -> bool:
+    """What the condition within a test must be for the test to hold: `not found` and
+    `found is False` want it to be false."""
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            return not _passes(operand)
+        case ast.Compare(left, [ast.Is() | ast.Eq()], [ast.Constant(bool() as wanted)]):
+            return _passes(left) == wanted
+        case ast.Compare(left, [ast.IsNot() | ast.NotEq()], [ast.Constant(bool() as wanted)]):
+            return _passes(left) != wanted
+    return True

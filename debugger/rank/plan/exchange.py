@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distcore.plan.packing import RATIO, packed
+
 from ..torch_private.planning import store_name
 from .taint import Taint
 from .wire import Message, PlannerLine
@@ -52,13 +54,16 @@ class PlannedExchange:
         real_bytes: int,
         came: Callable[[int], None],
         barriers_wait: bool,
+        planned: Sequence[int],
     ) -> None:
-        """`came` is told who sent what this thread has received from any source."""
+        """`came` is told who sent what this thread has received from any source. `planned`: the
+        ranks that are."""
         self.barriers_wait = barriers_wait
         self._planner = planner
         self._taint = taint
         self._real_bytes = real_bytes
         self._came = came
+        self._planned = frozenset(planned)
         self._expected: dict[tuple[str, int, int, int], int] = {}
 
     def __repr__(self) -> str:
@@ -67,6 +72,12 @@ class PlannedExchange:
     def world(self, store: Any) -> str:
         return store_name(store)
 
+    def absent(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [place for place, rank in enumerate(ranks) if rank not in self._planned]
+
+    def lack(self, rank: int) -> None:
+        self._planner.ask(["lack", rank])
+
     def is_small(self, tensor: Tensor) -> bool:
         if tensor.is_meta:
             return False
@@ -74,8 +85,13 @@ class PlannedExchange:
         if dtype is torch.uint8:
             return tensor.nbytes <= max(MOST_OBJECT_BYTES, self._real_bytes)
         if dtype in _EXACT:
-            return tensor.nbytes <= self._real_bytes
+            return tensor.nbytes <= RATIO * self._real_bytes
         return tensor.numel() <= FEW_ELEMENTS and tensor.nbytes <= self._real_bytes
+
+    def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
+        if len(data) <= self._real_bytes or tensor.dtype is torch.uint8:
+            return data
+        return packed(data, self._real_bytes)
 
     def is_real(self, tensor: Tensor) -> bool:
         return not self._taint.has(tensor)

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...record.program_writer import program_path
 from . import memory
-from .board import Board
+from .board import Board, waits_for
 from .wire import Message, Unpacker, packed
 
 _CHUNK = 1 << 18
@@ -35,7 +35,7 @@ _VAIN_S = 120.0
 """Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
 else, they wait in loops for what never comes."""
 _LOOK_EVERY_S = 0.25
-_MEASURE_EVERY_S = 2.0
+_MEASURE_AFTER_S = 2.0
 _GRACE_S = 1.0
 
 Request = tuple[list[Any], list[bytes | None]]
@@ -54,7 +54,8 @@ class Planned:
     requests: dict[int, Request] = field(default_factory=dict)
     """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
     then."""
-    looked_s: float = 0.0
+    measure_at_s: float = 0.0
+    began_s: float = 0.0
     cpu_ticks: int = -1
     slept_s: float = 0.0
     """Of planned time, also by a run of it that was ended since; and what this run has asked for:
@@ -169,9 +170,9 @@ class Scheduler:
         planned.runs += 1
         planned.unpacker = Unpacker()
         planned.requests = {}
-        planned.looked_s = 0.0
+        planned.measure_at_s = 0.0
         planned.told_to_end_s = planned.used_s = planned.asked_s = 0.0
-        planned.since_s = time.monotonic()
+        planned.since_s = planned.began_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
         theirs.close()
         planned.connection = ours
@@ -297,10 +298,11 @@ class Scheduler:
         del self._running[planned.rank]
         self._waiting[planned.rank] = planned
         self._first = False
-        # Looking takes milliseconds, and a rank may wait at each of its steps.
+        # Looking takes ten milliseconds, a rank may wait at each of its steps, and one that has
+        # come far needs what it needs: each look is at twice the age of the last.
         now_s = time.monotonic()
-        if not planned.looked_s or now_s - planned.looked_s > _MEASURE_EVERY_S:
-            planned.looked_s = now_s
+        if now_s >= planned.measure_at_s:
+            planned.measure_at_s = now_s + max(_MEASURE_AFTER_S, now_s - planned.began_s)
             planned.private_bytes = memory.private_bytes(planned.pid)
             self.most_bytes = max(self.most_bytes, planned.private_bytes)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -460,7 +462,7 @@ class Scheduler:
         """Those that are left wait for one another, or for what nobody gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
             words = next((request[0] for request in planned.requests.values()), [])
-            self.cut[planned.rank] = _waits_for(words)
+            self.cut[planned.rank] = waits_for(words)
             self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
             self._kill(planned)
@@ -485,14 +487,3 @@ class Scheduler:
 
 def _waits(planned: Planned) -> bool:
     return all(request[0][0] != "sleep" for request in planned.requests.values())
-
-
-def _waits_for(words: list[Any]) -> str:
-    match words:
-        case ["collect", _, text, *_]:
-            return f"it waits for the values of {text}, which never come"
-        case ["take" | "take_any", *_]:
-            return "it waits for a message that never comes"
-        case ["store", *_]:
-            return "it waits for a key that nobody sets"
-    return "it waits for what never comes"

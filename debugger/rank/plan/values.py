@@ -71,6 +71,7 @@ class Values(Watching):
     def operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
     ) -> Any:
+        __tracebackhide__ = True
         taint = self._taint
         if not taint:
             return call()
@@ -78,11 +79,11 @@ class Values(Watching):
         if not unknown:
             return call()
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
-        if name == "_local_scalar_dense" or name == "equal":
+        if torch.Tag.data_dependent_output in getattr(func, "tags", ()):
             return self._value(name, call())
         if not looks_at_elements(func):
             return call()
-        if name in _SHAPED_BY_VALUES or (name == "index" and self._by_mask(args)):
+        if self._is_shaped_by_values(func, name, args):
             self._decisions.depends(f"a shape that {name} makes of values that are not known")
         found = call()
         if name in _OVERWRITES:
@@ -97,6 +98,11 @@ class Values(Watching):
         for one in written_by(func, args, kwargs):
             taint.add(one)
         return found
+
+    def _is_shaped_by_values(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
+        if name == "index":
+            return self._by_mask(args)
+        return name in _SHAPED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags
 
     def _by_mask(self, args: tuple[Any, ...]) -> bool:
         return any(
@@ -118,6 +124,7 @@ class Values(Watching):
     ) -> Any:
         """Its results are marked by the group; the copies that it makes of its arguments are not
         seen, so while it runs all is unknown where one of them is."""
+        __tracebackhide__ = True
         del func
         if not any(self._taint.has(one) for one in tensors_of((args, kwargs))):
             return call()
@@ -127,6 +134,7 @@ class Values(Watching):
     # -- Python --------------------------------------------------------------------------------
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
         if self._adapted is not None:
             func, args, kwargs = self._adapted(func, args, kwargs)
         found = func(*args, **kwargs)
@@ -146,6 +154,7 @@ class Values(Watching):
 
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if not self._taint or not self._is_unknown(tensor):
                 return original(tensor, *args, **kwargs)
             self._reading.depth = getattr(self._reading, "depth", 0) + 1
@@ -188,6 +197,7 @@ class Values(Watching):
 
         @functools.wraps(original)
         def show(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             with self._decisions.unheard():
                 return original(tensor, *args, **kwargs)
 

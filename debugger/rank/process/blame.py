@@ -14,7 +14,7 @@ import re
 import sysconfig
 from types import FrameType, TracebackType
 
-from ..record.exception_text import text_of
+from ..record.exception_text import HANDS_ON, text_of
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
@@ -70,12 +70,13 @@ def _innermost(trace: TracebackType) -> TracebackType:
 
 
 def _below_the_library(trace: TracebackType) -> TracebackType | None:
-    """The innermost entry that is none of the standard library's."""
+    """The innermost entry that is none of the standard library's, nor of what only hands on."""
     found = None
     one: TracebackType | None = trace
     while one is not None:
         file = one.tb_frame.f_code.co_filename
         inside = file.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in file
+        inside = inside or HANDS_ON in one.tb_frame.f_code.co_varnames
         if not inside and not file.startswith("<frozen"):
             found = one
         one = one.tb_next

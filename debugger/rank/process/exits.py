@@ -192,6 +192,17 @@ class Exits:
             return 0
         return code & 0xFF if isinstance(code, int) else 1
 
+    def ended(self, error: BaseException | None) -> None:
+        """This is a process of multiprocessing's, whose target has returned, or raised this: it
+        ends without the interpreter's own end."""
+        status = 0
+        if isinstance(error, SystemExit):
+            status = self.left_by(error)
+        elif error is not None:
+            status = 1
+            self._ending(error, status)
+        self._recorder.writer.phase(Phase.ENDED, status)
+
     def _left(self, code: Any, cause: BaseException | None) -> None:
         """The process ends with this `sys.exit`, called while `cause` was handled."""
         if code is None or code == 0:

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from ...record import layout
 from ...record.layout import Activity
-from ...record.notes import StaleStoreNote, StoreHostNote
+from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
@@ -88,18 +88,24 @@ def _init(
     return init_process_group
 
 
-def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextManager[None]]:
+def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractContextManager[None]]:
     hosting = False
 
     @contextlib.contextmanager
-    def watch(path: str, hosts: bool) -> Iterator[None]:
+    def watch(path: str, hosts: bool, awaited: int) -> Iterator[None]:
         nonlocal hosting
         with contextlib.ExitStack() as waiting:
             site = recorder.safe_site(sys._getframe(2))
             # Within an initialisation it is a part of that, which is on record already. A FileStore
             # is made at once, unless its file holds something else: then torch reads it for ever,
-            # and holds the GIL. A TCPStore may wait for others as long as it likes.
-            if path and not recorder.writer.is_waiting(threading.get_ident()):
+            # and holds the GIL. The host of a TCPStore waits for those that it was made for.
+            if recorder.writer.is_waiting(threading.get_ident()):
+                pass
+            elif awaited:
+                with contextlib.suppress(Exception):
+                    detail = {"op": "TCPStore", "awaited": awaited}
+                    waiting.enter_context(recorder.waiting_in(_joining(awaited), detail, site))
+            elif path:
                 with contextlib.suppress(Exception):
                     stale = _stale(Path(path))
                     if stale:
@@ -115,6 +121,14 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool], AbstractContextMan
     return watch
 
 
+def _joining(awaited: int) -> Activity:
+    """What a rank does that waits in a store for so many: where these are all ranks, and no group
+    was made yet, it is on its way to the default group."""
+    everybody = os.environ.get("WORLD_SIZE") == str(awaited)
+    made = torch_private.c10d.GroupMember.WORLD is not None
+    return Activity.INIT if everybody and not made else Activity.STORE
+
+
 def _hosts_store(detail: dict[str, Any]) -> bool:
     """Rank 0 does, where neither the launcher, a file nor the program itself does."""
     own = "path" not in detail and "launcher" not in detail and "store" not in detail
@@ -126,6 +140,9 @@ def _destroy(
 ) -> Callable[..., Any]:
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         site = recorder.safe_site(sys._getframe(1))
+        with contextlib.suppress(Exception):
+            if not recorder.writer.heap_half_full:  # a program may do it thousands of times
+                recorder.writer.note(DestroyedNote(), "destroy_process_group", site)
         with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
             # A worker of gloo that still drops a call's callback needs the GIL for it, while the
             # end of the group, or of a DDP model that outlives it, waits for the worker with it.

@@ -15,6 +15,7 @@ _DISTCORE = os.path.join(os.path.dirname(_HERE), "distcore", "")
 _BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_IMPORTER = os.path.join("wrapt", "importer.py")
 
 OWN, LIBRARY, USER = 0, 1, 2
 """OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
@@ -44,7 +45,8 @@ def _classify(filename: str) -> int:
     inside = _inside_packages(filename)
     if inside:
         own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
-        if inside.startswith(own) or inside == "typing_extensions.py":  # torch's deprecations
+        # torch's deprecations, and what calls us when torch.distributed has been imported
+        if inside.startswith(own) or inside in ("typing_extensions.py", _IMPORTER):
             return OWN
         return USER if filename == _script() else LIBRARY
     return OWN if filename.startswith(_STDLIB) else USER

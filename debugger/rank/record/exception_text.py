@@ -5,6 +5,9 @@ from __future__ import annotations
 import traceback
 
 _MOST_FRAMES = 30
+HANDS_ON = "__tracebackhide__"
+"""A local variable of functions of ours that make the program's own call for it: what is raised
+there is the program's."""
 
 
 def text_of(error: BaseException) -> str:

@@ -43,6 +43,7 @@ from ..log import rank_log
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, waiting
+from .describe import Facts
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
@@ -331,6 +332,13 @@ class Recorder:
         signature = describe.signature(
             op, facts, group.ranks, by_device="" not in by_device(group.backend)
         )
+        return self.know(group, signature, describe.on_cpu(facts), key)
+
+    def know(
+        self, group: GroupRecord, signature: Signature, on_cpu: bool | None, key: Facts
+    ) -> Known:
+        """The same for a signature that was found in another way."""
+        op = signature.op
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
         volatile = None
@@ -348,7 +356,7 @@ class Recorder:
         else:
             agree = agreement_hash(signature)
             exact = exact_hash(signature)
-        wait = self.waits.choose(group.backend, describe.on_cpu(facts), channel is not None)
+        wait = self.waits.choose(group.backend, on_cpu, channel is not None)
         if group.kept and wait is waiting.whole:
             wait = waiting.long
         known = Known(
@@ -361,7 +369,7 @@ class Recorder:
             volatile=volatile,
             counted=group.slot if channel is None else None,
             wait=wait,
-            streams=describe.on_cpu(facts) is False,
+            streams=on_cpu is False,
             text=text,
             key=key,
         )

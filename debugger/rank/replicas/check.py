@@ -1,10 +1,12 @@
-"""`--check replicas`: puts digests of the parameters on record around optimiser steps.
+"""`--check replicas`: puts digests of replicas on record around optimiser steps.
 
-What must be equal is what is known to be so: the parameters of each DDP model over its group, and
-where there is no DDP model and `replicas` was asked for by name, every parameter whose gradient a
-group has summed up before its first step, over that group, for as long as that goes on before each
-further step. All else may be a part of a model, or one of many. A rank only writes. That they
-differ is found by the supervisor (`diagnosis.replicas`), so that no rank ever waits for another.
+What must be equal is what is known to be so: the parameters of each DDP model over its group; the
+DTensors that are replicated along an axis of a device mesh, over the group of that axis; and where
+there is no DDP model and `replicas` was asked for by name, every parameter whose gradient a group
+has summed up before its first step, over that group, for as long as that goes on before each
+further step. All else may be a part of a model, or one of many. With the parameters all that a step
+makes them of is compared (`quantities`). A rank only writes. That they differ is found by the
+supervisor (`diagnosis.rules.divergence`), so that no rank ever waits for another.
 
 Steps of different ranks belong together by the collectives of the group that came before them, not
 by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps, rightly so.
@@ -33,6 +35,7 @@ from torch.optim import Optimizer
 from ...record.notes import ReplicasNote
 from ...record.replicas import ReplicaWriter, file_name
 from ...record.signature import hash64
+from ...record.snapshot import Column
 from .. import torch_private
 from ..checks import pipeline
 from ..checks.pipeline import REPLICAS
@@ -40,7 +43,8 @@ from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from . import digest, parameter_names
+from . import parameter_names, quantities
+from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
 EVERY = "DISTDEBUG_CHECK_EVERY"
@@ -49,10 +53,22 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 Named = list[tuple[str, torch.Tensor]]
-Row = tuple[tuple[int, int], int, int, int, Sequence[int]]
+Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """What `ReplicaWriter.append` takes."""
 BY_GRADIENTS = -1
 """Stands for the model where only their gradients tell that parameters are replicas."""
+BY_PLACEMENT = -2
+"""The same, where DTensors say themselves that they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Parameters that are said to be equal on the ranks of a group: along an axis, or whole."""
+
+    model: int
+    group: GroupRecord
+    named: Named
+    axis: Axis | None = None
 
 
 def observe(recorder: Recorder, directory: Path, reduced: ReducedGradients) -> None:
@@ -81,6 +97,9 @@ class Replica:
     model: int
     group: GroupRecord
     tensors: list[weakref.ref[torch.Tensor]]
+    axis: Axis | None
+    columns: list[Column]
+    samples: list[int]
     writer: ReplicaWriter
     moment: tuple[int, int] = (-1, 0)
     withheld: Row | None = None
@@ -179,15 +198,15 @@ class ReplicaCheck:
         seen = (len(self._models), *map(id, parameters))
         if seen != steps.seen:
             steps.seen, steps.parameters = seen, parameters
-            plain = [one for one in parameters if _is_plain(one)]
-            steps.replicas = list(self._replicas_of(optimizer, plain))
+            trained = [one for one in parameters if one.requires_grad]
+            steps.replicas = list(self._replicas_of(optimizer, trained))
         site = self._recorder.safe_site(frame) if steps.replicas else 0
         for replica in steps.replicas:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
             if made and self._is_local(replica, tensors):
                 self._leave_alone(replica)
             elif not self._is_left_alone(replica) and (made or replica.moment[0] < 0):
-                self._add(replica, tensors, steps.made, site)
+                self._add(replica, optimizer, tensors, steps.made, site)
         if made and self._gradients is not None:
             self._gradients.forget()
 
@@ -203,7 +222,14 @@ class ReplicaCheck:
             known = every[number] = Steps(weakref.ref(optimizer, forget))
         return known
 
-    def _add(self, replica: Replica, tensors: Sequence[torch.Tensor], step: int, site: int) -> None:
+    def _add(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        tensors: Sequence[torch.Tensor],
+        step: int,
+        site: int,
+    ) -> None:
         if replica.withheld is not None:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
@@ -212,7 +238,10 @@ class ReplicaCheck:
             turn = replica.moment[1] + 1
         replica.moment = (issued, turn)
         if is_due(issued + turn, self._every):
-            row = (replica.moment, step, site, time.monotonic_ns(), digest.digests(tensors))
+            reading = quantities.Reading(optimizer, tensors, replica.axis, stepped=step > 0)
+            values = reading.values(len(replica.columns))
+            samples = reading.samples(replica.samples)
+            row = (replica.moment, step, site, time.monotonic_ns(), values, samples)
             if step == 1:
                 replica.withheld = row
             else:
@@ -222,6 +251,8 @@ class ReplicaCheck:
 
     def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this step was made without the other ranks."""
+        if replica.model == BY_PLACEMENT:
+            return False  # what is declared holds for each step
         if replica.model == BY_GRADIENTS:
             return not self._were_reduced(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
@@ -252,7 +283,7 @@ class ReplicaCheck:
         replica.withheld = None
         if not self._is_left_alone(replica):
             replica.left_alone = True
-            if replica.model != BY_GRADIENTS:
+            if replica.model >= 0:
                 self._local.add(replica.model)
             rank_log.write("the check of replicas is off: steps without synchronisation")
 
@@ -261,16 +292,17 @@ class ReplicaCheck:
     def _replicas_of(
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
-        for number, group, named in self._declarations(optimizer, parameters):
-            if named and len(group.ranks) > 1:
-                made = self._replica(number, group, named)
+        for declared in self._declarations(optimizer, parameters):
+            if declared.named and len(declared.group.ranks) > 1:
+                made = self._replica(optimizer, declared)
                 if made is not None:
                     yield made
 
     def _declarations(
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
-    ) -> Iterator[tuple[int, GroupRecord, Named]]:
-        mine = {id(one) for one in parameters}
+    ) -> Iterator[Declared]:
+        plain = [one for one in parameters if quantities.part(one, None) is not None]
+        mine = {id(one) for one in plain}
         for number, known in enumerate(self._models):
             model = known.reference()
             group: Any = getattr(model, "process_group", None)
@@ -281,30 +313,50 @@ class ReplicaCheck:
                     for name, one in model.module.named_parameters()
                     if id(one) in mine and name not in ignored
                 ]
-                yield number, group._record, named
+                yield Declared(number, group._record, named)
         if not self._models and self._gradients is not None:
-            yield from self._by_gradients(optimizer, parameters, self._gradients)
+            yield from self._by_gradients(optimizer, plain, self._gradients)
+        if len(plain) < len(parameters):
+            yield from self._by_placement(optimizer, parameters)
 
     def _by_gradients(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], gradients: ReducedGradients
-    ) -> Iterator[tuple[int, GroupRecord, Named]]:
+    ) -> Iterator[Declared]:
         names: dict[int, str] | None = {}
         for group in gradients.groups():
             reduced = [one for one in parameters if gradients.holds(group, one.grad)]
             if reduced and not names:
-                names = parameter_names.find(optimizer)
+                names = parameter_names.find_whole(optimizer)
             if names is None:
                 return
-            yield BY_GRADIENTS, group, [(names[id(one)], one) for one in reduced]
+            yield Declared(BY_GRADIENTS, group, [(names[id(one)], one) for one in reduced])
 
-    def _replica(self, number: int, group: GroupRecord, named: Named) -> Replica | None:
+    def _by_placement(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor]
+    ) -> Iterator[Declared]:
+        replicated: dict[Axis, list[torch.Tensor]] = {}
+        for one in parameters:
+            for axis in quantities.axes_of(one):
+                if quantities.part(one, axis) is not None:
+                    replicated.setdefault(axis, []).append(one)
+        names = parameter_names.find(optimizer) if replicated else {}
+        for axis, tensors in replicated.items():
+            if isinstance(axis.group, CheckedGroup):
+                named = [(names[id(one)], one) for one in tensors]
+                yield Declared(BY_PLACEMENT, axis.group._record, named, axis)
+
+    def _replica(self, optimizer: Optimizer, declared: Declared) -> Replica | None:
+        number, group, named = declared.model, declared.group, declared.named
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
         key = (group.name, group.incarnation, number, hash64(layout))
         tensors = [one for _, one in named]
         alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
         self._replicas = alive
+        columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
+        samples = quantities.samples(tensors, declared.axis)
         for replica in alive:
-            if replica.key == key and replica.holds(tensors):
+            same = replica.key == key and replica.columns == columns
+            if same and replica.holds(tensors):
                 return replica
         namesake = self._namesakes.get(key, 0)
         self._namesakes[key] = namesake + 1
@@ -314,28 +366,19 @@ class ReplicaCheck:
             self._full = True
             return None  # a program that makes its models anew all the time
         text = f"{number}.{namesake}.{key[-1]:016x}"
-        names = [name[:200] for name, _ in named]
         group_key = (group.name, group.incarnation)
+        axis = declared.axis.name if declared.axis is not None else ""
         while True:
             name = file_name(self._pid, self._files)
             self._files += 1
             try:
-                writer = ReplicaWriter(self._directory / name, group_key, text, names)
+                path = self._directory / name
+                writer = ReplicaWriter(path, group_key, text, columns, samples, axis)
                 break
             except FileExistsError:
                 continue  # of a process of that number before
-        self._recorder.note(ReplicasNote(name), "digests of parameters")
-        made = Replica(key, number, group, [weakref.ref(one) for one in tensors], writer)
+        self._recorder.note(ReplicasNote(name), "digests of replicas")
+        references = [weakref.ref(one) for one in tensors]
+        made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
         self._replicas.append(made)
         return made
-
-
-def _is_plain(parameter: Any) -> bool:
-    """Whether it is whole on this rank, with elements that can be read."""
-    return (
-        type(parameter.data) is torch.Tensor
-        and parameter.layout is torch.strided
-        and parameter.device.type != "meta"
-        and not parameter.is_quantized
-        and parameter.requires_grad
-    )

@@ -12,27 +12,34 @@ from torch.optim import Optimizer
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
-def find(optimizer: Optimizer) -> dict[int, str] | None:
-    """By the parameter's id. None where a module has cut them into shards, which are no replicas.
+def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
+    """As `find`; None where a module has cut them into shards, which are no replicas."""
+    wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    for module in _modules():
+        if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
+            return None
+    return find(optimizer)
 
-    Looks at all objects of the process: some hundredths of a second.
-    """
+
+def find(optimizer: Optimizer) -> dict[int, str]:
+    """By the parameter's id. Looks at all objects of the process: some hundredths of a second."""
     names = {
         id(one): f'param_groups[{number}]["params"][{index}]'
         for number, group in enumerate(optimizer.param_groups)
         for index, one in enumerate(group["params"])
     }
     wanted = set(names)
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    for module in modules:
-        if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
-            return None
+    modules = _modules()
     children = {id(child) for module in modules for child in module.children()}
     roots = [module for module in modules if id(module) not in children]
     # Of several modules that hold a parameter (an average of models, say), the one with the most.
     for _, found in sorted((_named(root, wanted) for root in roots), key=lambda one: one[0]):
         names.update(found)
     return names
+
+
+def _modules() -> list[nn.Module]:
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 
 def _named(root: nn.Module, wanted: set[int]) -> tuple[int, dict[int, str]]:

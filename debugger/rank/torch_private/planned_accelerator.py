@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import planned_batch_norm
 from .modules import Wrapped, dist
 from .probe import patch
 
@@ -24,12 +25,27 @@ Adapt = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _CUDA = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
 _MEMORY_BYTES = 80 << 30
+_NCCL_VERSION = (2, 27, 5)
+_CUDA_VERSION = "12.8"
 _COUNTERS = (
     "memory_allocated",
     "max_memory_allocated",
     "memory_reserved",
     "max_memory_reserved",
     "utilization",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+    "device_memory_used",
+)
+_OF_NVTX = (
+    "rangePushA",
+    "rangePop",
+    "rangeStartA",
+    "rangeEnd",
+    "markA",
+    "deviceRangeStart",
+    "deviceRangeEnd",
 )
 _NOTHING = (
     "synchronize",
@@ -43,6 +59,10 @@ _NOTHING = (
     "seed",
     "seed_all",
     "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
     "set_per_process_memory_fraction",
 )
 
@@ -89,6 +109,30 @@ class FakeStream:
     record = wait = wait_event = wait_stream = synchronize = _nothing
 
 
+class FakeDevice(contextlib.nullcontext[None]):
+    """A `torch.cuda.device`: which one is current changes nothing here."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self.idx = _index(device)
+
+
+_GENERATOR: Any = torch.Generator
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class CpuGenerator(torch.Generator, metaclass=_AnyGenerator):
+    """A `torch.Generator`, whatever device it is asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        del device
+        return _GENERATOR.__new__(cls, "cpu")
+
+
 def pretend(devices: int) -> Adapt:
     """Answer for torch.cuda with so many devices. What it returns turns a function's call into one
     on the CPU: (function, args, kwargs) -> the same."""
@@ -119,11 +163,16 @@ def pretend(devices: int) -> Adapt:
         "memory_stats": _answering({}),
         "memory_summary": lambda *_, **__: "",
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * devices,
+        "can_device_access_peer": lambda *_: True,
+        "get_arch_list": lambda: ["sm_90"],
+        "memory_snapshot": lambda *_, **__: [],
+        "device_of": lambda *_: contextlib.nullcontext(),
         "initial_seed": lambda: torch.initial_seed(),
         "current_stream": lambda *_: FakeStream(),
         "default_stream": lambda *_: FakeStream(),
         "stream": lambda *_: contextlib.nullcontext(),
-        "device": lambda *_: contextlib.nullcontext(),
+        "device": FakeDevice,
         "is_current_stream_capturing": lambda: False,
         "Stream": FakeStream,
         "Event": FakeStream,
@@ -134,11 +183,32 @@ def pretend(devices: int) -> Adapt:
     for name, answer in answers.items():
         setattr(cuda, name, answer)
     patch(dist.distributed_c10d, "is_nccl_available", lambda _: lambda: True)
+    patch(dist.distributed_c10d, "init_process_group", _without_its_device(devices))
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
     from torch.distributed import device_mesh
 
     patch(device_mesh.DeviceMesh, "__init__", _mesh_on_the_cpu)
+    planned_batch_norm.on_the_cpu()
+    patch(torch, "load", _loading_to_the_cpu)
+    patch(torch.autocast, "__init__", _autocast_on_the_cpu)
+    setattr(cuda.nccl, "version", lambda: _NCCL_VERSION)  # noqa: B010
+    fake = types.SimpleNamespace(**{name: _answering(0) for name in _OF_NVTX})
+    setattr(cuda.nvtx, "_nvtx", fake)  # noqa: B010
+    for name in ("start", "stop"):
+        setattr(cuda.profiler, name, _answering(None))
+    setattr(cuda.memory, "_record_memory_history", _answering(None))  # noqa: B010
+    setattr(torch, "Generator", CpuGenerator)  # noqa: B010
+    version: Any = torch.version
+    version.cuda = version.cuda or _CUDA_VERSION
     return _on_the_cpu
+
+
+def _loading_to_the_cpu(original: Wrapped) -> Wrapped:
+    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        mapped = map_location if callable(map_location) else _CPU
+        return original(file, mapped, *args, **kwargs)
+
+    return load
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
@@ -152,10 +222,42 @@ def _index(device: Any) -> int:
     return -1 if index is None else index
 
 
+def _without_its_device(devices: int) -> Callable[[Wrapped], Wrapped]:
+    """torch has no accelerator that a group could be bound to."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def init_process_group(
+            backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any
+        ) -> Any:
+            if device_id is not None:
+                if not 0 <= _index(device_id) < devices:
+                    raise ValueError(f"device_id {device_id} is none of {devices} devices")
+                backend = backend or "nccl"
+            return original(backend, *args, **kwargs)
+
+        return init_process_group
+
+    return make
+
+
 def _without_devices(original: Wrapped) -> Wrapped:
     def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         kwargs = {**kwargs, "device_ids": None, "output_device": None}
         original(self, module, *args[2:], **kwargs)
+
+    return construct
+
+
+def _autocast_on_the_cpu(original: Wrapped) -> Wrapped:
+    """To the type that it would have on a GPU."""
+
+    def construct(
+        self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if device_type == "cuda":
+            dtype = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+            device_type = "cpu"
+        original(self, device_type, dtype, *args, **kwargs)
 
     return construct
 
@@ -170,6 +272,8 @@ def _mesh_on_the_cpu(original: Wrapped) -> Wrapped:
 
 
 def _on_the_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is torch.device:
+        return func, args, kwargs  # the program's own name for it
     name = getattr(func, "__name__", "")
     if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
         return Tensor.to, (args[0], _CPU), {}
@@ -179,6 +283,8 @@ def _on_the_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     given = {key: _moved(one) for key, one in kwargs.items()} if kwargs else kwargs
     if type(given.get("device")) is int:
         given["device"] = _CPU
+    if given.get("pin_memory") is True:
+        given["pin_memory"] = False
     return func, moved, given
 
 

@@ -53,6 +53,7 @@ def _classes() -> tuple[Any, Any]:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
+            __tracebackhide__ = True
             given = kwargs or {}
             if types and not all(one in _PLAIN for one in types):
                 if any(issubclass(one, FakeTensor) for one in types):
@@ -71,6 +72,7 @@ def _classes() -> tuple[Any, Any]:
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
+            __tracebackhide__ = True
             del types
             return self._watching.function(func, args, kwargs or {})
 

@@ -11,6 +11,8 @@ from typing import Any
 from .modules import Wrapped, dist
 from .probe import patch
 
+_TCP_ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
+
 
 def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:
     """Hear of store operations that block until another rank sets a key."""
@@ -42,22 +44,25 @@ def watch_store(
     patch(store_class, name, make)
 
 
-def on_new_stores(watch: Callable[[str, bool], AbstractContextManager[None]]) -> None:
-    """Hear of each store that is made: of the file of a FileStore, "" for a TCPStore; and whether
-    this process hosts it."""
+def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]]) -> None:
+    """Hear of each store that is made: of the file of a FileStore, "" for a TCPStore; whether this
+    process hosts it; and for how many processes, itself among them, its host waits (0: for none).
+    """
 
     def file_store(original: Wrapped) -> Wrapped:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             path = args[0] if args else kwargs.get("file_name", "")
-            with watch(str(path), False):
+            with watch(str(path), False, 0):
                 original(self, *args, **kwargs)
 
         return __init__
 
     def tcp_store(original: Wrapped) -> Wrapped:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            hosts = args[3] if len(args) > 3 else kwargs.get("is_master", False)
-            with watch("", bool(hosts)):
+            given = {**dict(zip(_TCP_ARGUMENTS, args, strict=False)), **kwargs}
+            hosts = bool(given.get("is_master", False))
+            size = given.get("world_size") if given.get("wait_for_workers", True) else None
+            with watch("", hosts, size if hosts and isinstance(size, int) and size > 1 else 0):
                 original(self, *args, **kwargs)
 
         return __init__

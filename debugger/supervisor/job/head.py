@@ -32,8 +32,9 @@ yet."""
 
 @dataclass(slots=True)
 class Far:
-    """One node, as the head follows it. `told_ns`: up to when it has told everything, by our
-    steady clock; `status`: how its command ended; `over`: nothing of its run is left."""
+    """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
+    our steady clock; `filled`: the last question for all calls that it has answered; `status`: how
+    its command ended; `over`: nothing of its run is left."""
 
     number: int
     host: str
@@ -41,6 +42,7 @@ class Far:
     injected: InjectedCopies
     told_ns: int = 0
     serial: int = 0
+    filled: int = 0
     status: ExitStatus | None = None
     over: bool = False
     left: bool = False
@@ -66,7 +68,7 @@ class Head:
         self._logs = LogCopies(directory.logs)
         self.nodes: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
-        self._asked_ns = 0
+        self._asked_ns = self._fills = 0
         self._late_s = 0.0
         self._prompts = HeadPrompts(directory.path, listener.send)
         self._asked = 0
@@ -145,6 +147,9 @@ class Head:
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
             self._listener.send(number, plan_message(self._directory.path))
+        if self._fills:
+            # Who comes, or comes again, may have missed the question.
+            self._listener.send(number, Message("fill", {"number": self._fills}))
 
     def _timed(self, far: Far) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
@@ -170,6 +175,7 @@ class Head:
             far.mirror.seen(int(number), values)
         far.told_ns = int(data["t"]) + far.mirror.offset_ns
         far.serial = int(data["serial"])
+        far.filled = int(data.get("filled", far.filled))
 
     def process_of(self, path: Path) -> Process | None:
         """For the records that are copies: what the node says of the process."""
@@ -215,13 +221,22 @@ class Head:
         )
 
     def settled(self, since_ns: int) -> bool:
-        """Whether every node has told all that had happened by then (our steady clock); each is
-        asked to tell now, and all calls that are on record."""
-        late = [far for far in self.nodes.values() if far.there and far.told_ns < since_ns]
-        if late and self._asked_ns != since_ns:
+        """Whether every node has told all that had happened by then (our steady clock), and all
+        calls that are on record, for which each is asked now. A digest that was on its way is no
+        answer: of ranks that call all the time it has the newest calls alone, and where they
+        disagreed first may be long before those."""
+        if self._asked_ns != since_ns:
             self._asked_ns = since_ns
-            self._listener.broadcast(Message("fill"))
-        return not late and not self._awaited
+            self._fills += 1
+            self._listener.broadcast(Message("fill", {"number": self._fills}))
+        return not self._awaited and not any(
+            far.there and (far.told_ns < since_ns or self._owes_calls(far))
+            for far in self.nodes.values()
+        )
+
+    def _owes_calls(self, far: Far) -> bool:
+        """What a node tells with the end of its command has all calls, without being asked."""
+        return far.filled < self._fills and not far.over
 
     # -- what they are to do -------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ class Member:
                     self._prompts.anew()
                 self.welcomed = True
         elif message.kind == "fill":
-            self._sampler.fill()
+            number = data.get("number")
+            self._sampler.fill(number if type(number) is int else 0)
         elif message.kind == "stacks":
             self.stacks_wanted = data
         elif message.kind == "plan":

@@ -15,7 +15,7 @@ from .incomplete import Incomplete
 from .job import Job
 from .ranks import JobRanks
 
-LOCAL_VERDICT_S = 0.4
+LOCAL_VERDICT_S = 0.3
 """Without a head, what is seen on this node alone counts as soon as it is confirmed; so long it has
 to be."""
 

@@ -14,6 +14,7 @@ from debugger.faults.plan import Plan
 from debugger.faults.spec import parse
 from tests.support import ranks, runs
 from tests.support.torch_loaded import TorchLoaded
+from tests.support.zygote import Zygote
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "injecting.py"
 
@@ -59,7 +60,7 @@ def test_ranks_that_ask_for_the_same_add_it_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {plan.FILE, adding.LOCK}
 
 
-BELOW_RUN = """
+BELOW_DISTDEBUG = """
 import sys
 import debugger
 if "faulty" in sys.argv:  # before torch is there
@@ -76,9 +77,11 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("planned", [[], ["--inject", "delay(rank=1, 1ms) @ all_reduce#0"]])
-def test_a_program_below_distdebug_run_asks_for_faults(tmp_path: Path, planned: list[str]) -> None:
-    (tmp_path / "train.py").write_text(BELOW_RUN)
-    run = runs.run("run", ["-n", "2", *planned, "train.py", "faulty"], tmp_path)
+def test_a_program_below_distdebug_asks_for_faults(
+    tmp_path: Path, planned: list[str], zygote: Zygote
+) -> None:
+    (tmp_path / "train.py").write_text(BELOW_DISTDEBUG)
+    run = zygote.run(2, ["train.py", "faulty"], tmp_path, planned)
     assert run.exit_code == 94, run.explain()
     (error,) = run.errors
     assert (error["kind"], error["culprits"]) == ("rank_died", [1])
@@ -88,9 +91,11 @@ def test_a_program_below_distdebug_run_asks_for_faults(tmp_path: Path, planned: 
     assert len(run.report["injected"]) == 2 + len(planned) // 2
 
 
-def test_a_program_below_distdebug_run_that_asks_for_none_has_none(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(BELOW_RUN)
-    run = runs.run("run", ["-n", "2", "train.py"], tmp_path)
+def test_a_program_below_distdebug_that_asks_for_none_has_none(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    (tmp_path / "train.py").write_text(BELOW_DISTDEBUG)
+    run = zygote.run(2, ["train.py"], tmp_path)
     assert (run.exit_code, run.report["outcome"]) == (0, "ok"), run.explain()
     assert "injected" not in run.report
 

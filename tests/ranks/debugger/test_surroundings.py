@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -54,10 +55,17 @@ def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
         timeout=runs.LIMIT_S,
         cwd=path.parent,
         env=runs.environment({"OMP_NUM_THREADS": "1", **extra}),
+        preexec_fn=_as_in_the_foreground,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: Seen = json.loads(path.read_text())
     return found
+
+
+def _as_in_the_foreground() -> None:
+    """Who runs the tests by `nohup` or with `&` has these ignored, and hands that on."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,10 @@ def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
     [
         ([], {}, "DebugLevel.OFF"),
         (["--debug-level", "DETAIL"], {}, "DebugLevel.DETAIL"),
-        ([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "DebugLevel.DETAIL"),
+        pytest.param(
+            *([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "DebugLevel.DETAIL"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["default", "flag", "variable"],
 )

@@ -129,7 +129,7 @@ def soak(dist_rank: DistRank, seconds: float, growth_mib: int) -> None:
     both = [group for group in GROUPS for _thread in range(2)]
     worker.make_groups(rank, size, [[0, 1, 2, 3], *both])
     found = worker.command_soak(rank, size, seconds=seconds, seed=int(seconds))
-    assert min(found["made"]) > 50, f"it hardly got on: {found}"
+    assert min(found["made"]) > 10, f"it hardly got on: {found}"
     before, after = found["before"], found["after"]
     assert after["descriptors"] <= before["descriptors"] + 2, found
     assert after["threads"] <= before["threads"] + 3, found
@@ -140,7 +140,7 @@ def soak(dist_rank: DistRank, seconds: float, growth_mib: int) -> None:
 @pytest.mark.distributed(nproc=4, backend="tcp", timeout=110)
 def test_soak(dist_rank: DistRank, join_alone: Join) -> None:
     join_alone(20.0, DISTCORE_TRANSPORT="auto")
-    soak(dist_rank, 20, growth_mib=16)
+    soak(dist_rank, 6, growth_mib=16)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from tests.support.crew import Crew
 from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "distcore_messages.py"
-BOUND_S = 3.0
+BOUND_S = 20.0
 """For what should be known within a tenth of a second, on a machine that is busy."""
 LONG = 300_000
 

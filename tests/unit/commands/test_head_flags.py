@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,10 @@ from debugger.commands import options
 from debugger.commands.head_flags import with_head
 from debugger.commands.run import RunCommand
 from debugger.errors import UsageError
+from debugger.launch import mpi_over_nodes
 from debugger.nodes.agreed import VARIABLE
 from debugger.nodes.several import Several
+from tests.support import mpi
 
 KEY = "k" * 32
 
@@ -61,7 +65,7 @@ def test_a_key_for_nothing(job_key: str) -> None:
         with_head(parsed("--job-key", job_key), None)
 
 
-def test_it_is_not_of_the_mpi_launcher(
+def test_the_mpi_launcher_needs_hosts_for_it(
     job_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -69,5 +73,48 @@ def test_it_is_not_of_the_mpi_launcher(
     command, parser = RunCommand(), argparse.ArgumentParser()
     command.configure(parser)
     words = ["--launcher", "mpi", "--head", "node0:1", "--job-key", job_key, "-n", "2", "train.py"]
-    with pytest.raises(UsageError, match="--head is not of --launcher mpi"):
+    with pytest.raises(UsageError, match="--head with --launcher mpi needs --hostfile"):
         command.run(command.parse(parser, words))
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_over_hosts_every_rank_gets_it_from_the_mpi_launcher(
+    by_file: bool, job_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key never stands on a command line: it is in the file on each host, or the variable is
+    handed on by its name."""
+    mpi.python("openmpi")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
+    became: list[tuple[list[str], dict[str, str]]] = []
+
+    def become(_file: str, words: list[str], given: dict[str, str]) -> None:
+        became.append((words, given))
+        held[0].holder.close()  # which mpiexec would have
+
+    def remembered(*given: Any) -> mpi_over_nodes.Command:
+        held.append(made_by(*given))
+        return held[0]
+
+    held: list[mpi_over_nodes.Command] = []
+    made_by = mpi_over_nodes.command_over_nodes
+    monkeypatch.setattr(mpi_over_nodes, "command_over_nodes", remembered)
+    monkeypatch.setattr(os, "execvpe", become)
+    key = Path(job_key).read_text().strip()
+    words = ["--launcher", "mpi", "--hostfile", "hosts", "-n", "2", "--head", "node0:29600"]
+    if by_file:
+        words += ["--job-key", job_key]
+    else:
+        monkeypatch.setenv(VARIABLE, key)
+    command, parser = RunCommand(), argparse.ArgumentParser()
+    command.configure(parser)
+    command.run(command.parse(parser, [*words, "train.py"]))
+    ((told, given),) = became
+    assert "--head=node0:29600" in told[told.index("exec") :]
+    assert not any(key in word for word in told)
+    if by_file:
+        assert f"--job-key={job_key}" in told
+    else:
+        assert given[VARIABLE] == key
+        assert told[told.index(VARIABLE) - 1] == "-x"

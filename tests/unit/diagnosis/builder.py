@@ -20,6 +20,7 @@ from typing import Any
 from debugger.diagnosis.diagnose import Diagnosis, diagnose
 from debugger.diagnosis.limits import Limits
 from debugger.record.layout import Activity, CallState, GroupState, Phase
+from debugger.record.replicas import PARAMETER
 from debugger.record.signature import (
     MASK,
     Signature,
@@ -32,6 +33,7 @@ from debugger.record.snapshot import (
     Call,
     CallSite,
     Channel,
+    Column,
     Creation,
     Digest,
     Group,
@@ -142,14 +144,19 @@ class ListReplicas:
 
     group: GroupKey
     key: str
-    names: Sequence[str]
+    columns: Sequence[Column]
+    axis: str = ""
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
+    sampled: dict[Column, Sequence[float]] = field(default_factory=dict)
 
     def digests(self) -> Sequence[Digest]:
         return [row for row, _ in self.rows]
 
-    def parameters(self, moment: tuple[int, int]) -> Sequence[int] | None:
+    def values(self, moment: tuple[int, int]) -> Sequence[int] | None:
         return next((values for row, values in self.rows if row.moment == moment), None)
+
+    def samples(self, moment: tuple[int, int], column: Column) -> Sequence[float]:
+        return self.sampled.get(column, ())
 
 
 class RankBuilder:
@@ -317,7 +324,7 @@ class RankBuilder:
             ranks=tuple(ranks),
             backend="gloo",
             site=CallSite("/home/user/train.py", 12, "main"),
-            world_seq=0,
+            world_seq=self.groups[WORLD, 0].issued if (WORLD, 0) in self.groups else 0,
             time_ns=self.run.now_ns,
         )
         self.creations.append(creation)
@@ -356,13 +363,22 @@ class RankBuilder:
             self.exits(1)
 
     def steps(
-        self, moment: int, values: Sequence[int], *, turn: int = 0, key: str = "", line: int = 90
+        self,
+        moment: int,
+        values: Sequence[int],
+        *,
+        turn: int = 0,
+        key: str = "",
+        line: int = 90,
+        columns: Sequence[Column] = (),
     ) -> None:
-        """An optimiser's parameters have these digests after its next step."""
+        """An optimiser's columns (its parameters) have these values after its next step."""
         found = next((one for one in self.replicas if one.key == key), None)
         if found is None:
             names = [f"layer{number}.weight" for number in range(len(values))]
-            found = ListReplicas((WORLD, 0), key, names)
+            found = ListReplicas(
+                (WORLD, 0), key, columns or [Column(PARAMETER, name) for name in names]
+            )
             self.replicas.append(found)
         site = CallSite("/home/user/train.py", line, "step")
         step = len(found.rows) + 1

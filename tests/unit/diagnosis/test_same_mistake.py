@@ -91,3 +91,44 @@ def test_all_have_sent_as_many() -> None:
     run[1, 2].exits(0)
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("unmatched_p2p", (0,))
+
+
+def unsafe(run: Run, rank: int, line: int = 50) -> None:
+    message = f"rank {rank} gives all_reduce(sum, float32[8]) #0 of group 0 a tensor with gaps"
+    others = [one for one in range(run.size) if one != rank]
+    run[rank].calls(all_reduce(8), waits=True)
+    run[rank].notes_down(
+        "finding",
+        message,
+        line,
+        finding="unsafe_tensor",
+        culprits=[rank],
+        victims=others,
+        group=["0", 0],
+        seq=0,
+    )
+
+
+def test_a_tensor_that_all_of_them_gave_on_one_line() -> None:
+    run = Run(3)
+    unsafe(run, 1)
+    assert run.errors(settled=False) == []
+    unsafe(run, 0)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("unsafe_tensor", (0, 1), (2,))
+    assert found.message.endswith("a tensor with gaps; rank 0 as well")
+
+
+def forks(run: Run, rank: int, line: int) -> None:
+    run[rank].notes_down("forked", f"a child of rank {rank} called all_reduce", line)
+
+
+def test_children_that_were_forked_on_one_line() -> None:
+    run = Run(4)
+    for rank in (3, 0, 2):
+        forks(run, rank, 21)
+    forks(run, 1, 30)
+    first, second = run.errors()
+    assert (first.kind, first.culprits, second.culprits) == ("forked", (0, 2, 3), (1,))
+    assert first.message.startswith("a forked child of rank 3 ")
+    assert first.message.endswith("; ranks 0,2 as well")

@@ -89,7 +89,7 @@ def test_the_last_message_of_one_who_left(pair: Pair) -> None:
     began = time.monotonic()
     with pytest.raises(errors.PeerLost, match="rank 0 was lost in recv"):
         nothing.wait(20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_one_who_left_without_a_message(pair: Pair) -> None:
@@ -99,7 +99,7 @@ def test_one_who_left_without_a_message(pair: Pair) -> None:
     with pytest.raises(errors.PeerLost) as lost:
         received.wait(20)
     assert lost.value.culprit == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_an_offer_that_was_withdrawn_harms_no_later_message(pair: Pair) -> None:
@@ -164,7 +164,7 @@ def test_nobody_waits_for_one_who_does_not_call(pair: Pair) -> None:
     pair.leave()
     with pytest.raises(errors.PeerLost):
         received.wait(20)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5
 
 
 def test_who_fails_says_why(pair: Pair) -> None:

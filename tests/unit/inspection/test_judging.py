@@ -123,3 +123,37 @@ def test_nobody_is_absent(stances: list[Stance], expected: tuple[str, list[int]]
 def test_a_job_at_work_is_left_alone(stances: list[Stance]) -> None:
     assert verdict(*stances) is None
     assert "nothing is wrong that can be seen" in at_work(Look(dict(enumerate(stances))))
+
+
+def in_store(still_s: float, **more: Any) -> Stance:
+    return Stance(
+        Doing.STORE, "store", "store.wait(['go'])", still_s=still_s, cause="store", **more
+    )
+
+
+def test_all_wait_for_a_key() -> None:
+    assert verdict(in_store(30.0), in_store(12.0)) == ("missing_rank", [0, 1])
+
+
+@pytest.mark.parametrize(
+    "stances",
+    [
+        [in_store(30.0), in_store(2.0)],  # it has just come
+        [in_store(30.0), works(0.0, running=True)],  # it is about to set the key
+        [in_store(30.0, running=True)] * 2,
+    ],
+)
+def test_a_key_that_may_come(stances: list[Stance]) -> None:
+    assert verdict(*stances) is None
+
+
+def test_a_handle_whose_peer_no_stack_shows_makes_no_pair_a_cycle() -> None:
+    handles = [waits("wait", doing=Doing.MESSAGE)] * 4
+    assert verdict(*handles) == ("deadlock", [0, 1, 2, 3])
+
+
+def test_who_makes_the_store_is_joining() -> None:
+    host = waits("TCPStore", doing=Doing.JOIN)
+    joins = waits("init_process_group", doing=Doing.JOIN, arguments={"group_name": "0"})
+    assert verdict(host, joins, works(20.0)) == ("join_timeout", [2])
+    assert verdict(host, joins) is None

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from debugger.inspection.processes import find_jobs
+import pytest
+
+from debugger.inspection.processes import Job, Process, _without_helpers, find_jobs
 
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 PARENT = (
@@ -85,3 +87,22 @@ def test_other_processes_are_no_ranks() -> None:
         assert find_jobs([one.pid]) == []
     with process(python(PARENT)) as one:
         assert find_jobs([one.pid]) == []
+
+
+@pytest.mark.parametrize(
+    ("below", "launchers"),
+    [
+        ({1: [2, 3]}, [1]),
+        ({1: [2, 3], 2: [4], 3: [5]}, [1]),  # each rank has forked a child
+        ({1: [2, 3], 2: [4, 5, 6]}, [1]),  # or has a data loader with workers
+        ({1: [2], 2: [3, 4]}, [2]),  # a program with torch has started the launcher
+        ({1: [2], 2: [3, 4], 3: [5, 6]}, [2]),
+        ({1: [2, 3], 7: [8, 9]}, [1, 7]),  # two jobs, side by side
+    ],
+)
+def test_what_ranks_start_is_no_job(below: dict[int, list[int]], launchers: list[int]) -> None:
+    jobs = [
+        Job(parent, "", tuple(Process(pid, parent, pid) for pid in children))
+        for parent, children in below.items()
+    ]
+    assert [job.launcher for job in _without_helpers(jobs)] == launchers

@@ -25,16 +25,18 @@ class Heard:
         self.nodes: dict[int, Node] = {}
         self.admitted = 1
         self.came: list[tuple[int, Message]] = []
+        self.asked: list[int] = []
 
     def received(self) -> list[tuple[int, Message]]:
         found, self.came = self.came, []
         return found
 
     def broadcast(self, message: Message) -> None:
-        pass
+        if message.kind == "fill":
+            self.asked.append(message.data["number"])
 
-    def send(self, _number: int, _message: Message) -> None:
-        pass
+    def send(self, _number: int, message: Message) -> None:
+        self.broadcast(message)
 
     def joins(self) -> Node:
         node = Node(1, "key", "node1", heard_ns=time.monotonic_ns())
@@ -42,8 +44,8 @@ class Heard:
         self.came.append((1, Message("hello")))
         return node
 
-    def digest(self, serial: int) -> None:
-        data = {"serial": serial, "t": time.monotonic_ns() + AHEAD_NS}
+    def digest(self, serial: int, filled: int = 0) -> None:
+        data = {"serial": serial, "t": time.monotonic_ns() + AHEAD_NS, "filled": filled}
         self.came.append((1, Message("digest", data, packed([]))))
 
 
@@ -92,6 +94,38 @@ def test_no_verdict_before_a_node_that_was_let_in_has_come(tmp_path: Path) -> No
     assert not head.settled(began_ns)
     assert not head.all_over
     exchanged(heard.joins())
+    head.take()
+    assert heard.asked == [1, 1], "who comes later is asked, too"
+    heard.digest(1, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+
+
+def test_no_verdict_by_a_digest_that_was_on_its_way_when_all_calls_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    """It has the newest calls of a rank that calls all the time, and the fault may be older."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    began_ns = steady_clock.now_ns()
     heard.digest(1)
+    head.take()
+    assert not head.settled(began_ns)
+    assert heard.asked == [1]
+    heard.digest(2, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+    assert not head.settled(began_ns + 1), "a later candidate asks anew"
+    assert heard.asked == [1, 2]
+
+
+def test_a_node_whose_command_is_over_owes_no_calls(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    began_ns = steady_clock.now_ns()
+    heard.digest(1)
+    heard.came.append((1, Message("ended", {"status": 0, "over": True})))
     head.take()
     assert head.settled(began_ns)

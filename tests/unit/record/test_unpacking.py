@@ -279,11 +279,13 @@ def test_a_closed_terminal_leaves_nothing_behind(tmp_path: Path, number: int) ->
     scratch.mkdir()
     file = Archive().write(tmp_path / "x")
     code = (
-        "import signal, sys\n"
+        "import signal, sys, time\n"
         "from debugger.record.unpacking import opened\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # who runs the tests may ignore it
         "with opened(sys.argv[1]) as run:\n"
         "    print(run.path, flush=True)\n"
-        "    signal.pause()\n"
+        "    while True:\n"
+        "        time.sleep(0.05)\n"  # not pause(): the signal may come just before it
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(file)],
@@ -292,11 +294,14 @@ def test_a_closed_terminal_leaves_nothing_behind(tmp_path: Path, number: int) ->
         stdout=subprocess.PIPE,
         text=True,
     )
-    with process:
+    try:
         assert process.stdout is not None
         shown = process.stdout.readline().strip()
         assert Path(shown).is_dir()
         assert scratch in Path(shown).parents
         process.send_signal(number)
         assert process.wait(60) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
     assert os.listdir(scratch) == []

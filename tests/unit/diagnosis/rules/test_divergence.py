@@ -2,7 +2,94 @@
 
 from __future__ import annotations
 
+from math import nan
+
+import pytest
+
+from debugger.record.replicas import (
+    GRADIENT,
+    HYPERPARAMETER,
+    OPTIMIZER_CLASS,
+    OPTIMIZER_STATE,
+    PARAMETER,
+    bits_of,
+)
+from debugger.record.snapshot import Column
+
 from ..builder import Run, all_reduce
+
+OF_A_STEP = (
+    Column(PARAMETER, "w"),
+    Column(GRADIENT, "w"),
+    Column(OPTIMIZER_STATE, "w"),
+    Column(HYPERPARAMETER, OPTIMIZER_CLASS),
+    Column(HYPERPARAMETER, 'param_groups[0]["lr"]'),
+    Column(HYPERPARAMETER, 'param_groups[0]["weight_decay"]'),
+)
+ALIKE = (1, 2, 3, 4, bits_of(0.5), bits_of(0.0))
+DECAYS = (1, 2, 3, 4, bits_of(0.5), bits_of(0.1))
+
+
+def stepped(*of_ranks: tuple[int, ...]) -> Run:
+    """All ranks make a step alike, and then one after which these are their columns."""
+    run = Run(len(of_ranks))
+    for rank, values in enumerate(of_ranks):
+        run[rank].steps(1, ALIKE, columns=OF_A_STEP)
+        run[rank].steps(2, values, columns=OF_A_STEP)
+    return run
+
+
+def changed(values: tuple[int, ...], *columns: int) -> tuple[int, ...]:
+    return tuple(99 if number in columns else one for number, one in enumerate(values))
+
+
+@pytest.mark.parametrize(
+    ("odd", "others", "quantity", "words"),
+    [
+        (changed(ALIKE, 0), ALIKE, "parameter", "a write past the optimizer"),
+        (changed(ALIKE, 0, 1, 2), ALIKE, "gradient", "not reduced at all"),
+        (changed(ALIKE, 0, 2), ALIKE, "optimizer_state", "a write to the state"),
+        (changed(DECAYS, 0, 2), DECAYS, "parameter", "a write past the optimizer"),
+        (changed(ALIKE, 0, 1, 2, 3), ALIKE, "hyperparameter", "not the same on all"),
+    ],
+)
+def test_what_comes_first_in_a_step(
+    odd: tuple[int, ...], others: tuple[int, ...], quantity: str, words: str
+) -> None:
+    (found,) = stepped(others, others, odd).errors()
+    assert (found.culprits, found.data["quantity"]) == ((2,), quantity)
+    assert words in found.data["likely_cause"]
+
+
+def test_hyper_parameters_are_shown_as_numbers() -> None:
+    odd = (*ALIKE[:4], bits_of(0.125), ALIKE[5])
+    (found,) = stepped(ALIKE, odd, ALIKE).errors()
+    assert 'param_groups[0]["lr"]; rank 1 has 0.125, ranks 0,2 have 0.5' in found.message
+    assert found.data["max_difference"] == 0.375
+
+
+def test_how_far_the_elements_are_apart() -> None:
+    run = stepped(ALIKE, ALIKE, changed(ALIKE, 0))
+    for rank in range(3):
+        run[rank].replicas[0].sampled[OF_A_STEP[0]] = [1.0, nan, 3.0 + (rank == 2) / 4]
+    (found,) = run.errors()
+    assert found.data["max_difference"] == 0.25
+    assert "its elements differ by 0.25 or more" in found.details
+    run[2].replicas[0].sampled[OF_A_STEP[0]] = [1.0, nan, 3.0]
+    (found,) = run.errors()
+    assert found.data["max_difference"] is None, "it is an element that is not in the sample"
+
+
+def test_ranks_that_have_other_columns_are_compared_by_the_rest() -> None:
+    """One has an optimiser of another kind."""
+    run = Run(2)
+    run[0].steps(1, [1, 5, 7], columns=(*OF_A_STEP[:2], Column(HYPERPARAMETER, "a")))
+    run[1].steps(1, [1, 5, 8], columns=(*OF_A_STEP[:2], Column(HYPERPARAMETER, "b")))
+    assert not run.errors()
+    run[0].steps(2, [1, 5, 7])
+    run[1].steps(2, [2, 5, 8])
+    (found,) = run.errors()
+    assert found.data["quantity"] == "parameter"
 
 
 def test_equal_replicas() -> None:
@@ -29,7 +116,8 @@ def test_the_minority_and_the_first_parameter_that_differs() -> None:
     assert found.message.index("rank 2 has") < found.message.index("ranks 0,1,3 have")
     assert found.ranks[2].location is not None
     assert found.ranks[2].location.line == 90
-    assert found.data == {"step": 2}
+    data = {"step": 2, "quantity": "parameter", "name": "layer1.weight", "axis": "default_pg"}
+    assert found.data.items() >= {**data, "max_difference": None}.items()
 
 
 def test_without_a_majority_all_are_suspects() -> None:

@@ -101,3 +101,29 @@ class TestTwins:
         run[0].creates("1", [0])
         run[1].creates("1", [1])
         assert run.errors() == []
+
+
+def ends(run: Run) -> None:
+    run[:].exits(0)
+    run.finished = True
+
+
+def test_a_creation_that_a_rank_left_out_without_harm_is_warned_of() -> None:
+    run = Run(3)
+    run.each(all_reduce(8))
+    run[1, 2].creates("1", [1, 2])
+    run.each(all_reduce(8))
+    assert run.errors() == []
+    ends(run)
+    (found,) = run.diagnose().findings
+    assert (found.kind, found.severity) == ("group_mismatch", "warning")
+    assert (found.culprits, found.victims) == ((0,), (1, 2))
+    assert found.message.startswith("ranks 1,2 create group '1' of ranks 1,2 at train.py:12 in ")
+
+
+def test_a_rank_that_had_left_by_then_leaves_nothing_out() -> None:
+    run = Run(3)
+    run.each(all_reduce(8))
+    run[1, 2].creates("1", [1, 2])
+    ends(run)
+    assert run.diagnose().findings == ()

@@ -242,3 +242,26 @@ def test_a_rank_beyond_the_world() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.missing) == ("join_timeout", (0,), (0,))
     assert found.message.endswith("rank 2 is outside of it: ranks count from 0 to 1")
+
+
+def test_a_store_of_their_own_whose_host_waits_for_all() -> None:
+    """What the launcher has told of the rendezvous is not where they will meet."""
+    run = Run(3, joined=False)
+    for rank in range(3):
+        run.starts(rank).job = "TCPStore:4711" if rank == 1 else "127.0.0.1:29500"
+    run[0].waits_in(Activity.INIT, op="TCPStore", awaited=3)
+    run[1].waits_in(Activity.INIT)
+    run.passes(100)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+    assert found.ranks[0].state == "in TCPStore()"
+
+
+def test_who_has_joined_is_not_who_did_not_come() -> None:
+    """gloo could not connect one of them, and called it a timeout."""
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True)
+    run[1].groups.clear()
+    run[1].raises("RuntimeError: timed out connecting: SO_ERROR: Connection refused")
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("rank_exception", (1,))

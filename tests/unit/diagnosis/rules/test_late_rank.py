@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from debugger.diagnosis.rules.late_rank import refine_cause
 from debugger.record.snapshot import CallSite
 
 from ..builder import Run, all_reduce
@@ -24,3 +25,20 @@ def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
     location = found.ranks[1].location
     assert location is not None
     assert location.line == 55
+
+
+def test_a_lock_stands_where_the_main_thread_is_not_behind_the_call_of_another() -> None:
+    run = Run(3)
+    run.new_group("1", (0, 1, 2))
+    run[0, 2].calls(all_reduce(8), waits=True)
+    run[1].calls(all_reduce(4), group="1", waits=True, thread=7, line=40)
+    run[1].free_threads = 1
+    run[1].location = CallSite("/home/user/train.py", 55, "step")
+    run.passes(100)
+    (found,) = run.errors()
+    better = refine_cause(found, {1: ["wait (threading.py:355)"]})
+    assert better.cause == "lock"
+    assert "rank 1: waits for a lock at train.py:55 in step, while a thread" in better.message
+    assert "runs user code" not in better.message
+    assert better.ranks[1].state == "waits for a lock"
+    assert refine_cause(found, {1: ["step (train.py:55)"]}).message == found.message

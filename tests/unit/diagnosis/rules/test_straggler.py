@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from debugger.diagnosis.rules.straggler import stragglers
+from debugger.record.layout import CallState
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, recv, send
 
 STEPS = 40
@@ -173,3 +175,44 @@ def test_overwritten_calls_are_not_missed() -> None:
     run[3].history.forgotten = 15
     (found,) = stragglers(run.snapshot())
     assert found.data["collectives"] == STEPS - 16  # the first one that is left has none before it
+
+
+def trained_by_ddp(work_s: Callable[[int, int, int], float], buckets: int = 1) -> Run:
+    """Each step every rank computes `work_s(rank, step, bucket)` before each bucket, and waits for
+    all of them in C++ before the next step: a heartbeat sees that they have ended, 80 ms later."""
+    run, size = Run(3), 3
+    clocks = [run.now_ns] * size
+    for step in range(STEPS):
+        issued = []
+        for bucket in range(buckets):
+            for rank in range(size):
+                clocks[rank] += int(work_s(rank, step, bucket) * 1e9)
+            for when, rank in sorted((clock, rank) for rank, clock in enumerate(clocks)):
+                run.now_ns = when
+                issued.append((rank, run[rank].calls(all_reduce(8), is_async=True, line=17)))
+            last_ns = max(clocks)
+        for rank, call in issued:
+            row = run[rank].history.calls[call.number]
+            run[rank].history.calls[call.number] = replace(
+                row, state=CallState.COMPLETED, completed_ns=last_ns + 80_000_000
+            )
+        clocks = [last_ns + 1000] * size
+    run.now_ns = max(clocks) + 10**9
+    return run
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_slow_rank_is_named_where_nobody_sees_its_calls_end(buckets: int) -> None:
+    run = trained_by_ddp(
+        lambda rank, _, bucket: 0.05 if (rank, bucket) == (1, 0) else 0.005, buckets
+    )
+    (found,) = stragglers(run.snapshot())
+    assert found.culprits == (1,)
+    assert found.data["factor"] > 2
+
+
+def test_quiet_where_all_compute_alike_between_buckets() -> None:
+    run = trained_by_ddp(lambda rank, step, bucket: 0.02 + jitter.uniform(0, 0.005), 3)
+    assert stragglers(run.snapshot()) == []
+    run = trained_by_ddp(lambda rank, *_: 0.021 if rank == 1 else 0.02, 2)
+    assert stragglers(run.snapshot()) == []

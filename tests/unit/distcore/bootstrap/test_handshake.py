@@ -297,7 +297,7 @@ def test_silence_has_an_end(house: House, monkeypatch: pytest.MonkeyPatch, sent:
             stranger.recv(handshake.REPLY_BYTES, socket.MSG_WAITALL)
         while not dropped(stranger):
             pass
-    assert 0.1 < time.monotonic() - began < 2
+    assert 0.1 < time.monotonic() - began < LIMIT_S
     assert house.listener.rejected == 1
 
 
@@ -307,7 +307,7 @@ def test_silent_strangers_do_not_delay_a_good_peer(house: House, count: int) -> 
     began = time.monotonic()
     with house.dial(0):
         house.take(CALLER, 0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < listener.PENDING_S  # as long as a silent one may be
     assert house.listener.rejected >= count - listener.PENDING_LIMIT
     for each in strangers:
         each.close()
@@ -370,7 +370,7 @@ def test_a_deadline_ends_the_wait_for_an_answer() -> None:
     began = time.monotonic()
     with pytest.raises(Late):
         Acceptor(drain).dial(0.2)
-    assert 0.15 < time.monotonic() - began < 1
+    assert 0.15 < time.monotonic() - began < LIMIT_S
 
 
 def test_a_check_ends_the_wait_for_an_answer() -> None:
@@ -387,8 +387,8 @@ def test_a_check_ends_the_wait_for_an_answer() -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        Acceptor(greet).dial(LIMIT_S, check)
-    assert time.monotonic() - began < 1
+        Acceptor(greet).dial(4 * LIMIT_S, check)
+    assert time.monotonic() - began < LIMIT_S
 
 
 @pytest.mark.parametrize("size", [handshake.REPLY_BYTES, 64 * 1024])

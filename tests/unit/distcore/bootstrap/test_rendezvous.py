@@ -30,7 +30,9 @@ from distcore.errors import (
     StoreFailed,
 )
 
-LIMIT_S = 10.0
+LIMIT_S = 20.0
+SOON_S = LIMIT_S / 2
+"""For what takes no time to speak of: far from the limit, and enough on a crowded machine."""
 NAME = "gang \x1b[2J/../x"
 PREFIX = f"dc/{hashlib.sha256(NAME.encode()).hexdigest()[:16]}"
 HERE = Path(__file__).parent
@@ -234,7 +236,7 @@ class TestJoining:
             assert f"{named} (global {globally}) of 3 did not come" in str(error)
             assert "not complete after 0.4 s" in str(error)
             assert "\x1b" not in str(error)
-        assert 0.3 < time.monotonic() - began < 2.0
+        assert 0.3 < time.monotonic() - began < SOON_S
 
     def test_again_and_again_on_one_store(self, make_store: StoreMaker, join: Any) -> None:
         stores = [make_store() for _ in range(3)]
@@ -262,7 +264,7 @@ class TestJoining:
             assert isinstance(error, RendezvousError)
         began = time.monotonic()
         assert all(isinstance(each, Rendezvous) for each in join(stores))
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < SOON_S
 
     def test_old_data_of_a_rank_does_not_stand_for_it(self, join: Any) -> None:
         store = HashStore()
@@ -300,7 +302,7 @@ class TestJoining:
                     each.result(LIMIT_S)
                 assert f"group rank {odd} (pid" in str(caught.value)
                 assert "with other ranks than group rank 0" in str(caught.value)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < SOON_S
         # What that left does not stand in the way of the right ranks.
         assert all(isinstance(each, Rendezvous) for each in join([store] * 3))
 
@@ -317,7 +319,7 @@ class TestJoining:
         join([store] * 2, only=[1], timeout_s=0.5)
         [error] = first.result(LIMIT_S)
         assert "group rank 1 is claimed by two processes, pid" in str(error)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < SOON_S
 
     @pytest.mark.parametrize(
         "value",
@@ -393,7 +395,7 @@ class interrupted:
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
-        assert time.monotonic() - self.began < 2.0
+        assert time.monotonic() - self.began < SOON_S
 
 
 class TestWaiting:
@@ -405,7 +407,7 @@ class TestWaiting:
         # Long enough for a question whether the other one is still there; it is.
         with pytest.raises(DeadlineExceeded, match="rank 5 did not connect to rank 7 before"):
             rank_1.connect(0, 0, soon(0.5))
-        assert 0.45 < time.monotonic() - began < 1.0
+        assert 0.45 < time.monotonic() - began < SOON_S
         assert rank_1._listener.rejected == 0
 
     def test_an_abort_ends_it(self, join: Any, start: Any) -> None:
@@ -415,7 +417,7 @@ class TestWaiting:
         began = time.monotonic()
         with pytest.raises(Aborted, match="enough"):
             waiting.result(LIMIT_S)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < SOON_S
         with pytest.raises(Aborted, match="enough"):
             rank_1.connect(0, 1, soon())
 
@@ -434,7 +436,7 @@ class TestWaiting:
         with pytest.raises(PeerLost, match=r"rank 5 .* has left the group") as caught:
             waiting.result(LIMIT_S)
         assert caught.value.culprit == 5
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < SOON_S
 
 
 class TestDialling:
@@ -491,7 +493,7 @@ def test_a_killed_rank_is_lost_to_those_who_call_and_those_who_wait(
         with pytest.raises(PeerLost, match=r"rank 1 .* is gone: nobody listens") as caught:
             attempt.result(LIMIT_S)
         assert caught.value.culprit == 1
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < SOON_S
 
 
 def test_wishes_for_other_algorithms_are_refused_on_every_rank(join: Any) -> None:

@@ -1,8 +1,9 @@
-"""One rank on the stand-in for NCCL: arguments are rank, size, port and what to do."""
+"""One rank on the stand-in for NCCL: the argument is what to do."""
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -130,8 +131,8 @@ def main() -> None:
     faulthandler.dump_traceback_later(80, exit=True)
     warnings.filterwarnings("ignore", "ComplexHalf")
     torch.set_num_threads(1)
-    rank, size, port = map(int, sys.argv[1:4])
-    both = sys.argv[4] == "combined"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    both = sys.argv[1] == "combined"
     if both:
         accelerator: Any = torch.accelerator
         accelerator.current_accelerator = lambda: torch.device("cuda")
@@ -139,12 +140,9 @@ def main() -> None:
     use(*(("cuda",) if both else ()))
     dist.init_process_group(
         "cpu:tcp,cuda:nccl" if both else "nccl",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=size,
         device_id=torch.device("cuda", 0) if both else None,
     )
-    said = {"suite": suite, "more": more, "hooks": hooks, "combined": combined}[sys.argv[4]](
+    said = {"suite": suite, "more": more, "hooks": hooks, "combined": combined}[sys.argv[1]](
         rank, size
     )
     dist.destroy_process_group()

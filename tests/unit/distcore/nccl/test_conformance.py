@@ -6,48 +6,43 @@ behave.
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.support.spawned import spawn
+from tests.support import ranks
+from tests.support.torch_loaded import TorchLoaded
 
 PROGRAM = Path(__file__).with_name("ranks_on_the_fake.py")
 LIMIT_S = 100
 
 
-def run(size: int, what: str, scratch: Path) -> list[str]:
-    """What each rank printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return spawn(PROGRAM, size, (port, what), lambda _: {"TMPDIR": str(scratch)}, LIMIT_S)
+def check(loaded: TorchLoaded, size: int, what: str, scratch: Path, says: str) -> None:
+    """All of so many ranks end well, and say this."""
+    run = ranks.forked(loaded, scratch, size, PROGRAM, what, observed=False)
+    run.extra = {"TMPDIR": str(scratch)}
+    assert run.run(LIMIT_S) == 0, run.stderr + run.stdout
+    assert run.stdout.count(says) == size, run.stdout
 
 
 @pytest.mark.timeout(150)
-def test_the_suite_on_two_ranks(tmp_path: Path) -> None:
-    for text in run(2, "suite", tmp_path):
-        assert "calls are right" in text
+def test_the_suite_on_two_ranks(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(torch_loaded, 2, "suite", tmp_path, "calls are right")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_the_suite_on_three_ranks(tmp_path: Path) -> None:
-    for text in run(3, "suite", tmp_path):
-        assert "calls are right" in text
+def test_the_suite_on_three_ranks(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(torch_loaded, 3, "suite", tmp_path, "calls are right")
 
 
-def test_groups_split_and_dtypes_of_nccls_own(tmp_path: Path) -> None:
-    for text in run(3, "more", tmp_path):
-        assert "split, float8, unsigned, mixed groups: right" in text
+def test_groups_split_and_dtypes_of_nccls_own(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(torch_loaded, 3, "more", tmp_path, "split, float8, unsigned, mixed groups: right")
 
 
-def test_beside_tcp_for_the_cpus_tensors(tmp_path: Path) -> None:
-    for text in run(2, "combined", tmp_path):
-        assert "tcp and NCCL together: right" in text
+def test_beside_tcp_for_the_cpus_tensors(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(torch_loaded, 2, "combined", tmp_path, "tcp and NCCL together: right")
 
 
-def test_hooks_of_ddp(tmp_path: Path) -> None:
-    for text in run(2, "hooks", tmp_path):
-        assert "hooks and callbacks: right" in text
+def test_hooks_of_ddp(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    check(torch_loaded, 2, "hooks", tmp_path, "hooks and callbacks: right")

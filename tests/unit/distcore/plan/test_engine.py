@@ -25,6 +25,7 @@ class Table:
     def __init__(self) -> None:
         self.offers: dict[str, dict[int, Sequence[bytes | None]]] = {}
         self.messages: dict[tuple[Any, ...], list[bytes | None]] = {}
+        self.absent: set[int] = set()
 
 
 class Rank:
@@ -43,6 +44,16 @@ class Rank:
 
     def is_small(self, tensor: Tensor) -> bool:
         return tensor.numel() <= 4
+
+    def absent(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [place for place, rank in enumerate(ranks) if rank in self.table.absent]
+
+    def lack(self, rank: int) -> None:
+        raise Missing(f"rank {rank} is not planned")
+
+    def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
+        del tensor
+        return data
 
     def is_real(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() not in self.unknown
@@ -175,3 +186,44 @@ def test_all_to_all_gives_each_its_own_part(groups: list[CoreGroup]) -> None:
     for work in works:
         work.wait()
     assert [one.tolist() for one in outputs] == [[1.0, 3.0], [2.0, 4.0]]
+
+
+@pytest.fixture
+def of_four() -> list[CoreGroup]:
+    """Ranks 4 and 6 of four, of which 5 and 7 are not planned."""
+    table = Table()
+    table.absent = {5, 7}
+    made = []
+    for rank in (0, 2):
+        origin = Origin("plan", HashStore(), (4, 5, 6, 7), rank, "0", timedelta(seconds=1))
+        made.append(PlanBackend(Rank(table)).create(origin, CoreGroup))
+    return made
+
+
+def test_who_is_not_planned_gives_what_all_others_give(of_four: list[CoreGroup]) -> None:
+    values = [torch.tensor([3]), torch.tensor([3])]
+    works = [g.allreduce([v], asynchronous()) for g, v in zip(of_four, values, strict=True)]
+    for group, work, value in zip(of_four, works, values, strict=True):
+        work.wait()
+        assert value.item() == 12
+        assert exchange(group).is_real(value)
+
+
+def test_where_the_others_differ_it_is_not_known(of_four: list[CoreGroup]) -> None:
+    values = [torch.tensor([3.0]), torch.tensor([4.0])]
+    works = [g.allreduce([v], asynchronous()) for g, v in zip(of_four, values, strict=True)]
+    for group, work, value in zip(of_four, works, values, strict=True):
+        work.wait()
+        assert not exchange(group).is_real(value)
+
+
+def test_a_root_that_is_not_planned_is_missed_only_where_it_steers(
+    of_four: list[CoreGroup],
+) -> None:
+    options = BroadcastOptions()
+    options.rootRank = 3
+    number = torch.zeros(2)
+    of_four[0].broadcast([number], options).wait()
+    assert not exchange(of_four[0]).is_real(number)
+    with pytest.raises(Missing, match="rank 7 is not planned"):
+        of_four[0].broadcast([torch.zeros(2, dtype=torch.int64)], options).wait()

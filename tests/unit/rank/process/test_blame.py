@@ -40,6 +40,7 @@ def raised_by(function: Any, *args: Any) -> BaseException:
         ("def f(): raise ValueError('an argument of the program')", False),
         ("def f(): return int('x')", False),
         ("import json\ndef f(): return json.dumps(object())", True),
+        ("def f(): __tracebackhide__ = True; return [][0]", False),
     ],
 )
 def test_in_our_own_file(text: str, ours: bool) -> None:

@@ -1,0 +1,62 @@
+"""One mistake that several ranks make in the same call, on the same line, is one finding.
+
+Every rank tells of its own: the tensor that it gives, the child that it has forked. What the first
+of them said stands for all; who made the same mistake is a culprit, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...record.wording import ranks_text
+from ..findings import Finding
+from ..limits import SECOND_NS, Candidate
+
+KINDS = frozenset({"unsafe_tensor", "forked"})
+"""Of the program's lines alone; which rank had the first NaN, say, is another matter."""
+TOGETHER_NS = SECOND_NS // 4
+"""Ranks that are about to make the same mistake come as soon as this."""
+
+
+def alike(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, those alike joined into the earliest of them."""
+    found: list[Candidate] = []
+    parties: dict[tuple[object, ...], list[Candidate]] = {}
+    for candidate in sorted(candidates, key=lambda one: one.finding.observable_ns):
+        key = _key(candidate.finding)
+        if key is None:
+            found.append(candidate)
+        else:
+            parties.setdefault(key, []).append(candidate)
+    return found + [_joined(party) for party in parties.values()]
+
+
+def _key(finding: Finding) -> tuple[object, ...] | None:
+    if finding.kind not in KINDS or len(finding.culprits) != 1:
+        return None
+    where = finding.ranks.get(finding.culprits[0])
+    if where is None or where.location is None:
+        return None
+    group = finding.group.name if finding.group else None
+    return (finding.kind, group, finding.seq, where.location)
+
+
+def _joined(party: list[Candidate]) -> Candidate:
+    first = party[0].finding
+    culprits = {rank for one in party for rank in one.finding.culprits}
+    others = sorted(culprits.difference(first.culprits))
+    ranks = dict(first.ranks)
+    for one in party:  # what a finding says of its culprit, others saw in passing
+        (rank,) = one.finding.culprits
+        ranks[rank] = one.finding.ranks[rank]
+    finding = replace(
+        first,
+        message=f"{first.message}; {ranks_text(others)} as well" if others else first.message,
+        culprits=tuple(sorted(culprits)),
+        victims=tuple(rank for rank in first.victims if rank not in culprits),
+        ranks=ranks,
+    )
+    # Most likely all ranks run the line: which of them is first is chance.
+    ready_ns = max(party[0].ready_ns, first.observable_ns + TOGETHER_NS)
+    return replace(party[0], finding=finding, ready_ns=ready_ns)

@@ -1,0 +1,268 @@
+"""A group whose calls are seen through torch's hooks, and put on record from an agreed one on.
+
+What a hook is told of a call is less than what the group in front of torch's sees: not the reduce
+op, not the splits of an all-to-all, not the peer and tag of a message. Messages are left out, since
+who has sent how many to whom before is not known either.
+
+Ranks come by their hooks at different moments. Until it is known from which call on all of them
+count, calls are kept here; then those before it are dropped, and the others put on record.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...record.layout import ASYNC_FLAG
+from ...record.signature import RULES
+from ...record.slots import ThreadSlot
+from .. import torch_private
+from ..log.own_faults import report_own_fault
+from ..record import describe
+from ..record.recorder import GroupRecord, Known, Recorder
+from ..torch_private import group_hooks
+from ..torch_private.group_hooks import Found
+from . import gpu_completion, outstanding
+
+_MOST_KEPT = 100_000
+OPS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "all_reduce_coalesced",
+    "BROADCAST": "broadcast",
+    "REDUCE": "reduce",
+    "ALLGATHER": "all_gather",
+    "ALLGATHER_COALESCED": "all_gather_coalesced",
+    "ALLGATHER_BASE": "all_gather_into_tensor",
+    "ALLGATHER_INTO_TENSOR_COALESCED": "all_gather_into_tensor_coalesced",
+    "GATHER": "gather",
+    "SCATTER": "scatter",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter_tensor_coalesced",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+    "BARRIER": "barrier",
+}
+"""What torch's hooks call an op, and what we do; others are no collectives on tensors."""
+NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
+
+
+class HookedWork:
+    """The handle of a call, which the program waits for where nobody tells us: the heartbeat asks
+    it whether the call is over."""
+
+    def __init__(self, recorder: Recorder, number: int, work: Any, known: Known) -> None:
+        self._recorder = recorder
+        self._number = number
+        self._work = work
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"<HookedWork of call {self._number}>"
+
+    def poll(self) -> object:
+        """Put on record that the call is complete, if it is."""
+        writer = self._recorder.writer
+        if self._number not in outstanding.works or not self._work.is_completed():
+            return False
+        outstanding.remove(self._number)
+        if gpu_completion.has_failed(self._work):
+            writer.break_off(self._number, None)
+        else:
+            times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
+            writer.finish(self._number, None, *times)
+        return True
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A call from before the start is known; `number` once it is on record."""
+
+    known: Known
+    site: int
+    made_ns: int
+    number: int | None = None
+    issued: bool = False
+    work: Any = None
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A call on record that has not left the backend's function yet."""
+
+    number: int
+    thread: ThreadSlot
+    known: Known
+    op_id: int
+
+
+class HookedGroup:
+    """Of this process. `found`: the group; `record`: its place in the flight record."""
+
+    def __init__(self, recorder: Recorder, found: Found, record: GroupRecord) -> None:
+        self.found = found
+        self.record = record
+        self.live = False
+        """Whether calls go on record at once."""
+        self.overflowed = False
+        self._recorder: Recorder | None = recorder
+        self._lock = threading.RLock()
+        self._kept: list[_Kept] = []
+        self._open: dict[int, _Kept] = {}
+        self._begun: dict[int, _Begun] = {}
+        """By thread."""
+
+    def __repr__(self) -> str:
+        state = "live" if self.live else f"{len(self._kept)} calls kept"
+        return f"<HookedGroup {self.found.name!r}: {state}>"
+
+    def hook(self) -> None:
+        """Begin to see calls; see `MainThreadCall` for where."""
+        group_hooks.hook(self.found.group, self.before, self.after)
+
+    def unhook(self) -> None:
+        """See no more calls; the same holds."""
+        self._recorder = None
+        group_hooks.unhook(self.found.group)
+
+    def switch_off(self, error: BaseException | None = None) -> None:
+        """Put nothing on record any more; the hooks stay, and do nothing."""
+        recorder, self._recorder = self._recorder, None
+        if error is not None and recorder is not None:
+            what = f"recording of group {self.found.name!r}"
+            recorder.recording_is_off(what)
+            report_own_fault(what, error)
+
+    # -- the hooks -----------------------------------------------------------------------------
+
+    def before(self, told: Any) -> None:
+        """A call is about to enter the backend. Raises nothing."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        try:
+            known = self._describe(recorder, told)
+            if known is None:
+                return
+            site = recorder.site(sys._getframe(0))
+            if not self.live:
+                with self._lock:
+                    if not self.live:
+                        self._keep(told.op_id, _Kept(known, site, time.time_ns()))
+                        return
+            ident = threading.get_ident()
+            left = self._begun.pop(ident, None)
+            if left is not None:
+                self._refused(recorder, left)
+            number, thread = recorder.writer.begin(self.record.slot, known, site, ASYNC_FLAG)
+            self._begun[ident] = _Begun(number, thread, known, told.op_id)
+        except Exception as error:
+            self.switch_off(error)
+
+    def after(self, told: Any) -> None:
+        """The backend has accepted it. Raises nothing."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        try:
+            kept = self._open.pop(told.op_id, None)
+            if kept is not None:
+                with self._lock:
+                    kept.issued, kept.work = True, told.work
+                    if kept.number is not None:
+                        self._follow(recorder, kept.number, kept.known, kept.work)
+                return
+            begun = self._begun.pop(threading.get_ident(), None)
+            if begun is not None:
+                recorder.writer.hand_over(begun.number, begun.thread)
+                self._follow(recorder, begun.number, begun.known, told.work)
+        except Exception as error:
+            self.switch_off(error)
+
+    def _keep(self, op_id: int, call: _Kept) -> None:
+        if len(self._kept) >= _MOST_KEPT:
+            self.overflowed = True
+            self.switch_off()
+        self._kept.append(call)
+        self._open[op_id] = call
+
+    def _refused(self, recorder: Recorder, call: _Begun) -> None:
+        """The backend has raised in place of making it: the other ranks never meet it."""
+        recorder.writer.take_back(call.number, self.record.slot, call.known)
+        recorder.writer.break_off(call.number, call.thread)
+
+    def _follow(self, recorder: Recorder, number: int, known: Known, work: Any) -> None:
+        """Record the end of this call, when the heartbeat sees it."""
+        if work is None or (known.streams and torch_private.capturing()):
+            recorder.writer.finish(number, None)
+            return
+        tracked = HookedWork(recorder, number, work, known)
+        outstanding.awaited[number] = tracked
+        outstanding.watch(tracked, number, work)
+
+    # -- the start -----------------------------------------------------------------------------
+
+    def begin_after(self, moment_ns: int) -> None:
+        """Put the calls on record that were made after this moment, and from now on all."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        with self._lock:
+            for call in self._kept:
+                if call.made_ns <= moment_ns:
+                    continue
+                writer = recorder.writer
+                number, thread = writer.begin(self.record.slot, call.known, call.site, ASYNC_FLAG)
+                writer.hand_over(number, thread)
+                call.number = number
+                if call.issued:
+                    self._follow(recorder, number, call.known, call.work)
+            self._kept.clear()
+            self.live = True
+
+    def forget_before(self, moment_ns: int) -> None:
+        """Calls up to this moment will not be needed."""
+        with self._lock:
+            self._kept = [call for call in self._kept if call.made_ns > moment_ns]
+
+    # -- what is called ------------------------------------------------------------------------
+
+    def _describe(self, recorder: Recorder, told: Any) -> Known | None:
+        name = str(told.name).rpartition(".")[2]
+        op = OPS.get(name)
+        if op is None:
+            return None
+        facts = facts_of(op, told)
+        known = self.record.known[op].get(facts)
+        if known is None:
+            known = self._know(recorder, op, facts)
+        return known
+
+    def _know(self, recorder: Recorder, op: str, facts: describe.Facts) -> Known:
+        group = self.record
+        on_cpu = describe.on_cpu(facts)
+        by_device = "," in group.backend
+        signature = describe.signature(op, facts, group.ranks, by_device)
+        if op == "all_to_all_single":
+            signature = replace(signature, sends=(), receives=())
+        return recorder.know(group, signature, on_cpu, facts)
+
+
+def facts_of(op: str, told: Any) -> describe.Facts:
+    """What determines the signature, as far as the hook is told: see `describe`."""
+    given, result = told.input_tensors, told.output_tensors
+    principal, others = (result, given) if op == "scatter" else (given, result)
+    root = int(told.root) if RULES[op].root else None
+    facts = (_of(principal), _without_device(others), None, root)
+    return (*facts, ((), ())) if op == "all_to_all_single" else facts
+
+
+def _of(tensors: Any) -> tuple[Any, ...]:
+    return tuple((one.dtype, one.shape, one.is_cpu) for one in tensors)
+
+
+def _without_device(tensors: Any) -> tuple[Any, ...]:
+    return tuple((one.dtype, one.shape, None) for one in tensors)

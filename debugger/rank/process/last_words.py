@@ -1,0 +1,72 @@
+"""A rank writes its stacks into the run directory: when asked, and as a fatal signal ends it.
+
+What the system tells of a crash is a number. On which line of the program it was, only the process
+itself can tell, by `faulthandler`, in the moment between the signal and the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+from pathlib import Path
+
+from ...record import lost_pages
+from ...record.stack_dump import STACK_SIGNAL, dump_path
+
+
+class LastWords:
+    """Of this process, and of those that it forks."""
+
+    def __init__(self, stacks: Path) -> None:
+        self._stacks = stacks
+        self._descriptor = -1
+        self._file = (0, 0)
+
+    def begin(self) -> None:
+        """From now on, in this process. A program that has `faulthandler` write elsewhere keeps
+        that, and so does one with a handler of its own for crashes (a Java machine lives by it)."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            path = dump_path(self._stacks, os.getpid())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600)
+            if self._holds():  # a forked child that becomes a rank: what its parent set up goes on
+                self._goes_to(descriptor)
+                return
+            self._descriptor, self._file = descriptor, _identity(descriptor)
+            os.register_at_fork(after_in_child=self._leave)
+            faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)
+            if not (faulthandler.is_enabled() or _is_caught(signal.SIGSEGV)):
+                faulthandler.enable(descriptor, all_threads=True)
+                lost_pages.stay_first()
+
+    def _leave(self) -> None:
+        """A forked child is another process: its crash is not its parent's."""
+        with contextlib.suppress(OSError):
+            if self._holds():
+                self._goes_to(os.open(os.devnull, os.O_WRONLY))
+
+    def _holds(self) -> bool:
+        """Whether the number is still our file's, and the program has not closed it."""
+        try:
+            return self._descriptor >= 0 and _identity(self._descriptor) == self._file
+        except OSError:
+            return False
+
+    def _goes_to(self, descriptor: int) -> None:
+        os.dup2(descriptor, self._descriptor, inheritable=False)
+        os.close(descriptor)
+        self._file = _identity(self._descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _is_caught(number: int) -> bool:
+    status = Path("/proc/self/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

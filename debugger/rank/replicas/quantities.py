@@ -1,0 +1,230 @@
+"""What is compared of a replica after each step: not its parameters alone, but what made them so.
+
+Four quantities must be equal on all ranks that hold a replica: its parameters, the gradients of its
+last step, the state that torch's own optimisers keep of it, and their hyper-parameters. Each has
+columns in the entries of the record (see `record.replicas`), so that the diagnosis can say which of
+them was the first to differ: ranks that step by other gradients have other parameters afterwards.
+
+Along an axis of a device mesh it is the local part of a DTensor that is compared, where its
+placement along that axis is `Replicate()`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...record.replicas import (
+    GRADIENT,
+    HYPERPARAMETER,
+    OPTIMIZER_CLASS,
+    OPTIMIZER_STATE,
+    PARAMETER,
+    bits_of,
+)
+from ...record.signature import hash64
+from ...record.snapshot import Column
+from . import digest
+
+_ODD = 0x9E3779B97F4A7C15
+_ABSENT = 0
+MOST_SAMPLES = 1 << 12
+"""Elements whose values stand in each entry of a replica: 32 KiB."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of a device mesh, along which DTensors are replicated."""
+
+    mesh: Any
+    dim: int
+
+    @property
+    def name(self) -> str:
+        """What the program calls it, or its number."""
+        names = self.mesh.mesh_dim_names
+        return str(names[self.dim]) if names else f"dim_{self.dim}"
+
+    @property
+    def group(self) -> Any:
+        """The process group of this rank along it."""
+        return self.mesh.get_group(self.dim)
+
+
+def axes_of(tensor: Any) -> Iterator[Axis]:
+    """The axes of its mesh along which a DTensor is replicated; none for any other tensor."""
+    if _is_dtensor(tensor):
+        for dim, placement in enumerate(tensor.placements):
+            if placement.is_replicate():
+                yield Axis(tensor.device_mesh, dim)
+
+
+def part(tensor: Any, axis: Axis | None) -> Tensor | None:
+    """What this rank holds of a tensor that must be equal along the axis (None: on all ranks of a
+    group, of a plain tensor); None where that is nothing, or nothing that can be read."""
+    if axis is not None and axis in axes_of(tensor):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    elif axis is not None or _is_dtensor(tensor):
+        return None
+    return tensor if _is_readable(tensor) else None
+
+
+def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
+    """What `Reading.values` gives for a replica of parameters with these names, in its order."""
+    found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
+    found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
+    found += [Column(HYPERPARAMETER, name) for name, _ in _hyperparameters(optimizer)]
+    return found
+
+
+def samples(parameters: Sequence[Tensor], axis: Axis | None) -> list[int]:
+    """Of how many elements of each column of `parameters` the values are put on record."""
+    share = MOST_SAMPLES // (len(_BY_PARAMETER) * len(parameters))
+    sizes = [0 if (one := part(each, axis)) is None else one.numel() for each in parameters]
+    return [min(size, share) for size in sizes] * len(_BY_PARAMETER)
+
+
+class Reading:
+    """What all columns of a replica are now.
+
+    Before the first step (`stepped` is False) nothing tells of gradients and state: the first step
+    may be one that each rank makes on its own.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Tensor],
+        axis: Axis | None,
+        stepped: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._tensors = [_parts([one], axis) for one in parameters]
+        self._tensors += [_parts([one.grad] if stepped else [], axis) for one in parameters]
+        self._numbers: list[list[float]] = [[] for _ in self._tensors]
+        for parameter in parameters:
+            state = _state(optimizer, parameter) if stepped else []
+            self._tensors.append(_parts([one for one in state if isinstance(one, Tensor)], axis))
+            self._numbers.append([float(one) for one in state if not isinstance(one, Tensor)])
+
+    def values(self, count: int) -> list[int]:
+        """64 bits for each of `count` columns: digests, and of a number its bits as a float64.
+        Reads every element once, and waits for the devices that have them."""
+        digests = iter(digest.digests(list(itertools.chain(*self._tensors))))
+        found = [
+            _folded([next(digests) for _ in tensors] + [bits_of(one) for one in numbers])
+            for tensors, numbers in zip(self._tensors, self._numbers, strict=True)
+        ]
+        found.append(hash64(_class_name(self._optimizer)))
+        found += [bits_of(value) for _, value in _hyperparameters(self._optimizer)]
+        # A scheduler may have added a hyper-parameter since: the first ones are what they were.
+        return (found + [_ABSENT] * count)[:count]
+
+    def samples(self, counts: Sequence[int]) -> list[float]:
+        """`counts` elements of the columns, evenly spaced; NaN for those that are not there."""
+        found: list[float] = []
+        for tensors, count in zip(self._tensors, counts, strict=False):
+            taken: list[float] = []
+            for one in tensors if count else ():
+                taken += _spaced(one, max(1, count // len(tensors)))
+            found += (taken + [math.nan] * count)[:count]
+        return found
+
+
+_BY_PARAMETER = (PARAMETER, GRADIENT, OPTIMIZER_STATE)
+_COMPARED = (
+    "lr",
+    "momentum",
+    "dampening",
+    "weight_decay",
+    "betas",
+    "eps",
+    "alpha",
+    "rho",
+    "lambd",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+    "centered",
+)
+"""What torch's optimisers call what decides about a step; all else may be for the program alone."""
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def _is_readable(tensor: Any) -> bool:
+    """Whether it is whole on this rank, with elements that can be read."""
+    return (
+        tensor is not None
+        and type(tensor.data) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+    )
+
+
+def _parts(tensors: Sequence[Tensor | None], axis: Axis | None) -> list[Tensor]:
+    return [found for one in tensors if (found := part(one, axis)) is not None]
+
+
+def _spaced(tensor: Tensor, count: int) -> list[float]:
+    with torch.no_grad():
+        flat = tensor.detach().reshape(-1)
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).reshape(-1)
+        return flat[:: max(1, flat.numel() // count)][:count].to(torch.float64).tolist()
+
+
+def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
+    """What the optimiser keeps of a parameter: tensors and numbers, in the order of their names.
+
+    Of torch's own optimisers only: others may keep what is of one rank alone, as those that
+    compress gradients keep what they left out.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return []
+    kept: Mapping[str, Any] = optimizer.state.get(parameter) or {}
+    by_name = sorted(kept.items(), key=lambda one: str(one[0]))
+    return [value for _, value in by_name if isinstance(value, (Tensor, int, float))]
+
+
+def _folded(parts: Sequence[int]) -> int:
+    total = _ABSENT
+    for one in parts:
+        total = (total * _ODD + one) & digest.MASK
+    return total
+
+
+def _class_name(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:
+    """Name and value of each number that decides about a step."""
+    return [
+        (f'param_groups[{index}]["{name}"]{where}', value)
+        for index, group in enumerate(optimizer.param_groups)
+        for name in _COMPARED
+        for where, value in _numbers(group.get(name))
+    ]
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        yield "", float(value)
+    elif isinstance(value, (tuple, list)):
+        for index, one in enumerate(value):
+            yield from ((f"[{index}]{where}", number) for where, number in _numbers(one))

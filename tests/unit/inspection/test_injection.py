@@ -1,0 +1,135 @@
+"""A running interpreter is made to run a few lines: at its next bytecode, and in no other place."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from debugger.inspection import injection
+from debugger.inspection.installable import NotInstallable, Target, _places
+from debugger.record.process_stat import read_stat
+
+LIMIT_S = 60.0
+AT_WORK = """
+import pathlib, sys, threading
+here = pathlib.Path(sys.argv[1])
+(here / "up").touch()
+turns, pairs = 0, []
+while not (here / "end").exists():
+    turns += 1
+    pairs.append([turns] * 50)  # malloc and free, all the time
+    del pairs[:-100]
+before = set(globals())
+print(turns > 0, sorted(set(globals()) - before - {"before"}), "told" in sys.modules)
+"""
+IN_C = """
+import pathlib, sys
+here = pathlib.Path(sys.argv[1])
+(here / "up").touch()
+sys.stdin.buffer.read(1)  # within C until somebody writes
+while not (here / "came").exists():
+    pass
+"""
+COMES = """
+import os
+def come(run):
+    import threading
+    with open(os.path.join(run, "came"), "w") as file:
+        file.write(threading.main_thread().name)
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
+
+
+@contextmanager
+def python(text: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(
+        [sys.executable, "-c", text, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(folder / "up")
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def wait_for(path: Path) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < until_s, path
+        time.sleep(0.01)
+
+
+def of(pid: int) -> Target:
+    places = _places(Path(f"/proc/{pid}/maps").read_text().splitlines())
+    libraries = [
+        (path, start)
+        for path, start in places.items()
+        if Path(path).name.startswith(("libpython3.", "libc.", "libc-"))
+    ]
+    executable = str(Path(f"/proc/{pid}/exe").resolve())
+    return Target(pid, sys.version_info[:2], executable, tuple(libraries))
+
+
+def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    bootstrap = tmp_path / "with a blank" / "comes.py"
+    bootstrap.parent.mkdir()
+    bootstrap.write_text(COMES)
+    with python(AT_WORK, tmp_path) as running:
+        done = injection.inject(of(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
+        assert 0 < done.stopped_ms < injection._LONGEST_STOP_S * 1000
+        wait_for(tmp_path / "came")
+        stat = read_stat(running.pid)
+        assert stat is not None
+        assert stat.state in "RS"
+        (tmp_path / "end").touch()
+        assert running.communicate(timeout=LIMIT_S)[0] == "True [] False\n"
+        assert running.returncode == 0
+
+
+def test_an_error_of_the_code_is_none_of_the_program(tmp_path: Path) -> None:
+    bootstrap = tmp_path / "comes.py"
+    bootstrap.write_text("raise SystemExit(3)")
+    with python(AT_WORK, tmp_path) as running:
+        for text in (
+            injection.code(bootstrap, tmp_path),
+            injection.code(tmp_path / "no", tmp_path),
+        ):
+            injection.inject(of(running.pid), text, tmp_path)
+        (tmp_path / "end").touch()
+        assert running.communicate(timeout=LIMIT_S)[0] == "True [] False\n"
+        assert running.returncode == 0
+
+
+def test_who_is_within_c_is_left_alone_until_it_comes_back(tmp_path: Path) -> None:
+    bootstrap = tmp_path / "comes.py"
+    bootstrap.write_text(COMES)
+    with python(IN_C, tmp_path) as running:
+        injection.inject(of(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
+        assert not (tmp_path / "came").exists()
+        assert running.stdin is not None
+        running.stdin.write("x")
+        running.stdin.flush()
+        wait_for(tmp_path / "came")
+        assert running.wait(LIMIT_S) == 0
+
+
+def test_gdb_says_why_it_cannot(tmp_path: Path) -> None:
+    with python(AT_WORK, tmp_path) as running:
+        target = of(running.pid)
+        running.kill()
+        running.wait()
+        with pytest.raises(NotInstallable, match="gdb could not queue a call in it"):
+            injection.inject(target, "pass", tmp_path)

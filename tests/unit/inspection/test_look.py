@@ -1,0 +1,57 @@
+"""How often the processes of a job are looked at: no more than tells something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from debugger.inspection import look as looks
+from debugger.inspection.look import look
+from debugger.supervisor.stacks import Frame, ThreadStack
+
+NEEDED_S = 5.0
+WAITS = (
+    Frame("wait", "/lib/torch/distributed/distributed_c10d.py", 1),
+    Frame("step", "/u/train.py", 9),
+)
+IDLE = (Frame("wait", "/usr/lib/python3.11/threading.py", 3),)
+
+
+def stack(name: str, frames: Sequence[Frame], number: int) -> ThreadStack:
+    return ThreadStack(number, number, name, False, False, tuple(frames))
+
+
+def taken(slept_s: dict[int, float]) -> looks._Taken:
+    threads = [stack("MainThread", WAITS, 1), stack("pool", IDLE, 2), stack("other", WAITS, 3)]
+    return looks._Taken(
+        "S", 0.0, [one for one in threads if one.native_id in (slept_s or {1})], slept_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("slept", "count", "why"),
+    [
+        ([{1: 30.0}, {1: 29.0}], 2, "all stand still for long"),
+        ([{1: 30.0, 2: 0.1}, {1: 29.0, 2: 0.0}], 2, "a pool's thread wakes up now and then"),
+        ([{1: 3.0}, {1: 2.0}], 2, "a job at work: nobody has waited for long, and is not late"),
+        ([{1: 30.0}, {1: 0.0}], 3, "one waits for long, and another stands still since a moment"),
+        ([{1: 30.0}, {1: 29.0, 3: 0.0}], 3, "the same, and it is no main thread"),
+        ([{1: 0.1}, {1: 0.0}], 2, "a job at work, whose calls are short"),
+        ([{}, {}], 3, "the kernel does not tell"),
+    ],
+)
+def test_a_third_look_is_taken_where_it_tells_more(
+    monkeypatch: pytest.MonkeyPatch, slept: list[dict[int, float]], count: int, why: str
+) -> None:
+    seen = []
+
+    def take(pids: Sequence[int], _problems: list[str], _native: bool) -> dict[int, looks._Taken]:
+        seen.append(pids)
+        return {pid: taken(slept[pid]) for pid in pids}
+
+    monkeypatch.setattr(looks, "_take", take)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    look([0, 1], NEEDED_S, [])
+    assert len(seen) == count, why
