@@ -196,11 +196,22 @@ def test_a_second_interrupt_ends_at_once(start: Callable[..., Started]) -> None:
     assert not survivors(below)
 
 
+SEEN = """
+import json, os, time
+run = os.environ["DISTDEBUG_RUN_DIR"]
+supervisor = json.load(open(f"{run}/run.json"))["pid"]
+while f"/{os.environ['RANK']}.flight" not in open(f"/proc/{supervisor}/maps").read():
+    time.sleep(0.01)
+"""
+"""The supervisor reads the record of this rank: of one that vanishes before it has seen nobody."""
+
+
 def test_vanished_run_directory_costs_the_record_only(tmp_path: Path, zygote: Zygote) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
+        f"exec({SEEN!r})\n"
         "dist.barrier()\n"
         f"if dist.get_rank() == 0: exec({runs.REMOVE_RUN_DIRECTORY!r})\n"
         "for _ in range(20): dist.all_reduce(torch.ones(3))\n"

@@ -182,8 +182,10 @@ if not torch.allclose(data, data * 1.5):  # <- undecided
 """
 
 
-def test_what_torch_compares_is_undecided_and_goes_as_the_program_expects(tmp_path: Path) -> None:
-    programs, _ = planned(tmp_path, COMPARED, "-n", "3")
+def test_what_torch_compares_is_undecided_and_goes_as_the_program_expects(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    programs, _ = planned(tmp_path, torch_loaded, COMPARED, "-n", "3")
     lines = [at for at, line in enumerate(COMPARED.splitlines(), 1) if "# <- undecided" in line]
     for rank in range(3):
         assert programs[rank].events[-1] == Ended(0), why(tmp_path / "run", rank)
@@ -198,9 +200,9 @@ print(rows[0])
 """
 
 
-def test_what_the_program_does_wrong_is_not_ours(tmp_path: Path) -> None:
+def test_what_the_program_does_wrong_is_not_ours(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     """Its calls go through us where it asks for GPUs, or where values are followed."""
-    programs, _ = planned(tmp_path, WRONG_INDEX, "-n", "2")
+    programs, _ = planned(tmp_path, torch_loaded, WRONG_INDEX, "-n", "2")
     for rank in range(2):
         (note,) = [note for _, note in programs[rank].notes if note.kind == "exception"]
         assert note.message.startswith("IndexError: index 0 is out of bounds")
@@ -234,9 +236,9 @@ found.float().sum().backward()
 """
 
 
-def test_what_torch_has_for_gpus_alone(tmp_path: Path) -> None:
+def test_what_torch_has_for_gpus_alone(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     """SyncBatchNorm makes its two calls, and autocast goes to the type that a GPU would have."""
-    programs, _ = planned(tmp_path, ON_GPUS, "-n", "2")
+    programs, _ = planned(tmp_path, torch_loaded, ON_GPUS, "-n", "2")
     for rank in range(2):
         program = programs[rank]
         assert program.events[-1] == Ended(0), why(tmp_path / "run", rank)

@@ -11,12 +11,11 @@ torch, and that one is seen.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from ..record import call_site
+from ..record import call_site, frames
 
 _AGAIN_AFTER_S = 0.02
 
@@ -72,5 +71,5 @@ def others_in_torch() -> bool:
     mine = threading.get_ident()
     return any(
         ident != mine and call_site.is_torch(frame.f_code.co_filename)
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in frames.of_all_threads().items()
     )

@@ -12,6 +12,7 @@ import torch
 from debugger.errors.in_ranks import FindingRaised
 from debugger.rank.checks.in_flight import Held, hold
 from debugger.rank.record.recorder import GroupRecord
+from debugger.record.notes import OwnFindingNote
 from debugger.record.signature import Signature
 
 Change = Callable[[torch.Tensor], object]
@@ -21,7 +22,7 @@ def held(method: str, *args: Any, peer: int | None = None) -> tuple[Held | None,
     """What is kept of the call, and where its finding goes."""
     notes: list[Any] = []
     recorder: Any = SimpleNamespace(
-        note=lambda *given, **data: notes.append((given, data)), safe_site=lambda _frame: 3
+        note=lambda *given: notes.append(given), safe_site=lambda _frame: 3
     )
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
@@ -52,10 +53,9 @@ def test_seen(method: str, change: str) -> None:
     act(tensor)
     with pytest.raises(FindingRaised, match=f"was {what} between the call and its wait"):
         kept.check()
-    ((given, data),) = notes
-    assert given[0] == "finding"
-    assert (data["finding"], data["culprits"]) == ("inflight_write", (20,))
-    assert data["seq"] == (None if method == "send" else 7)
+    ((note, *_),) = notes
+    seq = None if method == "send" else 7
+    assert note == OwnFindingNote("inflight_write", (20,), (10,), ("0", 0), seq)
 
 
 def test_outputs_are_the_backends() -> None:

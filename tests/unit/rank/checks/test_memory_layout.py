@@ -11,6 +11,7 @@ import torch
 from debugger.errors.in_ranks import FindingRaised
 from debugger.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
 from debugger.rank.record.recorder import GroupRecord
+from debugger.record.notes import OwnFindingNote
 from debugger.record.signature import Signature
 
 SIZE = 3
@@ -143,7 +144,7 @@ def test_right(name: str, backend: str) -> None:
 def test_the_finding() -> None:
     notes: list[Any] = []
     recorder: Any = SimpleNamespace(
-        note=lambda *given, **data: notes.append((given, data)), safe_site=lambda _frame: 3
+        note=lambda *given: notes.append(given), safe_site=lambda _frame: 3
     )
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "cpu:gloo,cuda:nccl", None)
@@ -153,8 +154,8 @@ def test_the_finding() -> None:
     assert not notes
     with pytest.raises(FindingRaised, match=r"rank 20 .*#7 of group .* strides \(8, 1\)"):
         check.before("allreduce", ([columns()],), known, 7)
-    ((_, data),) = notes
-    assert (data["finding"], data["culprits"], data["victims"]) == ("unsafe_tensor", (20,), (10,))
+    ((note, *_),) = notes
+    assert note == OwnFindingNote("unsafe_tensor", (20,), (10,), ("0", 0), 7)
 
 
 def test_backends() -> None:
