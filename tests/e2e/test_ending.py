@@ -38,16 +38,17 @@ SNIPPETS = {
         "time.sleep(600)",
         "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)",
     ),
-    "checkpoint": WAITING.replace(
-        "if dist",
+    "checkpoint": WAITING.replace(  # who is "ready" can save
+        "open(",
         "import signal, select\n"
         "def save(number, _frame):\n"
         "    select.select([], [], [], 1.5)\n"
         "    open(os.path.join(sys.argv[1], f'saved-{dist.get_rank()}-{number}'), 'w').close()\n"
         "    os._exit(0)\n"
         "signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)\n"
-        "time.sleep(600)\nif dist",
-    ),
+        "open(",
+        1,
+    ).replace("if dist.get_rank() == 1:", "if True:"),
     "gil": WAITING.replace("time.sleep(600)", "import ctypes; ctypes.PyDLL(None).sleep(600)"),
 }
 

@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from debugger.cli import main
-from tests.support import foreign_jobs
-from tests.support.runs import DISTDEBUG, environment
+from tests.support.foreign_jobs import hangs, job, mp_spawn, mpiexec, torchrun
+from tests.support.runs import DISTDEBUG
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
 LIMIT_S = 60.0
@@ -64,33 +62,6 @@ for step in range(5):
 """
 
 
-@contextmanager
-def job(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A job started as a user does, in a session of its own; all of it is gone afterwards."""
-    running = subprocess.Popen(
-        [sys.executable, *command],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield running
-    finally:
-        below = psutil.Process(running.pid).children(recursive=True)
-        for one in [*below, psutil.Process(running.pid)]:
-            one.send_signal(signal.SIGKILL)
-        assert running.stdout is not None
-        running.stdout.close()
-        running.wait()
-
-
-def torchrun(*arguments: str) -> tuple[str, ...]:
-    return ("-m", "torch.distributed.run", "--standalone", *arguments)
-
-
 def found_in(running: subprocess.Popen[Any], *flags: str) -> dict[str, Any]:
     """The report of the first inspection that finds something."""
     asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--json", *flags]
@@ -104,6 +75,14 @@ def found_in(running: subprocess.Popen[Any], *flags: str) -> dict[str, Any]:
         else:
             assert "no rank was found" in done.stderr, done.stderr
         assert time.monotonic() - began_s < LIMIT_S, done.stdout + done.stderr
+
+
+def steps_go_on(output: Path) -> None:
+    """Wait until the job has made one more step than now."""
+    began_s, before = time.monotonic(), output.read_text().count("step\n")
+    while output.read_text().count("step\n") <= before:
+        assert time.monotonic() - began_s < LIMIT_S, output.read_text()
+        time.sleep(0.05)
 
 
 def line(script: Path) -> int:
@@ -121,11 +100,12 @@ def line(script: Path) -> int:
         pytest.param("join_never_calls_init", "join_timeout", [2], marks=pytest.mark.long),
     ],
 )
-def test_who_holds_up_a_job_of_torchrun(name: str, kind: str, culprits: list[int]) -> None:
+def test_who_holds_up_a_job_of_torchrun(
+    tmp_path: Path, name: str, kind: str, culprits: list[int]
+) -> None:
     expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
     script = SCRIPTS / expected["script"]
-    nproc = str(expected["nproc"])
-    with job(*torchrun("--nproc-per-node", nproc, str(script))) as running:
+    with job(torchrun(expected["nproc"], [str(script)]), tmp_path) as running:
         report = found_in(running)
     (finding,) = report["findings"]
     assert (finding["kind"], sorted(finding["culprits"])) == (kind, culprits)
@@ -138,7 +118,7 @@ def test_who_holds_up_a_job_of_torchrun(name: str, kind: str, culprits: list[int
 def test_a_program_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     script = tmp_path / "spawning.py"
     script.write_text(SPAWNING)
-    with job(str(script), str(tmp_path / "store")) as running:
+    with job([sys.executable, str(script), str(tmp_path / "store")], tmp_path) as running:
         (finding,) = found_in(running)["findings"]
     assert (finding["kind"], finding["culprits"], finding["victims"]) == ("missing_rank", [1], [0])
     assert finding["ranks"]["1"]["location"]["line"] == line(script)
@@ -149,7 +129,7 @@ def test_what_no_stack_shows_the_debug_servers_prove(tmp_path: Path) -> None:
     """All ranks stand in one `wait()`; one has issued its two calls in another order."""
     script = tmp_path / "debugged.py"
     script.write_text(DEBUGGED)
-    with job(*torchrun("--nproc-per-node", "3", str(script))) as running:
+    with job(torchrun(3, [str(script)]), tmp_path) as running:
         report = found_in(running, "--dump")
     (finding,) = report["findings"]
     assert (finding["kind"], finding["proven"]) == ("op_mismatch", True), report
@@ -158,9 +138,9 @@ def test_what_no_stack_shows_the_debug_servers_prove(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_key_that_nobody_sets_is_named() -> None:
+def test_the_key_that_nobody_sets_is_named(tmp_path: Path) -> None:
     script = SCRIPTS / "buggy" / "missing_store.py"
-    with job(*torchrun("--nproc-per-node", "3", str(script))) as running:
+    with job(torchrun(3, [str(script)]), tmp_path) as running:
         (finding,) = found_in(running)["findings"]
     assert (finding["kind"], finding["cause"], finding["culprits"]) == (
         "missing_rank",
@@ -171,7 +151,7 @@ def test_the_key_that_nobody_sets_is_named() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("start", [foreign_jobs.mpiexec, foreign_jobs.mp_spawn])
+@pytest.mark.parametrize("start", [mpiexec, mp_spawn])
 @pytest.mark.parametrize(
     ("name", "kind"), [("deadlock_group_world", "deadlock"), ("group_order", "group_mismatch")]
 )
@@ -180,8 +160,8 @@ def test_other_ways_to_start_ranks(
 ) -> None:
     expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
     words = start(expected["nproc"], [str(SCRIPTS / expected["script"])])
-    with foreign_jobs.job(words, tmp_path) as running:
-        assert foreign_jobs.hangs(running, 6.0, 4 * LIMIT_S), (tmp_path / "output").read_text()
+    with job(words, tmp_path) as running:
+        assert hangs(running, 6.0, 4 * LIMIT_S), (tmp_path / "output").read_text()
         (finding,) = found_in(running)["findings"]
     assert (finding["kind"], sorted(finding["culprits"])) == (kind, expected["culprits"])
 
@@ -190,18 +170,15 @@ def test_a_job_at_work_is_left_alone(tmp_path: Path) -> None:
     """Nothing is found, and the job goes on."""
     script = tmp_path / "at_work.py"
     script.write_text(AT_WORK)
-    with job(*torchrun("--nproc-per-node", "2", str(script))) as running:
-        assert running.stdout is not None
-        while running.stdout.readline() != "step\n":
-            pass
+    with job(torchrun(2, [str(script)]), tmp_path) as running:
+        steps_go_on(tmp_path / "output")
         for _ in range(3):
             asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--exit-code"]
             done = subprocess.run(asked, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             assert "nothing is wrong that can be seen" in done.stdout
         assert running.poll() is None
-        while running.stdout.readline() != "step\n":
-            pass
+        steps_go_on(tmp_path / "output")
 
 
 def test_no_job(capsys: pytest.CaptureFixture[str]) -> None:
