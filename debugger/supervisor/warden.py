@@ -29,6 +29,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNET = 0x4000_0000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
+_MOST_WALKS = 4
+_WITHOUT_PARENT = frozenset({1, 2})
+"""init and kthreadd."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -55,8 +58,32 @@ def enter_network(path: str) -> None:
 
 
 def descendants(*roots: int) -> list[int]:
-    """The live processes below the roots, parents first; found in one walk over /proc."""
+    """The live processes below the roots, parents first; found in one walk over /proc, and in some
+    more while parents end during them."""
+    lost: set[int] = set()
+    for _walk in range(_MOST_WALKS):
+        parents, dead = _processes()
+        before, lost = lost, {pid for pid, parent in parents.items() if parent not in parents}
+        # Who was read before its parent ended is below nobody that was read after it.
+        if lost <= before | _WITHOUT_PARENT:
+            break
     children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = list(roots)
+    while queue:
+        below = children.pop(queue.pop(0), [])
+        found += below
+        queue += below
+    return [pid for pid in found if pid not in dead]
+
+
+def _processes() -> tuple[dict[int, int], set[int]]:
+    """The parent of each process, and which of them have ended: one whose main thread alone has
+    ended (at a signal it is often the first) is a zombie that lives, and keeps its children."""
+    parents: dict[int, int] = {}
+    dead: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -65,17 +92,11 @@ def descendants(*roots: int) -> list[int]:
                 fields = file.read(512)
         except OSError:
             continue
-        state, parent = fields[fields.rindex(b")") + 2 :].split(None, 2)[:2]
-        # A zombie has no children of its own left, and nothing to end.
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
-    queue = list(roots)
-    while queue:
-        below = children.pop(queue.pop(0), [])
-        found += below
-        queue += below
-    return found
+        values = fields[fields.rindex(b")") + 2 :].split(None, 18)
+        parents[int(name)] = int(values[1])
+        if values[0] in (b"Z", b"X") and int(values[17]) <= 1:
+            dead.add(int(name))
+    return parents, dead
 
 
 def kill_all_below(root: int, spared: Collection[int] = ()) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from debugger.errors import UsageError
@@ -90,6 +91,30 @@ def test_running_is_none(launch: Launch) -> None:
     status = launch.wait(10)
     assert status is not None
     assert status.signal == signal.SIGTERM
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, os, sys, threading, time
+child = os.fork()
+if not child:
+    time.sleep(600)
+threading.Thread(target=time.sleep, args=(600,)).start()
+with open(sys.argv[1], "w") as file:
+    file.write(f"{child}\\n")
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_zombie_with_threads_lives_and_has_its_children(launch: Launch, tmp_path: Path) -> None:
+    """As a launcher is for a moment when a signal ends it: it has a thread for its store."""
+    noted = tmp_path / "child"
+    launch.start([*python(MAIN_THREAD_ENDS), str(noted)])
+    children = pids_in(noted, 1)
+    until(lambda: psutil.Process(launch.pid).status() == psutil.STATUS_ZOMBIE)
+    assert launch.poll() is None
+    assert launch.descendants() == [launch.pid, *children]
+    assert len(launch.signal(signal.SIGTERM)) == 2
+    until(lambda: not launch.descendants())
 
 
 @pytest.mark.parametrize(
