@@ -71,9 +71,11 @@ class Records:
             if again or changed_ns != self._listed_ns:
                 # A change within the clock's grain of the listing would be missed: look again.
                 recent = time.time_ns() - changed_ns < 50_000_000
-                self._listed_ns = -1 if recent else changed_ns
-                for path in sorted(self._directory.glob("*.flight")):
-                    self._open(path)
+                paths = sorted(self._directory.glob("*.flight"))
+                # What cannot be read may have been made just now, by who has not come to write in
+                # it: no name in the directory changes when that is done.
+                unread = [path for path in paths if not self._open(path)]
+                self._listed_ns = -1 if recent or unread else changed_ns
         except OSError:
             return
         for reader in self._readers.values():
@@ -90,7 +92,8 @@ class Records:
             raise error
         self._on_fault(f"the record {reader.path.name}", error)
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> bool:
+        """Whether it can be read."""
         try:
             inode = path.stat().st_ino
             known = self._readers.get(inode)
@@ -103,8 +106,10 @@ class Records:
                 self.faults.pop(path.name, None)
         except FlightError as error:
             self.faults[path.name] = str(error)
+            return False
         except OSError:
-            return  # it was given another name just now
+            return False  # it was given another name just now
+        return True
 
     @property
     def readers(self) -> Collection[FlightReader]:

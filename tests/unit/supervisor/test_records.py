@@ -12,10 +12,13 @@ import pytest
 
 from debugger import hook
 from debugger.diagnosis.diagnose import diagnose
+from debugger.record import layout
 from debugger.record.exits import ExitLog
+from debugger.record.layout import Role
 from debugger.record.records import Records, _snapshot, worlds_of
 from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank, Snapshot
+from debugger.record.writer import FlightWriter
 from debugger.supervisor.processes import ProcessTable
 from tests.unit.diagnosis.builder import Run
 
@@ -87,6 +90,26 @@ def test_an_exception_before_torch_is_imported(tmp_path: Path) -> None:
         "rank 1 raised ModuleNotFoundError: No module named 'there_is_no_such_module' "
         "at train.py:2 in plugins"
     )
+
+
+def test_a_record_that_was_listed_before_anything_was_written_in_it(tmp_path: Path) -> None:
+    """Its process was not given a core for a while; no name in the directory changes later."""
+    ranks, elsewhere = tmp_path / "ranks", tmp_path / "elsewhere.flight"
+    ranks.mkdir()
+    path = ranks / "pid-1.flight"
+    path.write_bytes(bytes(layout.FILE_BYTES))
+    long_ago_ns = 10**18
+    os.utime(ranks, ns=(long_ago_ns, long_ago_ns))
+    records = Records(ranks)
+    records.look()
+    assert not records.readers
+    FlightWriter(elsewhere, role=Role.FORKED_CHILD)
+    with open(path, "r+b") as file:
+        file.write(elsewhere.read_bytes())
+    assert os.stat(ranks).st_mtime_ns == long_ago_ns
+    records.look()
+    assert [reader.role for reader in records.readers] == [Role.FORKED_CHILD]
+    assert not records.faults
 
 
 class Below:
