@@ -26,7 +26,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code (DESIGN, section 6)."""
+    """Run one command line; returns the exit code (see the README)."""
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

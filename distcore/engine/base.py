@@ -53,7 +53,7 @@ class Engine(Protocol):
     calls, and give the call's body, which `start` runs; a body may plan and run more. Their tensors
     are plain (`reach.is_plain`) and checked; a result is written in place. What they cannot do they
     refuse with TypeError or ValueError, before anything is sent. What bodies raise is in
-    `distcore.errors`. Parts of one tensor are `whole.Parts`.
+    `distcore.errors`. Parts of one tensor are `parts.Parts`.
     """
 
     @property

@@ -120,7 +120,7 @@ class GroupRecord:
         self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
         """Who is asked before each message, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """What looks at the data of each call: see `data_checks`."""
+        """What looks at the data of each call: see `checks.pipeline`."""
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.kept = False
