@@ -159,10 +159,6 @@ class RunDirectory:
         return self.path / "verdict.json"
 
     @property
-    def control(self) -> Path:
-        return self.path / "control.sock"
-
-    @property
     def report_json(self) -> Path:
         return self.path / "report.json"
 

@@ -3,6 +3,7 @@ network: a listener on every interface answers there, one on 127.0.0.1 does not.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -46,9 +47,10 @@ def listeners(process: subprocess.Popen[str]) -> Iterator[tuple[str, int]]:
     """Address and port of whatever the process and all below it listen at."""
     top = psutil.Process(process.pid)
     for one in (top, *top.children(recursive=True)):
-        for connection in one.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                yield connection.laddr.ip, connection.laddr.port
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for connection in one.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.ip, connection.laddr.port
 
 
 def reached(found: set[tuple[str, int]]) -> set[int]:
