@@ -105,6 +105,7 @@ def test_nothing_listens_beyond_loopback(
     assert len(found) >= 4  # torchrun's store, the program's own, and at least one of each rank
     assert all(ipaddress.ip_address(address).is_loopback for address, _ in found), found
     assert reached(found) == set()
+    assert (tmp_path / "run" / "group.key").exists()  # whose it is, and what for: test_job_key
 
 
 def test_without_the_tool_a_neighbour_gets_an_answer(program: Path, tmp_path: Path) -> None:
