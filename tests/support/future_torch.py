@@ -20,6 +20,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,39 @@ def component(private: Any) -> tuple[Any, str, bool]:
 # -- mutating -----------------------------------------------------------------------------------
 
 
-def mutate(private: Any, kind: str) -> None:
+@dataclass(frozen=True)
+class Code:
+    """Torch's own: its functions by the names that they use, and who else has attributes. Looking
+    for them takes half a second."""
+
+    functions: Mapping[str, Sequence[types.FunctionType]]
+    owners: Sequence[Any]
+
+    @classmethod
+    def found(cls) -> Code:
+        wanted = {component(one)[1] for one in table().values() if loaded(one)}
+        functions: dict[str, list[types.FunctionType]] = {name: [] for name in wanted}
+        owners = []
+        for one in _of_torch():
+            if isinstance(one, types.FunctionType):
+                for name in wanted & _names(one.__code__):
+                    functions[name].append(one)
+            else:
+                owners.append(one)
+        return cls(functions, owners)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def mutate(private: Any, kind: str, code: Code) -> None:
     """Make torch as one in which this name has become that."""
     owner, name, _ = component(private)
     original = inspect.getattr_static(owner, name)
     fresh = f"{name}_of_later"
-    _rename(name, fresh)
+    _rename(name, fresh, code)
     _set(owner, fresh, original)
     if kind == "gone":
         _remove(owner, name)
@@ -129,12 +157,12 @@ def mutate(private: Any, kind: str) -> None:
         raise ValueError(kind)
 
 
-def _rename(name: str, fresh: str) -> None:
+def _rename(name: str, fresh: str, code: Code) -> None:
     """All of torch's own code uses the other name, and every other owner has it by both."""
-    for one in _of_torch():
-        if isinstance(one, types.FunctionType):
-            one.__code__ = _renamed(one.__code__, name, fresh)
-        elif name in vars(one) and fresh not in vars(one):
+    for function in code.functions[name]:
+        function.__code__ = _renamed(function.__code__, name, fresh)
+    for one in code.owners:
+        if name in vars(one) and fresh not in vars(one):
             with contextlib.suppress(TypeError, AttributeError):
                 setattr(one, fresh, inspect.getattr_static(one, name))
 
@@ -244,6 +272,8 @@ def _drive(folder: Path, chosen: Sequence[int]) -> None:
     gc.unfreeze()
     found = mutations()
     results: dict[str, Any] = {"total": len(found), "tried": []}
+    code = Code.found()
+    gc.freeze()  # who is forked need not look through all that, which would have it copied
     known = _ran(folder, "plain", None)
     for number in chosen:
         if number >= len(found):
@@ -251,7 +281,7 @@ def _drive(folder: Path, chosen: Sequence[int]) -> None:
         place = folder / str(number)
         place.mkdir()
         mutation = found[number]
-        pid = forked(lambda where=place, what=mutation: _try(where, what, known))  # type: ignore[misc]
+        pid = forked(lambda where=place, what=mutation: _try(where, what, code, known))  # type: ignore[misc]
         _, status = os.waitpid(pid, 0)
         told = {"mutation": mutation, "status": status}
         with contextlib.suppress(OSError, ValueError):
@@ -260,7 +290,7 @@ def _drive(folder: Path, chosen: Sequence[int]) -> None:
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def _try(place: Path, mutation: Mutation, known: Sequence[Sequence[Any]]) -> None:
+def _try(place: Path, mutation: Mutation, code: Code, known: Sequence[Sequence[Any]]) -> None:
     """`known`: what the program comes to on torch as it is."""
     names = table()
     done = set()
@@ -268,7 +298,7 @@ def _try(place: Path, mutation: Mutation, known: Sequence[Sequence[Any]]) -> Non
         _owner, attribute, _ = component(names[name])
         if attribute not in done:  # one that another has not changed already
             done.add(attribute)
-            mutate(names[name], kind)
+            mutate(names[name], kind, code)
     unlike = [
         part.name
         for part in sys.modules["_distdebug.rank.torch_private.probe"].REGISTRY.parts
