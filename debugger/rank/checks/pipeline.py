@@ -124,7 +124,7 @@ class InOrder:
             self._looks[what] = look
 
     def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
-        """See `non_finite.Inspector.before`."""
+        """See `data_checks.Inspector.before`."""
         after = None
         for what, look in list(self._looks.items()):
             try:
