@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .commands import COMMANDS
+from .commands import COMMANDS, load
 from .errors import DistdebugError, UsageError
 
 EXIT_USAGE = 2
@@ -26,7 +26,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code (DESIGN, section 6)."""
+    """Run one command line; returns the exit code (see the README)."""
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -74,17 +74,16 @@ def _dispatch(argv: list[str]) -> int:
     if not argv:
         print(_usage(), file=sys.stderr)
         return EXIT_USAGE
-    entry = next((one for one in COMMANDS if one.name == name), None)
-    if entry is None:
+    if name not in COMMANDS:
         raise UsageError(_unknown(name))
-    command = entry.load()
+    command = load(name)
     parser = command.parser()
     return command.run(command.parse(parser, argv[1:]))
 
 
 def _usage() -> str:
-    width = max(len(entry.name) for entry in COMMANDS)
-    lines = [f"  {entry.name:<{width}}   {entry.help}" for entry in COMMANDS]
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}   {does}" for name, does in COMMANDS.items()]
     return "\n".join(
         [
             "usage: distdebug [--help] [--version] COMMAND ...",
@@ -109,7 +108,7 @@ def _unknown(name: str) -> str:
     if name.endswith(".py"):
         return f"{clean(name)} is a script; run it with: distdebug run -n 2 {clean(name)}"
     what = "flag" if name.startswith("-") else "command"
-    near = difflib.get_close_matches(name, [entry.name for entry in COMMANDS], n=1)
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
     meant = f"; did you mean `distdebug {near[0]}`?" if near else "; see `distdebug --help`"
     return f"unknown {what} {clean(name, 80)!r}{meant}"
 

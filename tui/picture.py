@@ -161,10 +161,9 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the ranks did over the last `span_ns` before `end_ns` (Unix time), by rank."""
+    """What the ranks did over the last `span_ns`, by rank."""
 
     span_ns: int
-    end_ns: int
     tracks: Mapping[int, Track]
 
 

@@ -147,7 +147,7 @@ class Tracks:
         if len(self._met) > 4 * MOST_CALLS:
             least_ns = now_ns - _FORGET_NS
             self._met = {key: met for key, met in self._met.items() if met.last_ns > least_ns}
-        return Timeline(self._span_s * S, end * part_ns, tracks)
+        return Timeline(self._span_s * S, tracks)
 
     # -- what is new ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The commands of `distdebug`: this list is the table of contents.
+"""The commands of `distdebug`: this table is the list of contents.
 
 A command's module is imported only when that command runs, so that every other one starts at once.
 """
@@ -6,79 +6,32 @@ A command's module is imported only when that command runs, so that every other 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .base import Command
 
+COMMANDS = {
+    "run": "run a script under torchrun and be told which rank went wrong",
+    "exec": "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
+    "plan": "match the programs of N ranks on one machine, before the run",
+    "tui": "watch a run in the terminal, live or after the fact",
+    "report": "show what was found in a run",
+    "stacks": "show where every rank stands, as one tree",
+    "attach": "talk to a rank that stands at a breakpoint",
+    "logs": "show what the ranks printed and logged, in time order",
+    "runs": "list the recorded runs, or remove old ones",
+    "compare": "compare the calls of two runs, or of a run and a plan: where they differ first",
+    "inspect": "look at a running job that was started without distdebug",
+    "export": "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
+    "replay": "make the recorded calls of a run again, without its program, and compare the times",
+    "bench": "measure what watching costs, or how fast backends communicate",
+}
+"""Each command with the line that `distdebug --help` shows: `run` is `RunCommand` in `run.py`."""
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One command: its name, the class behind it, and the line that `distdebug --help` shows."""
 
-    name: str
-    module: str
-    class_name: str
-    help: str
-
-    def load(self) -> Command:
-        """Import the command."""
-        module = importlib.import_module(f".{self.module}", __package__)
-        command: Command = getattr(module, self.class_name)()
-        return command
-
-
-COMMANDS = (
-    Entry(
-        "run", "run", "RunCommand", "run a script under torchrun and be told which rank went wrong"
-    ),
-    Entry(
-        "exec",
-        "exec",
-        "ExecCommand",
-        "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
-    ),
-    Entry(
-        "plan",
-        "plan",
-        "PlanCommand",
-        "match the programs of N ranks on one machine, before the run",
-    ),
-    Entry("tui", "tui", "TuiCommand", "watch a run in the terminal, live or after the fact"),
-    Entry("report", "report", "ReportCommand", "show what was found in a run"),
-    Entry("stacks", "stacks", "StacksCommand", "show where every rank stands, as one tree"),
-    Entry("attach", "attach", "AttachCommand", "talk to a rank that stands at a breakpoint"),
-    Entry("logs", "logs", "LogsCommand", "show what the ranks printed and logged, in time order"),
-    Entry("runs", "runs", "RunsCommand", "list the recorded runs, or remove old ones"),
-    Entry(
-        "compare",
-        "compare",
-        "CompareCommand",
-        "compare the calls of two runs, or of a run and a plan: where they differ first",
-    ),
-    Entry(
-        "inspect",
-        "inspect",
-        "InspectCommand",
-        "look at a running job that was started without distdebug",
-    ),
-    Entry(
-        "export",
-        "export",
-        "ExportCommand",
-        "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
-    ),
-    Entry(
-        "replay",
-        "replay",
-        "ReplayCommand",
-        "make the recorded calls of a run again, without its program, and compare the times",
-    ),
-    Entry(
-        "bench",
-        "bench",
-        "BenchCommand",
-        "measure what watching costs, or how fast backends communicate",
-    ),
-)
+def load(name: str) -> Command:
+    """Import the command of this name."""
+    module = importlib.import_module(f".{name}", __package__)
+    command: Command = getattr(module, f"{name.capitalize()}Command")()
+    return command

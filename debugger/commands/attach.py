@@ -15,7 +15,6 @@ from .base import Command, add_run_argument
 
 class AttachCommand(Command):
     name = "attach"
-    help = "talk to a rank that stands at a breakpoint"
     epilog = (
         "The prompt is pdb's, in the rank. `continue` lets the rank go on to its next breakpoint;\n"
         "`quit`, Ctrl-D or closing the terminal let it go on without stopping again. While the\n"

@@ -1,4 +1,4 @@
-"""What every command of `distdebug` has: a name, help with an example, and a body."""
+"""What every command of `distdebug` has: a name, an example of its use, and a body."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
 from ..errors import UsageError
+from . import COMMANDS
 
 
 class Command(ABC):
@@ -15,7 +16,6 @@ class Command(ABC):
     exit codes."""
 
     name: ClassVar[str]
-    help: ClassVar[str]
     epilog: ClassVar[str]
 
     @abstractmethod
@@ -33,9 +33,10 @@ class Command(ABC):
 
     def parser(self) -> argparse.ArgumentParser:
         """The command's parser, configured."""
+        does = COMMANDS[self.name]
         parser = Parser(
             prog=f"distdebug {self.name}",
-            description=self.help[:1].upper() + self.help[1:] + ".",
+            description=does[:1].upper() + does[1:] + ".",
             epilog=self.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

@@ -55,7 +55,6 @@ class Kind:
 
 class BenchCommand(Command):
     name = "bench"
-    help = "measure what watching costs, or how fast backends communicate"
     epilog = (
         "`distdebug bench WHAT --help` says more.\n"
         "\n"

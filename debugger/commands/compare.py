@@ -22,7 +22,6 @@ IGNORABLE = {"lines": "line", "sizes": "shape", "steps": "steps", "async": "asyn
 
 class CompareCommand(Command):
     name = "compare"
-    help = "compare the calls of two runs, or of a run and a plan: where they differ first"
     epilog = (
         "Two runs of as many ranks are compared rank by rank, others by the places that ranks\n"
         "have in their groups. Ends with 0 where they are equal, 1 where they differ.\n"

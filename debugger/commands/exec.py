@@ -12,7 +12,6 @@ from .base import Command
 
 class ExecCommand(Command):
     name = "exec"
-    help = "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks"
     epilog = (
         "examples:\n"
         "  distdebug exec -- python spawn_train.py\n"

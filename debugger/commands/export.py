@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 class ExportCommand(Command):
     name = "export"
-    help = "write a run's record for other tools: a trace, metrics, torch's recorder dumps"
     epilog = (
         "Dumps are one a rank, which torch's own analyser loads. A trace is JSON that Perfetto\n"
         "opens; with --kineto one a rank, as torch's profiler writes them.\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from . import numbers
 from .base import Command
 from .rendering import add_form_arguments, rendered
 
@@ -24,7 +25,6 @@ INSTALL_WITHIN_S = 30.0
 
 class InspectCommand(Command):
     name = "inspect"
-    help = "look at a running job that was started without distdebug"
     epilog = (
         "Ranks are found by their environment (RANK, OMPI_*, PMI_*, SLURM_*), or as children of\n"
         "the program that started them. Without --install nothing is written into them, and none\n"
@@ -57,7 +57,7 @@ class InspectCommand(Command):
             "--watch",
             nargs="?",
             metavar="SECONDS",
-            type=float,
+            type=numbers.seconds,
             const=WATCH_EVERY_S,
             help="look again every so many seconds (5), until something stands still or the job "
             "has ended",
@@ -65,7 +65,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--still",
             metavar="SECONDS",
-            type=float,
+            type=numbers.seconds,
             default=5.0,
             help="a rank that sleeps at one place while others wait is late after so long (5), one "
             "that computes there after twice that",
@@ -73,7 +73,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--hang-timeout",
             metavar="SECONDS",
-            type=float,
+            type=numbers.seconds,
             default=60.0,
             help="any rank is late after so long (60)",
         )
@@ -94,7 +94,7 @@ class InspectCommand(Command):
             "--install",
             nargs="?",
             metavar="SECONDS",
-            type=float,
+            type=numbers.seconds,
             const=INSTALL_WITHIN_S,
             help="put the checking layer into the ranks, which run on: from then on their calls "
             "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "
@@ -117,18 +117,18 @@ class InspectCommand(Command):
         from ..inspection.judging import Limits
 
         limits = Limits(
-            still_s=_positive(args.still, "--still"),
+            still_s=args.still,
             busy_s=2 * args.still,
-            moving_s=_positive(args.hang_timeout, "--hang-timeout"),
+            moving_s=args.hang_timeout,
         )
         if args.slurm_part is not None:
             return _part(args, limits)
         if args.install is not None:
-            return _installed(args, _positive(args.install, "--install"))
+            return _installed(args)
         if args.watch is None:
             seen = _seen(args, limits)
         else:
-            seen = _watched(args, limits, _positive(args.watch, "--watch"))
+            seen = _watched(args, limits, args.watch)
         if not seen.look.ranks or not (args.slurm or any(seen.stacks.values())):
             raise UsageError("no process of the job could be looked at: all have ended meanwhile")
         sys.stdout.write(rendered(seen.report(), args.form, "the look"))
@@ -137,7 +137,7 @@ class InspectCommand(Command):
         return seen.exit_code if args.exit_code else 0
 
 
-def _installed(args: argparse.Namespace, wait_s: float) -> int:
+def _installed(args: argparse.Namespace) -> int:
     """Put the layer into the ranks, and judge what it records: once, or until it is wrong."""
     from ..inspection.installing import install
     from ..inspection.recorded_since import findings_before, watched
@@ -145,8 +145,7 @@ def _installed(args: argparse.Namespace, wait_s: float) -> int:
 
     if args.slurm is not None:
         raise UsageError("--install reaches the ranks of one host, and --slurm asks several")
-    every_s = None if args.watch is None else _positive(args.watch, "--watch")
-    done = install(_job(args), args.run_dir, wait_s)
+    done = install(_job(args), args.run_dir, args.install)
     place = f"the layer is in {ranks_text(done.ranks)}; each was stopped for"
     lines = [
         f"{place} {done.stopped_ms:.0f} ms at most, and ran {done.paused_ms:.1f} ms of it since",
@@ -160,7 +159,7 @@ def _installed(args: argparse.Namespace, wait_s: float) -> int:
     lines += findings_before(done.past)
     for line in lines:
         print(f"distdebug: {line}", file=sys.stderr)
-    report = watched(done.run, every_s)
+    report = watched(done.run, args.watch)
     sys.stdout.write(rendered(report, args.form, done.run.path))
     return int(report["exit_code"]) if args.exit_code else 0
 
@@ -246,9 +245,3 @@ def _of_pids(jobs: Sequence[Job], pids: Sequence[int]) -> list[Job]:
         if chosen:
             found.append(replace(job, processes=chosen))
     return found
-
-
-def _positive(value: float, flag: str) -> float:
-    if not 0 < value < 1e9:
-        raise UsageError(f"{flag} takes a number of seconds above 0, not {value:g}")
-    return value

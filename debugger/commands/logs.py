@@ -26,7 +26,6 @@ PIECE_CHARACTERS = 1 << 16
 
 class LogsCommand(Command):
     name = "logs"
-    help = "show what the ranks printed and logged, in time order"
     epilog = (
         "A line that a rank printed is shown as `[rank 2] text`; its time is when it was seen, to\n"
         "about 50 ms. A record (of debugger.log, of torch, of Python's warnings, of distdebug\n"

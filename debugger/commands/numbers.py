@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
+
+MOST_S = 1e9
+"""Thirty years: what is longer cannot be slept."""
 
 
 def count(text: str) -> int:
@@ -32,7 +34,7 @@ def _least(text: str, least: int, what: str) -> int:
 def seconds(text: str) -> float:
     """A time that ends."""
     value = float(text)
-    if not value > 0 or math.isinf(value):
+    if not 0 < value < MOST_S:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
     return value
 

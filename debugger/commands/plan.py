@@ -28,7 +28,6 @@ ACCELERATORS = ("auto", "none", "cuda")
 
 class PlanCommand(Command):
     name = "plan"
-    help = "match the programs of N ranks on one machine, before the run"
     epilog = (
         "examples:\n"
         "  distdebug plan -n 64 train.py --epochs 1\n"

@@ -29,7 +29,6 @@ _PROGRAM = Path(__file__).parent.parent / "benchmarks" / "replay" / "program.py"
 
 class ReplayCommand(Command):
     name = "replay"
-    help = "make the recorded calls of a run again, without its program, and compare the times"
     epilog = (
         "The ranks run on this host, with zeros on the CPU in place of the run's tensors, watched\n"
         "as any run is: a run that ended in a mismatch or a deadlock ends in it again. A table\n"

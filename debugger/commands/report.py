@@ -24,7 +24,6 @@ EXIT_TOOL_ERROR = 96
 
 class ReportCommand(Command):
     name = "report"
-    help = "show what was found in a run"
     epilog = (
         "A run without a report, because it still runs or was killed, is diagnosed on the spot.\n"
         "\n"

@@ -15,7 +15,6 @@ from .base import Command
 
 class RunCommand(Command):
     name = "run"
-    help = "run a script under torchrun and be told which rank went wrong"
     epilog = (
         "examples:\n"
         "  distdebug run -n 4 train.py --epochs 3\n"

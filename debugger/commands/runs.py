@@ -19,7 +19,6 @@ from .base import Command
 
 class RunsCommand(Command):
     name = "runs"
-    help = "list the recorded runs, or remove old ones"
     epilog = (
         "A run that is still going on is never removed.\n"
         "\n"

@@ -30,7 +30,6 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 class StacksCommand(Command):
     name = "stacks"
-    help = "show where every rank stands, as one tree"
     epilog = (
         "Of a live run, or of the Python processes below any launcher's pid, the stacks are taken\n"
         "now, without stopping anybody; of a finished run they are those of its verdict.\n"

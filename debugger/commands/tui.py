@@ -13,7 +13,6 @@ from .base import Command, add_run_argument
 
 class TuiCommand(Command):
     name = "tui"
-    help = "watch a run in the terminal, live or after the fact"
     epilog = (
         "`distdebug run --tui ...` starts a run and opens the app on it; ? explains every key.\n"
         "\n"

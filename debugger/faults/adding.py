@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from ..record.replacing import replacing
 from .plan import FILE, Fault, Plan, load
 
 LOCK = f".{FILE}.lock"
@@ -31,11 +32,8 @@ def add(directory: Path, faults: Iterable[Fault]) -> Plan:
             if fault.text not in {one.text for one in rows}:
                 rows.append(replace(fault, number=len(rows)))
         whole = replace(found, faults=tuple(rows))
-        temporary = directory / f".{FILE}.{os.getpid()}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(whole.to_json(), file, indent=2)
-        os.replace(temporary, directory / FILE)
+        with replacing(directory / FILE, lasts=False) as file:
+            file.write(json.dumps(whole.to_json(), indent=2).encode())
         return whole
     finally:
         os.close(lock)

@@ -20,7 +20,7 @@ from ..record.definitions import (
     note_of,
     site_of,
 )
-from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState, Phase
+from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState
 from ..record.program_writer import FILES, FOLDER
 from ..record.signature import CHAIN_STEP, MASK, Signature
 from ..record.snapshot import Call, CallSite, Group, Note
@@ -98,7 +98,6 @@ class _Reader:
         self._came_from: dict[int, int] = {}
         self._calls: dict[int, tuple[int, _Counts]] = {}
         self._waits: list[tuple[int, int, int]] = []
-        self._exit_code: int | None = None
         self._ended = False
 
     def read(self, path: Path) -> Program:
@@ -258,10 +257,6 @@ class _Reader:
         said = Undecided(self._sites.get(site) or CallSite("", 0, ""), str(what))
         if said not in self._undecided:
             self._undecided.append(said)
-
-    def _on_phase(self, phase: int, exit_code: int) -> None:
-        if phase >= Phase.EXITING:
-            self._exit_code = whole(exit_code)
 
     def _on_ended(self, exit_code: int | None, signal: int | None) -> None:
         if not self._ended:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote
 from ..record.planned_faults import PLAN
-from ..record.secret_words import masked
 from ..record.writer import FlightWriter
 from . import torch_private
 from .agreement.collectives import ISSUED_IN, Agreement
@@ -51,7 +49,7 @@ from .process.main_thread import MainThread
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import Recorder
+from .record.recorder import Recorder, identity
 from .replicas import check
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
@@ -128,7 +126,7 @@ class Layer:
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
         if writer is None:
             writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
-        self.recorder = recorder = Recorder(writer, _identity(), self.verdict)
+        self.recorder = recorder = Recorder(writer, identity(), self.verdict)
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
         self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
@@ -193,7 +191,7 @@ class Layer:
         self.breakpoints.observe(self.pipeline.look_once)
         self.timeouts.observe()
         self._begin()
-        self.forks.observe(directory, _identity, self._begin)
+        self.forks.observe(directory, identity, self._begin)
 
     def _observe_further(self) -> None:
         """What fails of this is left out, and takes nothing else with it."""
@@ -288,16 +286,6 @@ def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:
             say(sentence)
 
     return tell
-
-
-def _identity() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "parent": os.getppid(),
-    }
 
 
 def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:

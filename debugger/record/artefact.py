@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-import secrets
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import IO, Any
 from .json_objects import MOST_BYTES as MOST_JSON_BYTES
 from .layout import FILE_BYTES
 from .log_reader import TIMES_ENTRY
+from .replacing import replacing
 
 SUFFIX = ".distdebug.tar.gz"
 FOLDERS = ("stacks", "ranks", "logs")
@@ -71,19 +71,10 @@ def name_of(run: Path) -> str:
 def pack(run: Path, target: Path) -> Packed:
     """Write the artefact, whole or not at all, readable by its owner only; in place of a file that
     is there already. Raises OSError."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            left_out = _Packing(run).write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            size_bytes = file.tell()
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(target) as file:
+        left_out = _Packing(run).write(file)
+        file.flush()
+        size_bytes = file.tell()
     return Packed(target, size_bytes, left_out)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from .bounds import read_regular
 from .json_objects import parsed
+from .replacing import replacing
 from .unix_sockets import short_name, user_of
 from .wording import printable
 
@@ -124,11 +125,8 @@ def announce(directory: Path, stop: Stop) -> None:
         "why": stop.why,
         "address": stop.address,
     }
-    temporary = folder / f".{stop.name}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(temporary, flags, 0o600), "w") as file:
-        json.dump(value, file)
-    os.replace(temporary, folder / f"{stop.name}.json")
+    with replacing(folder / f"{stop.name}.json", lasts=False) as file:
+        file.write(json.dumps(value).encode())
 
 
 def withdraw(directory: Path, stop: Stop) -> None:

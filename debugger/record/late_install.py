@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .bounds import MOST_RANKS, read_regular, whole
+from .replacing import replacing
 from .sanitize import clean
 
 _MOST_BYTES = 1 << 20
@@ -133,9 +134,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
-    """At one stroke, so that no reader finds half of it."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(made, flags, 0o600), "w") as file:
-        json.dump(value, file)
-    os.rename(made, path)
+    with replacing(path, lasts=False) as file:
+        file.write(json.dumps(value).encode())

@@ -219,11 +219,6 @@ class ProgramWriter(FlightWriter):
         if mark:
             self.put("came", mark - 1, source)
 
-    @property
-    def unwaited(self) -> list[int]:
-        """The asynchronous calls that the program has not waited for yet."""
-        return sorted(self._open)
-
     def enter(self, activity: int, call: int, detail: int, site: int) -> ThreadSlot:
         if activity != _IN_CALL:
             self.put("waits", activity, detail, site)

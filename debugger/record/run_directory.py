@@ -27,6 +27,7 @@ from .place import (
     make_new,
     reason,
 )
+from .replacing import replacing
 
 __all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 
@@ -158,10 +159,6 @@ class RunDirectory:
         return self.path / "verdict.json"
 
     @property
-    def control(self) -> Path:
-        return self.path / "control.sock"
-
-    @property
     def report_json(self) -> Path:
         return self.path / "report.json"
 
@@ -203,18 +200,10 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "wb") as file:
+            with replacing(self.path / name) as file:
                 file.write(text.encode("utf-8", "backslashreplace"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             self._fail(name, error)
             return False
         return True

@@ -37,7 +37,7 @@ def build(
     stacks: Mapping[int, Sequence[str]] | None = None,
     notes: Sequence[str] = (),
 ) -> Document:
-    """The report of one run (DESIGN, section 7).
+    """The report of one run: `report.json`.
 
     `outcome` is "ok", the kind of the verdict, "failed", "interrupted", "unwatched" (the program
     succeeded, and no rank was seen) or "tool_error".

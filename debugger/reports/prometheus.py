@@ -10,7 +10,6 @@ its completion.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 from ..errors import UsageError
 from ..record.bounds import read_regular
 from ..record.layout import RING, Activity, CallState, Phase
+from ..record.replacing import replacing
 from ..record.sizes import call_bytes
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import printable
@@ -324,14 +324,5 @@ def check(path: Path) -> None:
 def write(path: Path, text: str) -> None:
     """The file, whole or not at all; readable by others, as the umask has it, since somebody else
     collects it. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path, 0o666) as file:
+        file.write(text.encode())

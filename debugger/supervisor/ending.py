@@ -60,13 +60,11 @@ def forward(
 def end_tree(
     launch: Launch,
     grace_s: float,
-    polite: signal.Signals = signal.SIGTERM,
-    kill_timeout_s: float = KILL_TIMEOUT_S,
     silence_launcher: bool = False,
     spared: Collection[int] = (),
 ) -> Ended:
-    """SIGCONT and `polite` to every process of the run, SIGKILL to what is left after `grace_s`,
-    until nothing is left. Takes at most `grace_s` + `kill_timeout_s`, and hardly longer than the
+    """SIGCONT and SIGTERM to every process of the run, SIGKILL to what is left after `grace_s`,
+    until nothing is left. Takes at most `grace_s` + `KILL_TIMEOUT_S`, and hardly longer than the
     processes need.
 
     `silence_launcher` kills the command itself first. torchrun otherwise takes a second to end
@@ -81,11 +79,11 @@ def end_tree(
     killed: dict[int, None] = {}
     if silence_launcher and launch.pid and launch.poll() is None:
         killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, [launch.pid])))
-        launch.wait(kill_timeout_s)  # its ranks are the warden's from here on
+        launch.wait(KILL_TIMEOUT_S)  # its ranks are the warden's from here on
     left = descendants()
     if grace_s > 0:
         # A stopped process gets the polite signal first, so that it acts on it when it wakes.
-        launch.signal(polite, left)
+        launch.signal(signal.SIGTERM, left)
         launch.signal(signal.SIGCONT, left)
         asked = set(left)
         while left and time.monotonic() - began_s < grace_s:
@@ -94,9 +92,9 @@ def end_tree(
             left = descendants()
             # Started meanwhile: a launcher that restarts its workers, a shell's next command.
             late = [pid for pid in left if pid not in asked]
-            launch.signal(polite, late)
+            launch.signal(signal.SIGTERM, late)
             asked.update(late)
-    kill_until_s = time.monotonic() + kill_timeout_s
+    kill_until_s = time.monotonic() + KILL_TIMEOUT_S
     while left:
         killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, left)))
         launch.poll()

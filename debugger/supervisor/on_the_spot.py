@@ -76,24 +76,18 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         findings += slow_ranks(look.now)
     elif live:
         findings = list(map(_told, findings))
-    outcome, code = ("running", 0) if live else ("interrupted", EXIT_KILLED)
-    if not live and not supervised:
-        failed = any(exit_status(rank) for rank in look.ranks.values())
-        outcome, code = ("failed", EXIT_FAILED) if failed else ("ok", 0)
+    outcome, code = _outcome(look, live, supervised)
     if found is not None:
         outcome, code = found.kind, found.exit_code
     notes = list(look.faults)
     if not live and supervised:
         notes.append("the run was killed before it could report; this is how its records ended")
-    until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
-    started_ns = run.get("started_ns")
-    duration_s = (until_ns - started_ns) / 1e9 if isinstance(started_ns, int) and until_ns else 0.0
     command = run.get("command")
     made = document.build(
         command=[str(word) for word in command] if isinstance(command, list) else [],
         run_dir=directory.path,
         world_size=max((snapshot.world_size for snapshot in look.now), default=0),
-        duration_s=max(0.0, duration_s),
+        duration_s=_duration_s(look, run.get("started_ns")),
         outcome=outcome,
         exit_code=code,
         findings=[(finding, None) for finding in findings],
@@ -107,6 +101,23 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         pairs = [(finding, None) for finding in findings]
         injections.add(made, pairs, faults.plan, faults.entries, look.ranks)
     return made, look.faults
+
+
+def _outcome(look: Look, live: bool, supervised: bool) -> tuple[str, int]:
+    """And the exit code, where nothing was found."""
+    if live:
+        return "running", 0
+    if supervised:
+        return "interrupted", EXIT_KILLED
+    failed = any(exit_status(rank) for rank in look.ranks.values())
+    return ("failed", EXIT_FAILED) if failed else ("ok", 0)
+
+
+def _duration_s(look: Look, started_ns: object) -> float:
+    until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
+    if not until_ns or not isinstance(started_ns, int):
+        return 0.0
+    return max(0.0, (until_ns - started_ns) / 1e9)
 
 
 def _told(finding: Finding) -> Finding:

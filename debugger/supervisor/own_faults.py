@@ -27,8 +27,8 @@ class OwnFaults:
     """The faults of one run. `directory` may be set later; what came before is then lost from the
     file, never from the report."""
 
-    def __init__(self, directory: RunDirectory | None = None) -> None:
-        self.directory = directory
+    def __init__(self) -> None:
+        self.directory: RunDirectory | None = None
         self._why: dict[str, str] = {}
 
     def note(self, part: str, error: Exception) -> None:

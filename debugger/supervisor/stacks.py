@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,6 @@ class ThreadStack:
     frames: tuple[Frame, ...]
     wait: str = ""
     source: str = "py-spy"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def capture(

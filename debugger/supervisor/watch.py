@@ -98,9 +98,9 @@ class Watch:
         self._look = Look(snapshots, findings, judged.notices, confirmed)
         return self._look
 
-    def only_look(self, finished: bool = False) -> Look:
+    def only_look(self) -> Look:
         """Look at all ranks now, and judge nothing: another supervisor does."""
-        self._look = Look(self._reader.look(finished), (), (), None)
+        self._look = Look(self._reader.look(False), (), (), None)
         return self._look
 
     def _confirmed(

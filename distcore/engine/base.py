@@ -8,7 +8,7 @@ first. The engine does the rest. `tcp.engine` runs our own algorithms on a mesh 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -46,6 +46,22 @@ class Life(Protocol):
         """End the group. Calls that nobody waited for may finish first."""
 
 
+class Message(NamedTuple):
+    """One between two ranks, which do not wait for the group's collectives."""
+
+    text: str
+    timeout_s: float
+    tensor: Tensor
+    """What moves, or is written."""
+    peer: int | None
+    """None: whoever sends."""
+    tag: int
+    tensors: Sequence[Tensor]
+    """They live until the handle is done; the first is its result."""
+    arrived: Callable[[], None] | None = None
+    """Called once, before it counts as done."""
+
+
 class Engine(Protocol):
     """One group's transport. Ranks are the group's own.
 
@@ -53,7 +69,7 @@ class Engine(Protocol):
     calls, and give the call's body, which `start` runs; a body may plan and run more. Their tensors
     are plain (`reach.is_plain`) and checked; a result is written in place. What they cannot do they
     refuse with TypeError or ValueError, before anything is sent. What bodies raise is in
-    `distcore.errors`. Parts of one tensor are `whole.Parts`.
+    `distcore.errors`. Parts of one tensor are `parts.Parts`.
     """
 
     @property
@@ -93,27 +109,8 @@ class Engine(Protocol):
     def together(self, bodies: Sequence[Body]) -> Body:
         """One call that does what these do; they were planned by this engine."""
 
-    # Messages: `tensors` live until the handle is done, the first is its result; `arrived` is
-    # called once, before it counts as done. `peer` None: whoever sends.
-    def send(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int,
-        tag: int,
-        tensors: Sequence[Tensor],
-    ) -> CallWork: ...
-    def receive(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int | None,
-        tag: int,
-        tensors: Sequence[Tensor],
-        arrived: Callable[[], None] | None,
-    ) -> CallWork: ...
+    def send(self, message: Message) -> CallWork: ...
+    def receive(self, message: Message) -> CallWork: ...
 
     # Between the two, the program starts calls that belong together, and waits for none.
     def begin_batch(self) -> None: ...

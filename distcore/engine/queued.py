@@ -12,6 +12,7 @@ from ..base import call_text
 from ..base.buffers import bytes_of
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
+from .base import Message
 from .session import Body, Session
 from .staging import Reach, Staging
 from .work import CallWork, JoinedWork, PostedWork
@@ -71,42 +72,14 @@ class QueuedEngine:
 
         return body
 
-    def send(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int,
-        tag: int,
-        tensors: Sequence[Tensor],
-    ) -> CallWork:
-        post = self.session.mailbox().post_send
-        return self._posted(post, text, timeout_s, tensor, peer, tag, tensors, None)
+    def send(self, message: Message) -> CallWork:
+        return self._posted(self.session.mailbox().post_send, message)
 
-    def receive(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int | None,
-        tag: int,
-        tensors: Sequence[Tensor],
-        arrived: Callable[[], None] | None,
-    ) -> CallWork:
-        post = self.session.mailbox().post_receive
-        return self._posted(post, text, timeout_s, tensor, peer, tag, tensors, arrived)
+    def receive(self, message: Message) -> CallWork:
+        return self._posted(self.session.mailbox().post_receive, message)
 
-    def _posted(
-        self,
-        post: Callable[..., Any],
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int | None,
-        tag: int,
-        tensors: Sequence[Tensor],
-        arrived: Callable[[], None] | None,
-    ) -> CallWork:
+    def _posted(self, post: Callable[..., Any], message: Message) -> CallWork:
+        text, timeout_s, tensor, peer, tag, tensors, arrived = message
         kind = call_text.tensor(tensor.dtype, tensor.numel())
         posting = post(peer, tag, self._memory(tensor), Deadline.after(timeout_s), kind)
         # A view of bytes does not keep its memory alive, and a program may drop the handle.

@@ -120,11 +120,7 @@ def _succeeded(future: Any) -> int:
 class FinishedWork(CallWork):
     """Of a call that was complete when it returned."""
 
-    __slots__ = ("_tensors",)
-
-    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
-        super().__init__()
-        self._tensors = tensors
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return "<FinishedWork: done>"
@@ -142,11 +138,11 @@ class FinishedWork(CallWork):
         return None
 
     def result(self) -> list[Tensor]:
-        return list(self._tensors)
+        return []
 
     def get_future(self) -> Any:
         future: Future[list[Tensor]] = Future()
-        future.set_result(list(self._tensors))
+        future.set_result([])
         return future
 
 

@@ -39,13 +39,11 @@ class Caller:
         """InvalidArgument; `words` are torch's own for it, which programs look for."""
         raise InvalidArgument(self._sentence(argument, expected, given, words))
 
-    def wrong_type(
-        self, argument: str, expected: object, given: object, words: str = ""
-    ) -> NoReturn:
+    def wrong_type(self, argument: str, expected: object, given: object) -> NoReturn:
         """InvalidType."""
-        raise InvalidType(self._sentence(argument, expected, given, words))
+        raise InvalidType(self._sentence(argument, expected, given))
 
-    def _sentence(self, argument: str, expected: object, given: object, words: str) -> str:
+    def _sentence(self, argument: str, expected: object, given: object, words: str = "") -> str:
         return (
             f"{self.call} on rank {self.ranks[self.rank]}: {argument}: "
             f"expected {expected}, given {given}{f' ({words})' if words else ''}"

@@ -7,9 +7,11 @@ between the same two ranks with the same tag.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..base import call_text
+from ..engine.base import Message
 from ..engine.work import CallWork
 from . import argument_checks
 from .issuing import Issuing
@@ -32,11 +34,8 @@ class PointToPoint(Issuing):
         tag = argument_checks.tag(caller, tag)
         text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
         tensors = [data] if flat is data else [data, flat]
-
-        def start() -> CallWork:
-            return self._engine.send(text, self._timeout_s, flat, dst, tag, tensors)
-
-        return self._post("send", text, start)
+        message = Message(text, self._timeout_s, flat, dst, tag, tensors)
+        return self._post("send", text, partial(self._engine.send, message))
 
     def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
         """Receive the next message of group rank `src` with this tag."""
@@ -66,11 +65,8 @@ class PointToPoint(Issuing):
         source = None if src is None else self._ranks[src]
         text = call_text.message("recv", source, tag, data.dtype, data.numel())
         tensors = [data] if flat is data else [data, flat]
-
-        def start() -> CallWork:
-            return self._engine.receive(text, self._timeout_s, flat, src, tag, tensors, arrived)
-
-        return self._post("recv_", text, start)
+        message = Message(text, self._timeout_s, flat, src, tag, tensors, arrived)
+        return self._post("recv_", text, partial(self._engine.receive, message))
 
     def _post(self, operator: str, text: str, start: Callable[[], CallWork]) -> CallWork:
         work = start() if not self._profiled() else self._recorded(operator, text, start)

@@ -26,7 +26,7 @@ from .world import World, join
 
 @dataclass(frozen=True)
 class MpiBackend:
-    """See `base.Backend`."""
+    """See `distcore.backend.Backend`."""
 
     name: str = REGISTERED
     devices: tuple[str, ...] = ("cpu", "cuda")

@@ -22,7 +22,7 @@ from .life import Life
 
 @dataclass(frozen=True)
 class NcclBackend:
-    """See `base.Backend`. Tests put stand-ins for NCCL and CUDA in place."""
+    """See `distcore.backend.Backend`. Tests put stand-ins for NCCL and CUDA in place."""
 
     name: str = "distcore_nccl"
     devices: tuple[str, ...] = ("cuda",)

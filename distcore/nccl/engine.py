@@ -6,7 +6,7 @@ See `distcore.engine.Engine`. Environment, read when a group is made: nothing; N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
+from ..engine.base import Message
 from ..engine.staging import GPU_ONLY, Reach
 from ..engine.work import CallWork, FinishedWork
 from ..errors import DeadlineExceeded, GroupFailed
@@ -320,15 +321,9 @@ class NcclEngine:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def send(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int,
-        tag: int,
-        tensors: Sequence[Tensor],
-    ) -> CallWork:
+    def send(self, message: Message) -> CallWork:
+        text, timeout_s, tensor, peer, tag, tensors, _ = message
+        assert peer is not None
         self._life.check()
         if self._batch is not None:  # on the communicator of all ranks
             what = Planned(lambda: plan.send(tensor, peer, tag), tuple(tensors))
@@ -337,16 +332,8 @@ class NcclEngine:
         self._messenger.send(work, tensor, peer, tag, tensors)
         return work
 
-    def receive(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int | None,
-        tag: int,
-        tensors: Sequence[Tensor],
-        arrived: Callable[[], None] | None,
-    ) -> CallWork:
+    def receive(self, message: Message) -> CallWork:
+        text, timeout_s, tensor, peer, tag, tensors, arrived = message
         self._life.check()
 
         def make(come_from: int) -> plan.Plan:

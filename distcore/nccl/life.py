@@ -124,7 +124,7 @@ class Life:
     def unusable(self) -> GroupFailed:
         return unusable(self.name, self.ranks, self._failure)
 
-    def fail(self, error: BaseException, tell: bool = True) -> None:
+    def fail(self, error: BaseException) -> None:
         """The first failure: all calls end, all communicators are aborted. From any thread."""
         with self._lock:
             if self._failure is not None:
@@ -133,7 +133,7 @@ class Life:
             members = list(self._members)
         # First, and not only for the waiters' sake, should an abort hang: see `Watch.give_up`.
         self.watch.give_up(error)
-        if tell and not getattr(error, "told", False):
+        if not getattr(error, "told", False):
             self._tell(error)
         abort_all(members, self._library)
 

@@ -8,7 +8,7 @@ ranks have what this one has.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..base.buffers import bytes_of, tensor_over
 from ..base.reduction import Reduction
+from ..engine.base import Message
 from ..engine.parts import whole_of
 from ..engine.session import Body
 from ..engine.staging import Reach, Staging
@@ -405,31 +406,14 @@ class PlanEngine:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def send(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int,
-        tag: int,
-        tensors: Sequence[Tensor],
-    ) -> CallWork:
-        del timeout_s
-        value = self._value(tensor)
-        self._exchange.send(self.session.token, self._rank, peer, tag, value)
-        return PlannedWork(text, tensors[:1], [])
+    def send(self, message: Message) -> CallWork:
+        value = self._value(message.tensor)
+        assert message.peer is not None
+        self._exchange.send(self.session.token, self._rank, message.peer, message.tag, value)
+        return PlannedWork(message.text, message.tensors[:1], [])
 
-    def receive(
-        self,
-        text: str,
-        timeout_s: float,
-        tensor: Tensor,
-        peer: int | None,
-        tag: int,
-        tensors: Sequence[Tensor],
-        arrived: Callable[[], None] | None,
-    ) -> CallWork:
-        del timeout_s
+    def receive(self, message: Message) -> CallWork:
+        text, _, tensor, peer, tag, tensors, arrived = message
         exchange, token = self._exchange, self.session.token
         came_from = [-1 if peer is None else peer]
         steps: list[Step] = []

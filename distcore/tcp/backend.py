@@ -21,7 +21,7 @@ CHECKSUM_VARIABLE = "DISTCORE_CHECKSUM"
 
 @dataclass(frozen=True)
 class TcpBackend:
-    """See `base.Backend`."""
+    """See `distcore.backend.Backend`."""
 
     name: str = "tcp"
     devices: tuple[str, ...] = ("cpu",)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from debugger import cli
 from debugger.record import layout
 from tests.support import runs
 
@@ -21,6 +26,26 @@ def distdebug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=runs.environment(),
         stdin=subprocess.DEVNULL,
     )
+
+
+def typed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process: of a command line that is refused before anything is started."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before = os.getcwd()
+    os.chdir(cwd)
+    try:
+        with (
+            mock.patch.dict(os.environ, runs.environment(), clear=True),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            code = cli.main(arguments)
+    finally:
+        os.chdir(before)
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+
+
+STARTS_SOMETHING = (["run", "-n", "2", "missing.py"], ["exec", "--", "no-such-command"])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +76,8 @@ def distdebug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('it ran')\n")
-    done = distdebug(*arguments, cwd=tmp_path)
+    run = distdebug if arguments in STARTS_SOMETHING else typed
+    done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -86,7 +112,7 @@ def test_unreadable_flight_record(content: bytes, words: str, tmp_path: Path) ->
     (run / "ranks").mkdir(parents=True)
     (run / "run.json").write_text('{"schema": "distdebug.run/1"}')
     (run / "ranks" / "0.flight").write_bytes(content)
-    done = distdebug("report", str(run), cwd=tmp_path)
+    done = typed("report", str(run), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

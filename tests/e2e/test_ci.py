@@ -90,8 +90,9 @@ def workspace(tmp_path: Path) -> Path:
     return found
 
 
-@pytest.mark.timeout(240)
-def test_a_failure_is_annotated_and_its_file_opens_as_the_run(workspace: Path) -> None:
+def test_a_failure_is_annotated_and_its_file_opens_as_the_run(
+    workspace: Path, zygote: Zygote
+) -> None:
     script = workspace / "src" / "train.py"
     seed = "    torch.manual_seed(dist.get_rank())\n"
     text = (FIXTURES / "demo.py").read_text()
@@ -102,8 +103,10 @@ def test_a_failure_is_annotated_and_its_file_opens_as_the_run(workspace: Path) -
         for number, text in enumerate(script.read_text().splitlines(), 1)
         if "dist.broadcast" in text
     )
-    done = in_actions(workspace, "run", "--ci", "-n", "4", "src/train.py")
-    assert done.code == 91, done.stderr
+    actions = of_actions(workspace)
+    run = workspace / ".distdebug" / "20260310-141502-7f3a"
+    done = zygote.start(4, [str(script)], workspace, ["--ci"], actions, directory=run).finish()
+    assert done.exit_code == 91, done.explain()
     (annotation,) = COMMAND.findall(done.stderr)
     start = f"::error file=src/train.py,line={wrong},title=distdebug%3A op_mismatch%2C rank 2::"
     assert annotation.startswith(start + "ranks disagree at collective #17")
@@ -118,8 +121,9 @@ def test_a_failure_is_annotated_and_its_file_opens_as_the_run(workspace: Path) -
     report = asked(workspace, "report")
     assert report in done.stderr
     same, end = report.split("  stacks of all ranks: ")
-    assert f"```text\n{same}" in done.summary
-    assert f"The whole run is in `{file.name}`." in done.summary
+    summary = Path(actions["GITHUB_STEP_SUMMARY"]).read_text()
+    assert f"```text\n{same}" in summary
+    assert f"The whole run is in `{file.name}`." in summary
     junit = asked(workspace, "report", "--junit", file.name)
     assert f'file="{script}" line="{wrong}"' in junit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -111,7 +112,11 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
 def survivors(processes: list[psutil.Process], within_s: float = 5.0) -> list[psutil.Process]:
     """Who is still there after a time in which even a busy machine has got rid of them."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)
-    return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    left = []
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
+            left += [one] * (one.status() != psutil.STATUS_ZOMBIE)
+    return left
 
 
 def said(started: Started) -> str:

@@ -26,8 +26,8 @@ def work():
         early = iter(DataLoader(range(2), num_workers=1, multiprocessing_context="spawn"))
         next(early)
     dist.init_process_group("gloo")
-    for batch in DataLoader(range(8), batch_size=4, num_workers=1,
-                            multiprocessing_context="spawn"):
+    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    for batch in DataLoader(range(8), batch_size=4, **spawned if dist.get_rank() else {}):
         dist.all_reduce(batch)
     dist.barrier()
     if os.environ["RANK"] == "0":

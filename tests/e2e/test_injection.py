@@ -39,11 +39,9 @@ def events(run: runs.Run, kind: str) -> list[dict[str, Any]]:
     return [one for one in map(json.loads, lines) if one["kind"] == kind]
 
 
-def test_a_fault_explains_the_verdict(tmp_path: Path) -> None:
+def test_a_fault_explains_the_verdict(tmp_path: Path, zygote: Zygote) -> None:
     spec = "kill(rank=1) @ all_reduce#5"
-    (tmp_path / "train.py").write_text(PROGRAM)
-    flags = flags_of([spec, "kill(rank=0) @ all_reduce#50"])
-    run = runs.run("run", ["-n", "2", *flags, "train.py"], tmp_path)
+    run = inject(tmp_path, zygote, spec, "kill(rank=0) @ all_reduce#50")
     assert run.exit_code == 94, run.explain()
     (error,) = run.errors
     assert (error["kind"], error["culprits"], error["injected"]) == ("rank_died", [1], spec)

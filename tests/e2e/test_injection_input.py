@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import runs
 
-from .test_bad_input import distdebug
+from .test_bad_input import typed
 
 PROGRAM = "print('it ran')\n"
 
@@ -35,7 +35,7 @@ def test_a_caret_stands_under_the_wrong_word(
     flags: list[str], spec: str, words: str, sentence: str, possible: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    done = distdebug("run", *flags, "--inject", spec, "train.py", cwd=tmp_path)
+    done = typed("run", *flags, "--inject", spec, "train.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     first, shown, caret, *more = done.stderr.splitlines()
     assert first.startswith("distdebug: --inject: ")
@@ -61,7 +61,7 @@ def test_a_caret_stands_under_the_wrong_word(
 def test_one_sentence(flags: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "bad.toml").write_text("[[fault")
-    done = distdebug("run", "-n", "2", *flags, "train.py", cwd=tmp_path)
+    done = typed("run", "-n", "2", *flags, "train.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -72,7 +72,7 @@ def test_one_sentence(flags: list[str], words: str, tmp_path: Path) -> None:
 def test_a_wrong_fault_in_a_file_is_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "plan.toml").write_text('[[fault]]\nspec = "kill(rank=5)"\n')
-    done = distdebug("run", "-n", "2", "--inject-file", "plan.toml", "train.py", cwd=tmp_path)
+    done = typed("run", "-n", "2", "--inject-file", "plan.toml", "train.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     first, shown, caret = done.stderr.splitlines()
     assert first.startswith("distdebug: --inject-file plan.toml: there is no rank 5")

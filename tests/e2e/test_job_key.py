@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import runs
 from tests.support.zygote import Zygote
 
 PROGRAM = """
@@ -54,9 +53,7 @@ def test_who_has_a_key(whose: str, tmp_path: Path, zygote: Zygote) -> None:
         own.write_bytes(secrets.token_bytes(48))
         os.chmod(own, 0o600)
         extra, expected = {"DISTCORE_KEY_FILE": str(own)}, f"key 48 {own}"
-    if whose == "ours":
-        done = runs.run("run", ["-n", "2", "train.py"], tmp_path)
-    else:  # what `run` says of its ranks, which the forked launcher does not
-        done = zygote.run(2, ["train.py"], tmp_path, extra={"DISTDEBUG_ONE_HOST": "1", **extra})
+    # What `run` says of its ranks, which the forked launcher does not; see test_neighbours.
+    done = zygote.run(2, ["train.py"], tmp_path, extra={"DISTDEBUG_ONE_HOST": "1", **extra})
     assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
     assert done.stdout.count(expected) == 2, done.stdout

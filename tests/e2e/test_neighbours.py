@@ -3,6 +3,7 @@ network: a listener on every interface answers there, one on 127.0.0.1 does not.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -46,9 +47,10 @@ def listeners(process: subprocess.Popen[str]) -> Iterator[tuple[str, int]]:
     """Address and port of whatever the process and all below it listen at."""
     top = psutil.Process(process.pid)
     for one in (top, *top.children(recursive=True)):
-        for connection in one.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                yield connection.laddr.ip, connection.laddr.port
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for connection in one.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.ip, connection.laddr.port
 
 
 def reached(found: set[tuple[str, int]]) -> set[int]:
@@ -103,6 +105,7 @@ def test_nothing_listens_beyond_loopback(
     assert len(found) >= 4  # torchrun's store, the program's own, and at least one of each rank
     assert all(ipaddress.ip_address(address).is_loopback for address, _ in found), found
     assert reached(found) == set()
+    assert (tmp_path / "run" / "group.key").exists()  # whose it is, and what for: test_job_key
 
 
 def test_without_the_tool_a_neighbour_gets_an_answer(program: Path, tmp_path: Path) -> None:

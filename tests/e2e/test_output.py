@@ -94,12 +94,12 @@ def ranks_lines(text: str) -> list[str]:
     return [line.removeprefix("[rank 3] ") for line in text.splitlines() if "[rank 3]" in line]
 
 
-def drain_of(process: subprocess.Popen[bytes]) -> psutil.Process:
-    (found,) = (
-        one
-        for one in psutil.Process(process.pid).children()
-        if "output_drain" in " ".join(one.cmdline())
-    )
+def below(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
+    """Those below it that have this word on their command line; others come and go."""
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [one] * (word in " ".join(one.cmdline()))
     return found
 
 
@@ -220,7 +220,8 @@ def test_a_killed_drain_is_replaced(
     process = start(WAITS, "5000", "0")
     until((tmp_path / "ready").exists, "the rank is there")
     until(lambda: "before" in shown(tmp_path), "the first line is shown")
-    drain_of(process).kill()
+    (drain,) = below(process, "output_drain")
+    drain.kill()
     (tmp_path / "go").touch()
     assert process.wait(60) == 0
     lines = [line.split(" x")[0] for line in ranks_lines(shown(tmp_path))]
@@ -243,7 +244,7 @@ def test_what_was_printed_is_shown_when_the_supervisor_is_killed(
 ) -> None:
     process = start(WAITS, "5000", "600")
     until((tmp_path / "ready").exists, "the rank is there")
-    drain = drain_of(process)
+    (drain,) = below(process, "output_drain")
     (tmp_path / "go").touch()
     until((tmp_path / "printed").exists, "all is printed")
     process.kill()
@@ -256,10 +257,10 @@ def test_a_supervisor_that_is_killed_with_its_warden_leaves_nobody(
 ) -> None:
     process = start(WAITS, "5", "600")
     until((tmp_path / "ready").exists, "the rank is there")
-    below = psutil.Process(process.pid).children(recursive=True)
-    (warden,) = (one for one in below if "warden.py" in " ".join(one.cmdline()))
-    assert any("train.py" in str(one.cmdline()) for one in below)
+    everybody = psutil.Process(process.pid).children(recursive=True)
+    (warden,) = below(process, "warden.py")
+    assert below(process, "train.py")
     process.send_signal(signal.SIGSTOP)  # else it could end them when it sees its warden die
     warden.kill()
     process.kill()
-    until(lambda: not any(one.is_running() for one in below), "nobody is left", 20)
+    until(lambda: not any(one.is_running() for one in everybody), "nobody is left", 20)

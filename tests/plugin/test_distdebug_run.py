@@ -48,7 +48,7 @@ def test_a_bug_is_named_and_its_twin_is_clean(distdebug_run: RunScript, tmp_path
         found.expect("deadlock")
     with pytest.raises(AssertionError, match="expected a clean run"):
         found.expect_clean()
-    clean = distdebug_run(script, nproc=2)
+    clean = distdebug_run(script, nproc=1)
     clean.expect_clean()
     assert clean.run_dir != found.run_dir
 

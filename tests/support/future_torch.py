@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import itertools
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,39 @@ def component(private: Any) -> tuple[Any, str, bool]:
 # -- mutating -----------------------------------------------------------------------------------
 
 
-def mutate(private: Any, kind: str) -> None:
+@dataclass(frozen=True)
+class Code:
+    """Torch's own: its functions by the names that they use, and who else has attributes. Looking
+    for them takes half a second."""
+
+    functions: Mapping[str, Sequence[types.FunctionType]]
+    owners: Sequence[Any]
+
+    @classmethod
+    def found(cls) -> Code:
+        wanted = {component(one)[1] for one in table().values() if loaded(one)}
+        functions: dict[str, list[types.FunctionType]] = {name: [] for name in wanted}
+        owners = []
+        for one in _of_torch():
+            if isinstance(one, types.FunctionType):
+                for name in wanted & _names(one.__code__):
+                    functions[name].append(one)
+            else:
+                owners.append(one)
+        return cls(functions, owners)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def mutate(private: Any, kind: str, code: Code) -> None:
     """Make torch as one in which this name has become that."""
     owner, name, _ = component(private)
     original = inspect.getattr_static(owner, name)
     fresh = f"{name}_of_later"
-    _rename(name, fresh)
+    _rename(name, fresh, code)
     _set(owner, fresh, original)
     if kind == "gone":
         _remove(owner, name)
@@ -130,12 +157,12 @@ def mutate(private: Any, kind: str) -> None:
         raise ValueError(kind)
 
 
-def _rename(name: str, fresh: str) -> None:
+def _rename(name: str, fresh: str, code: Code) -> None:
     """All of torch's own code uses the other name, and every other owner has it by both."""
-    for one in _of_torch():
-        if isinstance(one, types.FunctionType):
-            one.__code__ = _renamed(one.__code__, name, fresh)
-        elif name in vars(one) and fresh not in vars(one):
+    for function in code.functions[name]:
+        function.__code__ = _renamed(function.__code__, name, fresh)
+    for one in code.owners:
+        if name in vars(one) and fresh not in vars(one):
             with contextlib.suppress(TypeError, AttributeError):
                 setattr(one, fresh, inspect.getattr_static(one, name))
 
@@ -245,13 +272,16 @@ def _drive(folder: Path, chosen: Sequence[int]) -> None:
     gc.unfreeze()
     found = mutations()
     results: dict[str, Any] = {"total": len(found), "tried": []}
+    code = Code.found()
+    gc.freeze()  # who is forked need not look through all that, which would have it copied
+    known = _ran(folder, "plain", None)
     for number in chosen:
         if number >= len(found):
             break
         place = folder / str(number)
         place.mkdir()
         mutation = found[number]
-        pid = forked(lambda where=place, what=mutation: _try(where, what))  # type: ignore[misc]
+        pid = forked(lambda where=place, what=mutation: _try(where, what, code, known))  # type: ignore[misc]
         _, status = os.waitpid(pid, 0)
         told = {"mutation": mutation, "status": status}
         with contextlib.suppress(OSError, ValueError):
@@ -260,26 +290,40 @@ def _drive(folder: Path, chosen: Sequence[int]) -> None:
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def _try(place: Path, mutation: Mutation) -> None:
+def _try(place: Path, mutation: Mutation, code: Code, known: Sequence[Sequence[Any]]) -> None:
+    """`known`: what the program comes to on torch as it is."""
     names = table()
     done = set()
     for name, kind in mutation:
         _owner, attribute, _ = component(names[name])
         if attribute not in done:  # one that another has not changed already
             done.add(attribute)
-            mutate(names[name], kind)
+            mutate(names[name], kind, code)
     unlike = [
         part.name
         for part in sys.modules["_distdebug.rank.torch_private.probe"].REGISTRY.parts
         if any(loaded(one) and one.unlike() for one in part.needs)
     ]
     directory = RunDirectory.create(explicit=place / "run")
-    runs = {"plain": None, "observed": directory.path}
+    observed = _ran(place, "observed", directory.path)
+    # Where it is as ever, it need not be asked whether that torch itself works.
+    alike = all(ours[:2] == its[:2] for ours, its in zip(observed, known, strict=True))
+    plain = known if alike else _ran(place, "plain", None)
+    records = Records(directory.ranks)
+    records.look()
+    ranks = newest_ranks(records.snapshots())
+    result = {"off": off.of_ranks(ranks), "seen": len(ranks), "unlike": unlike}
+    result |= {"plain": plain, "observed": observed}
+    (place / "result.json").write_text(json.dumps(result))
+
+
+def _ran(place: Path, mode: str, directory: Path | None) -> Sequence[Sequence[Any]]:
+    """Each rank's exit code, and what it printed and complained of."""
     pids = {
-        forked(lambda m=mode, r=rank, d=path: _rank(place, m, r, d)): (mode, rank)  # type: ignore[misc]
-        for (mode, path), rank in itertools.product(runs.items(), range(RANKS))
+        forked(lambda r=rank: _rank(place, mode, r, directory)): rank  # type: ignore[misc]
+        for rank in range(RANKS)
     }
-    codes: dict[str, dict[int, int]] = {mode: {} for mode in runs}
+    codes: dict[int, int] = {}
     until_s = time.monotonic() + LIMIT_S
     while pids:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -291,18 +335,11 @@ def _try(place: Path, mutation: Mutation) -> None:
             time.sleep(0.01)
             continue
         if pid in pids:
-            mode, rank = pids.pop(pid)
-            codes[mode][rank] = os.waitstatus_to_exitcode(status)
-    records = Records(directory.ranks)
-    records.look()
-    ranks = newest_ranks(records.snapshots())
-    result: dict[str, Any] = {"off": off.of_ranks(ranks), "seen": len(ranks), "unlike": unlike}
-    for mode in runs:
-        result[mode] = [
-            [codes[mode][rank], _text(place, mode, rank, "out"), _text(place, mode, rank, "err")]
-            for rank in range(RANKS)
-        ]
-    (place / "result.json").write_text(json.dumps(result))
+            codes[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
+    return [
+        [codes[rank], _text(place, mode, rank, "out"), _text(place, mode, rank, "err")]
+        for rank in range(RANKS)
+    ]
 
 
 def _text(place: Path, mode: str, rank: int, stream: str) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from debugger.testing.server import ForkServer
+from tests.support import runs
 
 PRELOADED = "tests.support.preloaded"
 """What the server imports beside torch; pyproject.toml says the same for the plugin."""
@@ -90,6 +92,21 @@ class TorchLoaded:
         return [
             (Forked(self._server, pid), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)
         ]
+
+    def python(
+        self,
+        code: str,
+        folder: Path,
+        extra: Mapping[str, str] | None = None,
+        limit_s: float = 100.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -c CODE` in this folder, to its end."""
+        said, complained = folder / "said", folder / "complained"
+        order = request(folder, runs.environment(extra), said, complained, code=code)
+        ((process, channel),) = self.fork("tests.support.in_fork:python", order)
+        channel.close()
+        ended = process.wait(limit_s)
+        return subprocess.CompletedProcess(code, ended, said.read_text(), complained.read_text())
 
     def ready(self) -> None:
         """Wait until it has torch, so that what is forked then does not wait for it."""

@@ -4,7 +4,7 @@ DDP itself tells only in the next forward, and only the rank that left some out.
 rank may long wait in an all_reduce that never comes, or the two have met in different calls. So
 each rank puts it on record as soon as the backward ends. That is no finding yet, for another
 backward may bring the rest; it is one when the next forward's error is not caught, or when the
-calls that follow do not fit (see `diagnosis.unused`).
+calls that follow do not fit (see `diagnosis/rules/ddp_unused_parameters`).
 """
 
 from __future__ import annotations

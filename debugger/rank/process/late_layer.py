@@ -11,23 +11,20 @@ import atexit
 import contextlib
 import multiprocessing.util
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...record import late_install
 from ...record.late_install import HOOKED, PAST, RECORDING, Answer
-from ...record.secret_words import masked
 from ...record.writer import FlightWriter
 from ..group import outstanding
 from ..group.hooked_group import NOT_SEEN, HookedGroup
 from ..log.own_faults import report_own_fault
-from ..record.recorder import Recorder
+from ..record.recorder import Recorder, identity
 from ..torch_private import group_hooks
 from ..torch_private.gloo_sockets import GlooSockets
 from .exceptions import Exceptions
@@ -70,7 +67,7 @@ class LateLayer:
         group_hooks.recorded(self._backends)  # raises where there is none
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         writer = FlightWriter(directory / "ranks" / f"{self.rank}.flight")
-        self.recorder = Recorder(writer, _identity())
+        self.recorder = Recorder(writer, identity())
         self.recorder.claim(
             self.rank, self.world_size, int(os.environ.get("LOCAL_RANK", -1)), 0, "installed", True
         )
@@ -285,13 +282,3 @@ _NO_RING = (
     "torch's flight recorder is off in it (TORCH_FR_BUFFER_SIZE=0): without its count of the calls "
     "so far nobody knows which calls of two ranks belong together"
 )
-
-
-def _identity() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "parent": os.getppid(),
-    }

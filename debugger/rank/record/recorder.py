@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
+
+import torch
 
 from ...record import layout, wording
 from ...record.backend_names import by_device
@@ -29,6 +33,7 @@ from ...record.notes import (
     PartOffNote,
     WithoutGradientNote,
 )
+from ...record.secret_words import masked
 from ...record.signature import (
     OP_CODES,
     Signature,
@@ -120,7 +125,7 @@ class GroupRecord:
         self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
         """Who is asked before each message, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """What looks at the data of each call: see `data_checks`."""
+        """What looks at the data of each call: see `checks.pipeline`."""
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.kept = False
@@ -443,6 +448,17 @@ class Recorder:
         else:
             shown = {}
         rank_log.note(note, message, self._places.get(site), shown)
+
+
+def identity() -> dict[str, Any]:
+    """What this process is, beside a rank: for the head of its record."""
+    return {
+        "host": socket.gethostname(),
+        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "parent": os.getppid(),
+    }
 
 
 def _main_ident() -> int:

@@ -1,5 +1,5 @@
 """Connections that misbehave on purpose: a socket that delays, throttles, drops, truncates,
-duplicates, corrupts, resets or holds back what is sent on it, as a plan says (`fault_plan`).
+duplicates, corrupts, resets or holds back what is sent on it, as a plan says (`plan`).
 
 It stands where a transport gets its connections (`FaultyLinks.connect` around the `connect` of a
 `Mesh` or the `dial` of a `Mailbox`, `FaultyLinks.accept` around its `accept`), knows nothing of

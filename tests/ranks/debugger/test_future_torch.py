@@ -17,10 +17,11 @@ MOST = 400
 BATCHES = 16
 LEAST = 150
 """So many mutations there must be."""
-A_FEW = random.Random(future_torch.SEED).sample(range(LEAST), 20)
+A_FEW = [*random.Random(future_torch.SEED).sample(range(LEAST), 6), *range(-6, 0)]
+"""Of one name, and of several at once, which are the last."""
 SILENT = {"durations", "coalesced_messages", "boxed_groups"}
 """Parts that not every torch and backend asks for: nothing need be said of them."""
-WITH_A_GROUP = {"loss_scaling", "reads_in_flight"}
+WITH_A_GROUP = {"loss_scaling", "operators", "reads_in_flight"}
 """Parts that are asked for where a group is observed."""
 
 

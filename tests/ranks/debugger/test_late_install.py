@@ -29,10 +29,26 @@ has_hooks = pytest.mark.skipif(
 has_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
 
 
+PLAIN = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, ended = dist.get_rank(), torch.zeros(1)
+open(f"ready.{rank}", "w").close()
+while not ended:
+    time.sleep(0.01)
+    ended.fill_(os.path.exists("go"))
+    dist.all_reduce(ended, op=dist.ReduceOp.MIN)
+print("left", rank, "_distdebug" in sys.modules, flush=True)
+"""
+"""For what does not depend on what the ranks do: DistributedDataParallel takes 3 s to import."""
+
+
 @contextmanager
-def job(folder: Path, what: str) -> Iterator[subprocess.Popen[bytes]]:
+def job(folder: Path, what: str, script: Path = SCRIPT) -> Iterator[subprocess.Popen[bytes]]:
     """A training at work."""
-    words = foreign_jobs.mp_spawn(RANKS, [str(SCRIPT), what])
+    words = foreign_jobs.mp_spawn(RANKS, [str(script), what])
     with foreign_jobs.job(words, folder) as running:
         wait_for(lambda: len(list(folder.glob("ready.*"))) == RANKS, folder)
         yield running
@@ -134,7 +150,9 @@ def test_where_a_rank_does_not_come_no_rank_has_it(tmp_path: Path) -> None:
 @has_gdb
 @pytest.mark.skipif(hasattr(dist.ProcessGroup, "register_pre_hook"), reason="this torch has hooks")
 def test_an_older_torch_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
-    with job(tmp_path, "right") as running:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    with job(tmp_path, "right", script) as running:
         done = install(running, tmp_path, 1.0)
         assert done.returncode == 2
         assert f"its torch is {torch.__version__}" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ranks, runs
+from tests.support.torch_loaded import TorchLoaded
 
 
 def has_dist2() -> bool:
@@ -143,9 +144,9 @@ def test_nothing_is_loaded_without_distdebug() -> None:
     assert "sitecustomize" not in done.stdout
 
 
-def test_groups_that_are_written_in_python(tmp_path: Path) -> None:
+def test_groups_that_are_written_in_python(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     script = SCRIPTS / "python_groups.py"
-    run = ranks.Ranks(tmp_path / "run", [sys.executable, str(script)], extra=ALONE)
+    run = ranks.forked(torch_loaded, tmp_path / "run", 1, script)
     assert run.run() == 0, run.explain()
     (view,) = run.views()
     made = [str(call.signature) for call in ranks.calls(view, script)]
@@ -159,7 +160,9 @@ def test_groups_that_are_written_in_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not has_dist2(), reason="this torch has no torch.distributed._dist2")
-def test_groups_that_torch_does_not_register_are_told_of(tmp_path: Path) -> None:
+def test_groups_that_torch_does_not_register_are_told_of(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import datetime, torch\n"
@@ -167,7 +170,7 @@ def test_groups_that_torch_does_not_register_are_told_of(tmp_path: Path) -> None
         "group = _dist2.new_group('gloo', datetime.timedelta(seconds=30), 'cpu')\n"
         "group.allreduce([torch.ones(2)]).wait()\n"
     )
-    run = ranks.Ranks(tmp_path / "run", [sys.executable, str(script)], extra=ALONE)
+    run = ranks.forked(torch_loaded, tmp_path / "run", 1, script)
     assert run.run() == 0, run.explain()
     (view,) = run.views()
     (told,) = [note for note in view.notes if note.kind == "layer_off"]

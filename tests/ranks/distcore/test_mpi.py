@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import mpi, runs
-from tests.support.torch_loaded import TorchLoaded, request
+from tests.support.torch_loaded import TorchLoaded
 
 SCRIPT = "distcore_mpi.py"
 RIGHT = (
@@ -268,13 +268,9 @@ def test_importing_it_starts_no_mpi() -> None:
 
 def _forked(loaded: TorchLoaded, program: str, folder: Path, extra: Mapping[str, str]) -> str:
     """What `_alone` gives, of a process that need not import torch."""
-    said = folder / "said"
     code = f"import torch.distributed as dist, distcore\n{program}"
-    order = request(folder, runs.environment(extra), said, said, code=code)
-    ((process, channel),) = loaded.fork("tests.support.in_fork:python", order)
-    channel.close()
-    process.wait(100)
-    return said.read_text()
+    done = loaded.python(code, folder, extra)
+    return done.stdout + done.stderr
 
 
 def _alone(program: str, extra: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from debugger.benchmarks import (
     turns,
 )
 from debugger.errors import DistdebugError
-from tests.support import runs
+from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -256,15 +255,10 @@ except forked.RankError as error:
 """
 
 
-def test_the_rank_that_died_is_named_not_those_that_miss_it() -> None:
-    done = runs.subprocess.run(
-        [sys.executable, "-c", _ONE_DIES],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_the_rank_that_died_is_named_not_those_that_miss_it(
+    torch_loaded: TorchLoaded, tmp_path: Path
+) -> None:
+    done = torch_loaded.python(_ONE_DIES, tmp_path)
     assert done.stdout == "rank 1 of 3 ended with exit code -9\n", done.stderr
 
 
@@ -276,6 +270,7 @@ def without_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(hides), prepend=os.pathsep)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("without_mpi4py")
 def test_the_command(tmp_path: Path) -> None:
     files = ("--json", "figures.json", "--plot", "plot.svg")

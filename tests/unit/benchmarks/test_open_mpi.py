@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from debugger.benchmarks import arguments, open_mpi
+from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +31,7 @@ def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert open_mpi.unavailable() == another
 
 
+@pytest.mark.timeout(300)
 @needs_open_mpi
 def test_the_command(tmp_path: Path) -> None:
     flags = ("--backends", "gloo,mpi", "-n", "3", "--sizes", "4,64K", "--budget", "1")
@@ -70,19 +71,17 @@ except forked.RankError as error:
 """
 
 
-def _measure(what_happens: str, launcher: str = "open_mpi._launcher") -> list[str]:
+@pytest.fixture(name="measure")
+def _measure(torch_loaded: TorchLoaded, tmp_path: Path) -> Callable[..., list[str]]:
     """What is printed by a program whose ranks have partners, when this happens in rank 0."""
-    program = _MEASURE.format(what_happens=what_happens, launcher=launcher)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+
+    def measure(what_happens: str, launcher: str = "open_mpi._launcher") -> list[str]:
+        program = _MEASURE.format(what_happens=what_happens, launcher=launcher)
+        done = torch_loaded.python(program, tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return measure
 
 
 def _gone(pids: str) -> None:
@@ -98,8 +97,8 @@ def _gone(pids: str) -> None:
 
 
 @needs_open_mpi
-def test_a_partner_that_dies() -> None:
-    pids, sentence = _measure("children[0].kill()")
+def test_a_partner_that_dies(measure: Callable[..., list[str]]) -> None:
+    pids, sentence = measure("children[0].kill()")
     assert sentence.startswith(
         "rank 0 of 2: RuntimeError: one of Open MPI's ranks has ended or is silent; mpiexec: "
     )
@@ -107,13 +106,13 @@ def test_a_partner_that_dies() -> None:
 
 
 @needs_open_mpi
-def test_partners_of_ranks_that_die() -> None:
-    pids, sentence = _measure("os.kill(os.getpid(), signal.SIGKILL)")
+def test_partners_of_ranks_that_die(measure: Callable[..., list[str]]) -> None:
+    pids, sentence = measure("os.kill(os.getpid(), signal.SIGKILL)")
     assert sentence == "rank 0 of 2 ended with exit code -9"
     _gone(pids)
 
 
-def test_a_launcher_that_fails() -> None:
-    assert _measure("", launcher="lambda: '/bin/false'") == [
+def test_a_launcher_that_fails(measure: Callable[..., list[str]]) -> None:
+    assert measure("", launcher="lambda: '/bin/false'") == [
         "rank 0 of 2: RuntimeError: mpiexec has not started Open MPI's ranks: it said nothing"
     ]

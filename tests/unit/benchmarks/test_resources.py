@@ -92,6 +92,7 @@ def test_table() -> None:
     assert lines[5].split()[-4:] == ["0.012", "0.012", "<", "0.2"]
 
 
+@pytest.mark.timeout(300)
 def test_the_command(tmp_path: Path) -> None:
     flags = ("-n", "2", "--largest", "64K", "--wait", "0.2", "--groups", "2")
     done = bench_command(tmp_path, "resources", *flags, "--json", "figures.json")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from debugger import cli
-from debugger.commands import COMMANDS, Entry
+from debugger.commands import COMMANDS, load
 from debugger.commands.base import Command
 from debugger.errors import DistdebugError, UsageError
 from debugger.record.place import RunDirectoryError
@@ -22,21 +22,21 @@ from debugger.record.reader import FlightError
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(
-    entry: Entry, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = entry.load()
-    assert (command.name, command.help) == (entry.name, entry.help)
-    assert f"  distdebug {entry.name}" in command.epilog
-    assert cli.main([entry.name, "--help"]) == 0
-    assert f"  distdebug {entry.name}" in capsys.readouterr().out
+    command = load(name)
+    assert command.name == name
+    assert f"  distdebug {name}" in command.epilog
+    assert cli.main([name, "--help"]) == 0
+    assert f"  distdebug {name}" in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {entry.name} " in out for entry in COMMANDS)
+    assert all(f"\n  {name} " in out for name in COMMANDS)
     assert "distdebug run -n 4 train.py" in out
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"distdebug \d+\.\d+\.\d+\n", capsys.readouterr().out)
@@ -67,7 +67,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
 
     def run(error: BaseException) -> int:
         class Fails(Command):
-            name = help = epilog = "fails"
+            name = "report"
+            epilog = ""
 
             def configure(self, parser: argparse.ArgumentParser) -> None:
                 pass
@@ -75,7 +76,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
             def run(self, args: argparse.Namespace) -> int:
                 raise error
 
-        monkeypatch.setattr(Entry, "load", lambda entry: Fails())
+        monkeypatch.setattr(cli, "load", lambda name: Fails())
         return cli.main(["report"])
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,40 @@ import pytest
 from debugger.cli import main
 from fixtures import recorded
 
+ANALYSES = """
+import json, os, runpy, sys
+import torch.distributed
+module = "torch.distributed.flight_recorder.fr_trace"
+for folder, words in json.loads(sys.argv[1]):
+    if not (child := os.fork()):
+        said = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.argv = [module, folder, "--prefix", "rank_", *words]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0, open(f"{folder}.said").read()
+"""
+"""Runs torch's analyser, each time in a process of its own, since it sets up logging."""
 
-def torchfrtrace(folder: Path, *words: str) -> str:
-    """All that torch's analyser says. In a process of its own, since it sets up logging."""
-    module = "torch.distributed.flight_recorder.fr_trace"
-    said = subprocess.run(
-        [sys.executable, "-m", module, str(folder), "--prefix", "rank_", *words],
+
+@pytest.fixture(scope="module")
+def torchfrtrace(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """All that torch's analyser says of the dumps of these runs."""
+    folder = tmp_path_factory.mktemp("analysed")
+    runs = {"mismatch": ["--allow-incomplete-ranks"], "missing": ["--allow-incomplete-ranks"]}
+    runs["finished"] = []
+    asked = [(str(exported(name, folder / name)), words) for name, words in runs.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", ANALYSES, json.dumps(asked)],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert said.returncode == 0, said.stderr[-2000:]
-    return said.stdout + said.stderr
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = [Path(f"{dumps}.said").read_text() for dumps, _ in asked]
+    return dict(zip(runs, said, strict=True))
 
 
 def exported(name: str, folder: Path) -> Path:
@@ -47,18 +69,22 @@ def verdict(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[i
     [("mismatch", "COLLECTIVE_TYPE_MISMATCH"), ("missing", "Not all ranks joining")],
 )
 def test_torch_and_we_agree_on_a_fault(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    torchfrtrace: Mapping[str, str],
 ) -> None:
     dumps = exported(name, tmp_path)
-    assert said in torchfrtrace(dumps, "--allow-incomplete-ranks")
+    assert said in torchfrtrace[name]
     assert verdict(dumps, capsys) == verdict(tmp_path / "run", capsys)
 
 
 def test_torch_finds_nothing_in_a_run_that_is_right(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], torchfrtrace: Mapping[str, str]
 ) -> None:
     dumps = exported("finished", tmp_path)
-    said = torchfrtrace(dumps)
+    said = torchfrtrace["finished"]
     assert "MISMATCH" not in said
     assert "Not all ranks" not in said
     assert verdict(dumps, capsys) == ("ok", [])

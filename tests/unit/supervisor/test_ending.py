@@ -102,7 +102,7 @@ def test_nothing_to_end(tmp_path: Path) -> None:
     with Launch() as launch:
         launch.start(["true"])
         assert launch.wait(10)
-        assert end_tree(launch, grace_s=30, polite=signal.SIGINT).took_s < 15
+        assert end_tree(launch, grace_s=30).took_s < 15
 
 
 LAUNCHER = """

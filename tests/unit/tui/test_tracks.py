@@ -239,7 +239,7 @@ def test_of_a_recorded_run_the_culprit_alone_never_waits(
 
 def test_a_strip_is_drawn_within_its_width() -> None:
     letters = "." * 60 + "w" * 60 + "=" * 60 + "c" * 60
-    timeline = Timeline(30 * S, 0, {0: Track(letters, 0.25, 0.25)})
+    timeline = Timeline(30 * S, {0: Track(letters, 0.25, 0.25)})
     rows = [RankRow(0, State.WAITING, "waiting", culprit=True), RankRow(1, State.STARTING, "")]
     for width in (40, 79, 160):
         lines = [
@@ -249,7 +249,7 @@ def test_a_strip_is_drawn_within_its_width() -> None:
         ]
         assert all(width_of(row) <= width for row in lines)
     # What took as long as another is shown in a fixed order: a wait first, blanks last.
-    half = Timeline(30 * S, 0, {0: Track(" ." * 120, 0.0, 0.0)})
+    half = Timeline(30 * S, {0: Track(" ." * 120, 0.0, 0.0)})
     assert set(plain(strip.strip_lines(half, rows, 137, None)[0])[6:126]) == {"─"}
     drawn, unseen = map(plain, strip.strip_lines(timeline, rows, 79, None))
     assert drawn.split()[0] == "▸0"

@@ -229,14 +229,14 @@ class TestJoining:
         stores = [make_store() for _ in range(3)]
         began = time.monotonic()
         missing = sorted({0, 1, 2} - set(present))
-        for error in join(stores, only=present, timeout_s=0.4, ranks=[(4, 6, 8)] * 3):
+        for error in join(stores, only=present, timeout_s=1.5, ranks=[(4, 6, 8)] * 3):
             assert isinstance(error, RendezvousError)
             named = ", ".join(map(str, missing))
             globally = ", ".join(str(4 + 2 * rank) for rank in missing)
             assert f"{named} (global {globally}) of 3 did not come" in str(error)
-            assert "not complete after 0.4 s" in str(error)
+            assert "not complete after 1.5 s" in str(error)
             assert "\x1b" not in str(error)
-        assert 0.3 < time.monotonic() - began < SOON_S
+        assert 1.4 < time.monotonic() - began < SOON_S
 
     def test_again_and_again_on_one_store(self, make_store: StoreMaker, join: Any) -> None:
         stores = [make_store() for _ in range(3)]
@@ -269,7 +269,7 @@ class TestJoining:
     def test_old_data_of_a_rank_does_not_stand_for_it(self, join: Any) -> None:
         store = HashStore()
         join([store] * 3, only=[2], timeout_s=0.05)
-        for error in join([store] * 3, only=[0, 1], timeout_s=0.6):
+        for error in join([store] * 3, only=[0, 1], timeout_s=1.5):
             assert "group rank 2 of 3 did not come" in str(error)
 
     def test_a_late_rank_replaces_its_old_data(self, join: Any, start: Any) -> None:
@@ -316,7 +316,7 @@ class TestJoining:
         first = start(join, [store] * 2, only=[1])
         wait_until(lambda: store.check([f"{PREFIX}/rank/1"]))
         began = time.monotonic()
-        join([store] * 2, only=[1], timeout_s=0.5)
+        join([store] * 2, only=[1], timeout_s=5)
         [error] = first.result(LIMIT_S)
         assert "group rank 1 is claimed by two processes, pid" in str(error)
         assert time.monotonic() - began < SOON_S
@@ -480,9 +480,10 @@ def rank_1_elsewhere(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_killed_rank_is_lost_to_those_who_call_and_those_who_wait(
     tmp_path: Path, join: Any, start: Any, rank_1_elsewhere: subprocess.Popen[str]
 ) -> None:
-    stores = [FileStore(str(tmp_path / "store"), 3) for _ in range(3)]
-    rank_0, rank_2 = join(stores, only=[0, 2], timeout_s=30)
     assert rank_1_elsewhere.stdout is not None
+    assert rank_1_elsewhere.stdout.readline() == "up\n"
+    stores = [FileStore(str(tmp_path / "store"), 3) for _ in range(3)]
+    rank_0, rank_2 = join(stores, only=[0, 2], timeout_s=60)
     # After this, a forked child of it has come and gone.
     assert rank_1_elsewhere.stdout.readline() == "ready\n"
     rank_0.connect(1, 0, soon()).close()
