@@ -193,7 +193,7 @@ class Supervisor:
     def _watching(self, table: ProcessTable) -> GuardedWatch:
         options, note = self._options, self._faults.note
         records = Records(
-            self._directory.ranks, note, steady=True, trusted=True, far=self._job.process_of
+            self._directory.ranks, note, steady=True, trusted=True, far=self._job.copy_of
         )
         policy = Policy(
             limits=options.limits, level=options.level, max_restarts=options.max_restarts

@@ -13,6 +13,7 @@ from ...diagnosis.findings import Finding
 from ...nodes.logs import AT_THE_END_BYTES, LogSource
 from ...nodes.member import Connection
 from ...nodes.messages import Message
+from ...nodes.pace import Pace
 from ...nodes.sampler import Sampler
 from ...record import steady_clock
 from ...record.bounds import MOST_RANKS
@@ -93,8 +94,15 @@ class Member:
                     self._prompts.anew()
                 self.welcomed = True
         elif message.kind == "fill":
-            number = data.get("number")
-            self._sampler.fill(number if type(number) is int else 0)
+            number, files = data.get("number"), data.get("files")
+            self._sampler.fill(
+                number if type(number) is int else 0, files if isinstance(files, list) else None
+            )
+        elif message.kind == "pace":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._sampler.take_pace(Pace.of(data))
+        elif message.kind == "anew":
+            self._sampler.anew()
         elif message.kind == "stacks":
             self.stacks_wanted = data
         elif message.kind == "plan":

@@ -39,7 +39,7 @@ class Node:
         self.sampler = Sampler(self.folder, lambda _pid, _ticks: self.process)
         self.mirror = Mirror(self.copies, 3)
         self.mirror.offset_ns = steady_clock.offset_ns()
-        self.records = Records(self.copies, far=self.mirror.process_of)
+        self.records = Records(self.copies, far=self.mirror.copy_of)
 
     def tell(self) -> Message:
         """One digest now, and what comes of it."""
@@ -49,8 +49,7 @@ class Node:
         for number, name, size in digest.data.get("files", ()):
             self.mirror.announced(number, name, size)
             self.mirror.named(number, name)
-        for patch in unpacked(digest.blob):
-            self.mirror.apply(patch)
+        self.mirror.apply(unpacked(digest.blob))
         for number, *values in digest.data.get("processes", ()):
             self.mirror.seen(number, values)
         return digest
@@ -231,7 +230,7 @@ def test_nothing_is_written_outside_a_copy(node: Node) -> None:
     node.tell()
     for patch in (Patch(9, 0, b"x"), Patch(0, layout.FILE_BYTES - 1, b"xx")):
         with pytest.raises(MirrorError):
-            node.mirror.apply(patch)
+            node.mirror.apply([patch])
     with pytest.raises(MirrorError):
         node.mirror.seen(0, [True, "S"])
     with pytest.raises(MirrorError):
