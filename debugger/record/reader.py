@@ -50,6 +50,10 @@ class FlightReader(RingReader):
         self._definitions = Definitions(budget)
         self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
         self._header: int | None = None
+        self._waited: dict[int, Call | None] = {}
+        self.keep_waits = False
+        """Whether the calls that threads were in at the last `view` are kept from there: of a record
+        that does not change between two looks, and is mapped for a moment only."""
         self.refresh_header()
 
     def close(self) -> None:
@@ -112,6 +116,7 @@ class FlightReader(RingReader):
 
     def view(self, process: Process) -> Rank:
         """What is known of this rank now."""
+        self._waited = {}
         inside = self._thread_calls()
         (
             heartbeat_ns,
@@ -132,6 +137,10 @@ class FlightReader(RingReader):
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
         phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
         serial = (serial + sum(inside)) & MASK
+        waits = self._read_waits()
+        if self.keep_waits:
+            numbers = [one.call for one in waits if one.call is not None]
+            self._waited = {number: self.call(number) for number in numbers}
         return Rank(
             rank=self.rank,
             world_size=self.world_size,
@@ -153,7 +162,7 @@ class FlightReader(RingReader):
             groups=self._read_groups(),
             channels=self._read_channels(),
             creations=tuple(self._definitions.creations),
-            waits=self._read_waits(),
+            waits=waits,
             notes=tuple(self._definitions.notes),
             replicas=self._replicas(),
             history=self,
@@ -285,6 +294,8 @@ class FlightReader(RingReader):
 
     def call(self, number: int) -> Call | None:
         """The call with this number, or None when it was overwritten or is torn."""
+        if number in self._waited:
+            return self._waited[number]
         row = self._row(number)
         if row is None:
             return None

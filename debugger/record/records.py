@@ -107,6 +107,8 @@ class Records:
             elif copy.begin():
                 self._refresh(reader)
                 self._copies_moved += copy.moved(reader)
+                reader.keep_waits = True
+                copy.read(self._view(reader, copy.told.process))  # while it is mapped
 
     def _refresh(self, reader: FlightReader) -> None:
         """It may have been cut short, and may have learnt who it is."""

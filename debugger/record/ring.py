@@ -91,6 +91,8 @@ class RingReader:
     def _open(self) -> mmap.mmap:
         found = self._mapped = mapped(self.path)
         if self._maps is not None:
+            # Most of a copy is empty: reading ahead would fill memory with zeros, 128 KB each time.
+            found.madvise(mmap.MADV_RANDOM)
             self._maps.opened(self)
         return found
 
