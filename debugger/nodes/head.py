@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,11 +173,8 @@ class Listener(Link):
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
             for number in list(self._identities):
-                self._ping(number)
-
-    def _ping(self, number: int) -> None:
-        self._send(number, Message("ping", {"t": time.monotonic_ns()}))
-        self.nodes[number].heard.asked(self._listening.total_s)
+                self._send(number, _ping())  # each with its own time: clocks are compared by it
+                self.nodes[number].heard.asked(self._listening.total_s)
 
     def _heard(self, node: Node) -> None:
         node.heard_ns = time.monotonic_ns()
@@ -269,7 +266,8 @@ class Listener(Link):
         self._identities[number] = identity
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
-        self._ping(number)
+        self._send(number, _ping())
+        node.heard.asked(self._listening.total_s)
         self._inbox.append((number, message))
 
     def _why_not(self, key: str, message: Message) -> str:
@@ -302,14 +300,22 @@ class Listener(Link):
         return f"it is {task}, and so is {other}: start distdebug once for each task of the job"
 
     def _send(self, number: int, message: Message) -> None:
+        self._send_parts(number, message.parts())
+
+    def _send_parts(self, number: int, parts: Sequence[bytes]) -> None:
         identity = self._identities.get(number)
         if identity is None:
             return
         try:
-            self._router.send_multipart([identity, *message.parts()], zmq.NOBLOCK)
+            self._router.send_multipart([identity, *parts], zmq.NOBLOCK)
         except zmq.ZMQError:
             return  # it is not connected: its silence will tell
 
     def _broadcast(self, message: Message) -> None:
+        parts = message.parts()
         for number in list(self._identities):
-            self._send(number, message)
+            self._send_parts(number, parts)
+
+
+def _ping() -> Message:
+    return Message("ping", {"t": time.monotonic_ns()})

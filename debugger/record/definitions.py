@@ -233,7 +233,7 @@ def group_of(value: Mapping[str, Any]) -> GroupText:
 
 @functools.lru_cache(maxsize=1024)
 def _spread_bytes(raw: bytes) -> int:
-    """What the ranks take that a text names in runs; more than any bound for what makes no sense."""
+    """What the ranks take that a text names in runs."""
     if b'"runs"' not in raw:
         return 0
     try:

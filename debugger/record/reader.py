@@ -52,8 +52,8 @@ class FlightReader(RingReader):
         self._header: int | None = None
         self._waited: dict[int, Call | None] = {}
         self.keep_waits = False
-        """Whether the calls that threads were in at the last `view` are kept from there: of a record
-        that does not change between two looks, and is mapped for a moment only."""
+        """Whether the calls that threads were in at the last `view` are kept from there: of records
+        that are mapped for a moment only, and do not change before the next one."""
         self.refresh_header()
 
     def close(self) -> None:

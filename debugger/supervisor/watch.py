@@ -23,7 +23,7 @@ from .run_reader import RunReader
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
 REST, CONFIRM_REST = 1.0, 0.25
-"""So much longer than a look has taken is the pause after it, at least."""
+"""So many times what a look has taken of the processor is the pause after it, at least."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
@@ -85,11 +85,11 @@ class Watch:
 
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now. `finished`: no process of the run is left."""
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         try:
             return self._judged(finished)
         finally:
-            self._cost_s = time.monotonic() - began_s
+            self._cost_s = time.thread_time() - began_s
 
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)

@@ -10,9 +10,9 @@ them: what the others tell is the same, with their own numbers. Of logs and stac
 
 A row: until the head knew all ranks; for 8 s in which all call without pause: its CPU, and the
 bytes of digests from each node a second; then the last digest of all nodes: until the first and the
-last node had been told the verdict, its CPU meanwhile, and until all had its report, or it ended;
-how many had been told that; whether the verdict names the rank; the most resident memory that it
-had, and what its run directory takes.
+last node had been told the verdict, the CPU seconds of the head until the first had, and until all
+had its report, or it ended; how many had been told that; whether the verdict names the rank; the
+most resident memory that it had, and what its run directory takes.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def _measured(job: Simulation) -> str:
     disk = sum(path.stat().st_blocks * 512 for path in job.directory.rglob("*") if path.is_file())
     return (
         f"{known_s:8.1f} {100 * busy:7.1f} {rate:9.2f} {first_s:8.2f} {verdict_s:8.2f}"
-        f" {100 * used_s / first_s:7.0f} {report_s:8.2f} {told:6} {'yes' if right else 'NO':>6}"
+        f" {used_s:7.2f} {report_s:8.2f} {told:6} {'yes' if right else 'NO':>6}"
         f" {job.most_bytes / 1e6:7.0f} {disk / 1e6:7.0f}"
         + ("" if right else f"   {str(Counter(map(str, named)))[:200]}")
     )
@@ -431,7 +431,7 @@ def main() -> None:
     print(__doc__.rpartition("\n\n")[2].strip())
     print(f"{BARS}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(
-        " nodes  ranks  known s  rest % KB/s node  first s    all s   CPU % report s   told"
+        " nodes  ranks  known s  rest % KB/s node  first s    all s   CPU s report s   told"
         "  right  MB RSS MB disk"
     )
     for count in map(int, sys.argv[1:] or SIZES):

@@ -12,13 +12,14 @@ from ...nodes.head import Listener
 from ...nodes.logs import LogCopies
 from ...nodes.messages import Message
 from ...nodes.mirror import Copy, Mirror, MirrorError
-from ...nodes.pace import Pace, pace_for
+from ...nodes.pace import AS_THEY_COME, Pace, pace_for
 from ...nodes.patches import PatchError, unpacked
 from ...record import copies, steady_clock
 from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode
+from .brief import brief, packed
 from .injected import InjectedCopies, plan_message
 from .prompts import HeadPrompts
 
@@ -39,8 +40,9 @@ yet."""
 class Far:
     """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
     our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
-    `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for all calls that it has
-    answered; `status`: how its command ended; `over`: nothing of its run is left."""
+    `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
+    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left.
+    """
 
     number: int
     host: str
@@ -79,6 +81,7 @@ class Head:
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
         self._pace = Pace()
+        self._own_ranks: list[int] = []
         self._late_s = 0.0
         self._prompts = HeadPrompts(directory.path, listener.send)
         self._asked = 0
@@ -164,6 +167,8 @@ class Head:
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
             self._listener.send(number, plan_message(self._directory.path))
         self._tell_pace(number)
+        if self._own_ranks:
+            self._listener.send(number, self._who_is_here)
         if self._fills:
             # Who comes, or comes again, may have missed the question.
             data = self._question.get(number, {"number": self._fills})
@@ -296,11 +301,17 @@ class Head:
 
     # -- what they are to do -------------------------------------------------------------------
 
-    def ask_stacks(self, native: bool, timeout_s: float) -> None:
-        """Have all nodes take the stacks of their ranks."""
+    def ask_stacks(
+        self, native: bool, timeout_s: float, nodes: Collection[int] | None = None
+    ) -> None:
+        """Have these nodes (None: all) take the stacks of their ranks."""
+        message = Message("stacks", {"native": native, "timeout_s": timeout_s})
         for far in self.nodes.values():
-            far.stacks = None
-        self._listener.broadcast(Message("stacks", {"native": native, "timeout_s": timeout_s}))
+            far.stacks = None if nodes is None or far.number in nodes else {}
+        if nodes is None:
+            self._listener.broadcast(message)
+        for number in nodes or ():
+            self._listener.send(number, message)
 
     def stacks(self, until_s: float) -> list[Mapping[str, Any]]:
         """What they have taken: all that come before that time of the monotonic clock."""
@@ -368,11 +379,19 @@ class Head:
 
     def report(self, document: Mapping[str, Any]) -> None:
         """What all nodes print and end with."""
-        self._listener.broadcast(Message("report", {"report": document}))
+        if len(self.nodes) <= AS_THEY_COME:
+            self._listener.broadcast(Message("report", {"report": document}))
+        else:
+            self._listener.broadcast(Message("report", {}, packed(brief(dict(document)))))
 
-    def tell_ranks(self, ranks_of: Mapping[int, Sequence[int]]) -> None:
-        """Who is where, for the case that the head is lost."""
-        self._listener.broadcast(Message("welcome", {"ranks": list(ranks_of.get(0, ()))[:4096]}))
+    def tell_ranks(self, own: Sequence[int]) -> None:
+        """Who is here, for the case that the head is lost."""
+        self._own_ranks = list(own)[:4096]
+        self._listener.broadcast(self._who_is_here)
+
+    @property
+    def _who_is_here(self) -> Message:
+        return Message("welcome", {"ranks": self._own_ranks})
 
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""

@@ -25,6 +25,7 @@ from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
+from .brief import unpacked
 from .injected import InjectedSource, take_plan
 from .prompts import NodePrompts
 from .stacks import to_message
@@ -124,7 +125,7 @@ class Member:
         elif message.kind == "end":
             self.ends = True
         elif message.kind == "report":
-            self.document = received(data.get("report"))
+            self.document = received(unpacked(message.blob) or data.get("report"))
             self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:

@@ -18,6 +18,30 @@ ALL = 512
 MOST = 64
 _MOST_OF_THE_FINDING = 32
 
+MOST_LOOKED_INTO = 64
+"""Nodes whose ranks' stacks are taken for the head; each other node takes its own."""
+_EACH = 2
+"""Ranks that stand at one place, in one wait, have one stack."""
+
+
+def nodes_to_look_into(ranks: Mapping[int, Rank]) -> frozenset[int] | None:
+    """The nodes whose stacks the head asks for; None: all of them. Where there are many, some of
+    each sort of ranks: those that are fewest of a sort come first."""
+    nodes = {one.node for one in ranks.values() if one.node}
+    if len(nodes) <= MOST_LOOKED_INTO:
+        return None
+    sorts: dict[object, list[int]] = {}
+    for rank in ranks.values():
+        if rank.node and rank.process.alive:
+            waits = tuple((one.activity, one.site, one.inferred) for one in rank.waits)
+            groups = tuple((key, one.issued) for key, one in rank.groups.items())
+            sort = (rank.process.state, rank.location, rank.free_threads > 0, waits, groups)
+            sorts.setdefault(sort, []).append(rank.node)
+    chosen: dict[int, None] = {}
+    for row in sorted(sorts.values(), key=len):
+        chosen.update(dict.fromkeys(row[:_EACH]))
+    return frozenset(list(chosen)[:MOST_LOOKED_INTO])
+
 
 def in_question(finding: Finding, ranks: Mapping[int, Rank]) -> frozenset[int] | None:
     """The ranks whose calls are wanted; None: everybody's."""

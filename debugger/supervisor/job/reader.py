@@ -25,7 +25,7 @@ class JobReader:
         self._local = local
         self._job = job
         self._lost: tuple[LostNode, ...] = ()
-        self._told: dict[int, tuple[int, ...]] = {}
+        self._told: tuple[int, ...] = ()
         self._ranks: Mapping[int, Rank] = {}
         self.unwatched = Unwatched(job.say)
 
@@ -40,7 +40,7 @@ class JobReader:
             ranks_of: dict[int, list[int]] = {}
             for number, rank in newest.ranks.items():
                 ranks_of.setdefault(rank.node, []).append(number)
-            self._tell(ranks_of)
+            self._tell(ranks_of.get(0, ()))
             self._lost = head.lost(ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_head,)
@@ -73,11 +73,11 @@ class JobReader:
             return True
         return head is not None and several.fewest == several.most == len(head.nodes) + 1
 
-    def _tell(self, ranks_of: dict[int, list[int]]) -> None:
-        told = {node: tuple(ranks) for node, ranks in ranks_of.items()}
+    def _tell(self, own: Sequence[int]) -> None:
+        told = tuple(own)
         if told != self._told and self._job.head is not None:
             self._told = told
-            self._job.head.tell_ranks(ranks_of)
+            self._job.head.tell_ranks(told)
 
 
 def _path(rank: Rank) -> Path:
