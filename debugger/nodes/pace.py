@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-DIGESTS_PER_S = 1000
+DIGESTS_PER_S = 500
 """Of all nodes together, of ranks that call without pause."""
 MOST_DIGESTS_PER_S = 2000
 """Of ranks that stand still again and again."""

@@ -22,7 +22,7 @@ from .run_reader import RunReader
 
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
-REST, CONFIRM_REST = 1.0, 0.25
+REST, CONFIRM_REST = 2.0, 0.25
 """So many times what a look has taken of the processor is the pause after it, at least."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25

@@ -38,10 +38,10 @@ def test_few_nodes_tell_as_ever() -> None:
 def test_many_nodes_together_tell_no_more_than_a_head_can_read() -> None:
     for nodes in (65, 128, 500, 2048, 5000):
         pace = pace_for(nodes)
-        assert nodes / pace.busy_s <= 1000
+        assert nodes / pace.busy_s <= 500
         assert nodes / pace.least_s <= 2000
         assert Pace.of(pace.told) == pace
-    assert pace_for(2048).busy_s < 2.5, "a fault among ranks that go on is told in time, too"
+    assert pace_for(2048).busy_s < 5, "a fault among ranks that go on is told in time, too"
     assert pace_for(1025) == pace_for(2048), "not each node that joins changes it"
 
 
