@@ -46,11 +46,7 @@ class Sampler:
         self._told_s = -1e9
         self._anew = True
         self._stopped = False
-        self._pace = Pace()
-
-    def take_pace(self, pace: Pace) -> None:
-        """Tell as often as that from now on."""
-        self._pace = pace
+        self.pace = Pace()
 
     def fill(self, number: int = 0, files: Collection[int] | None = None) -> None:
         """The next digest has all calls that are on record in these files (None: in all), and says
@@ -83,7 +79,7 @@ class Sampler:
         now_s = time.monotonic()
         moved, stopped = self._movement()
         self._stopped |= stopped
-        pace, since_s = self._pace, now_s - self._told_s
+        pace, since_s = self.pace, now_s - self._told_s
         every_s = pace.busy_s if moved else pace.idle_s
         if self._stopped:
             every_s = pace.least_s

@@ -105,18 +105,19 @@ class Records:
             if copy is None:
                 self._refresh(reader)
             elif copy.begin():
-                self._refresh(reader)
-                self._copies_moved += copy.moved(reader)
+                self._refresh(reader, copy)
                 reader.keep_waits = True
                 copy.read(self._view(reader, copy.told.process))  # while it is mapped
 
-    def _refresh(self, reader: FlightReader) -> None:
+    def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
         """It may have been cut short, and may have learnt who it is."""
         if not reader.still_whole():
             self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
             return
         try:
             reader.refresh_header()
+            if copy is not None:
+                self._copies_moved += copy.moved(reader)
         except Exception as error:
             self._failed(reader, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from .prompts import HeadPrompts
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
+SWITCH_S = 0.0005
 ANEW_EVERY_S = 1.0
 """So often a node is asked to tell everything once more, of which something is missing."""
 TORN_S = 30.0
@@ -180,6 +182,9 @@ class Head:
         pace = pace_for(len(self.nodes))
         if pace != self._pace:
             self._pace = pace
+            # Beside a look that takes long the link's thread gets its turn this soon: each of its
+            # calls of ZeroMQ waits for one.
+            sys.setswitchinterval(SWITCH_S)
             self._listener.broadcast(Message("pace", pace.told))
         elif pace != Pace():
             self._listener.send(newcomer, Message("pace", pace.told))

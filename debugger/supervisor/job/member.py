@@ -32,7 +32,8 @@ from .stacks import to_message
 
 REPORT_S = 30.0
 """So long a node whose ranks have ended waits for the head's report, as long as the head speaks."""
-LOGS_EVERY_S = 1.0
+LOGS_EVERY = 4
+"""Times as long as between digests of busy ranks: a second, and more where there are many nodes."""
 
 
 class Member:
@@ -101,7 +102,7 @@ class Member:
             )
         elif message.kind == "pace":
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                self._sampler.take_pace(Pace.of(data))
+                self._sampler.pace = Pace.of(data)
         elif message.kind == "anew":
             self._sampler.anew()
         elif message.kind == "stacks":
@@ -137,7 +138,7 @@ class Member:
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
-        if now_s - self._logs_s >= LOGS_EVERY_S:
+        if now_s - self._logs_s >= LOGS_EVERY * self._sampler.pace.busy_s:
             self._logs_s = now_s
             added = self._logs.next()
             if added is not None:

@@ -57,7 +57,7 @@ def test_a_rank_that_stands_still_waits_its_turn_and_one_that_ended_does_not(
     process = [ALIVE]
     author = Author(tmp_path / "pid-7.flight")
     sampler = Sampler(tmp_path, lambda _pid, _ticks: process[0])
-    sampler.take_pace(Pace(busy_s=60.0, least_s=60.0, idle_s=60.0))
+    sampler.pace = Pace(busy_s=60.0, least_s=60.0, idle_s=60.0)
     assert sampler.digest() is not None
     author.call()
     assert sampler.digest() is None, "it calls"
@@ -66,7 +66,7 @@ def test_a_rank_that_stands_still_waits_its_turn_and_one_that_ended_does_not(
     digest = sampler.digest()
     assert digest is not None
     assert digest.data["processes"] == [[0, *process_values(process[0], steady_clock.offset_ns())]]
-    sampler.take_pace(Pace(busy_s=60.0, least_s=0.0, idle_s=60.0))
+    sampler.pace = Pace(busy_s=60.0, least_s=0.0, idle_s=60.0)
     author.call()
     assert sampler.digest() is None
     assert sampler.digest() is not None, "it stands still, and the pace allows to say so"
