@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .clocks import Offset
+from .hearing import Heard, Listening
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import SCHEMA, Offer
+from .pace import ping_every_s
 
 PING_EVERY_S = 0.25
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
+MISSED_EVERY_S = 0.1
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
@@ -39,7 +42,8 @@ _ZAP = "inproc://zeromq.zap.01"
 @dataclass(slots=True)
 class Node:
     """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
-    other node: its public key, or where all have one, what it has made up. `task`: see Several."""
+    other node: its public key, or where all have one, what it has made up. `task`: see Several.
+    `silent`: nothing has come from it for so long that it is lost."""
 
     number: int
     key: str
@@ -48,6 +52,8 @@ class Node:
     task: str = ""
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
+    heard: Heard = field(default_factory=Heard)
+    silent: bool = False
     left: bool = False
     lost: bool = False
 
@@ -72,7 +78,9 @@ class Listener(Link):
         self._identities: dict[int, bytes] = {}
         self._numbers: dict[bytes, int] = {}
         self._inbox: deque[tuple[int, Message]] = deque(maxlen=MOST_QUEUED)
-        self._pinged_s = 0.0
+        self._pinged_s = self._missed_s = 0.0
+        self._listening = Listening()
+        self._read_all = True
         self._proving = 0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
@@ -135,6 +143,7 @@ class Listener(Link):
         return [self._router, self._zap, self._monitor]
 
     def _drain(self, socket: Any) -> None:
+        self._read_all = self._read_all and socket is not self._router
         for _ in range(1000):
             try:
                 if socket is self._zap:
@@ -144,19 +153,33 @@ class Listener(Link):
                 else:
                     self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
+                self._read_all = self._read_all or socket is self._router
                 return
 
     def _tick(self) -> None:
         now_s = time.monotonic()
+        every_s = ping_every_s(len(self._identities), PING_EVERY_S)
+        self._listening.looked(now_s, self._read_all)
+        self._read_all = True
+        if now_s - self._missed_s >= MISSED_EVERY_S:
+            self._missed_s, listened_s = now_s, self._listening.total_s
+            for node in list(self.nodes.values()):
+                node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
         while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
             _, _, request = self._waiting.popleft()
             self._answer(request, "")
             address = request[5].decode("ascii", "replace")[:64]
             self.say(f"refused {address}: its key is none of this job's nodes")
-        if now_s - self._pinged_s >= PING_EVERY_S:
+        if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
             for number in list(self._identities):
-                self._send(number, Message("ping", {"t": time.monotonic_ns()}))
+                self._send(number, _ping())  # each with its own time: clocks are compared by it
+                self.nodes[number].heard.asked(self._listening.total_s)
+
+    def _heard(self, node: Node) -> None:
+        node.heard_ns = time.monotonic_ns()
+        node.heard.spoke(self._listening.total_s)
+        node.silent = False
 
     def _allow(self, key: str) -> None:
         self._allowed.add(key)
@@ -204,15 +227,15 @@ class Listener(Link):
         number = self._numbers.get(identity)
         try:
             message = message_of([frame.bytes for frame in frames[1:]])
-            key = str(frames[1].get("User-Id"))
+            if number is None:
+                key, address = frames[1].get("User-Id"), frames[1].get("Peer-Address")
+                self._greet(identity, str(key), message, str(address))
+                return
         except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
             self.say(f"refused what a node has sent: {error}")
             return
-        if number is None:
-            self._greet(identity, key, message, str(frames[1].get("Peer-Address")))
-            return
         node = self.nodes[number]
-        node.heard_ns = time.monotonic_ns()
+        self._heard(node)
         node.left = node.left or message.kind == "bye"
         if message.kind == "pong":
             sent, theirs = message.data.get("t"), message.data.get("n")
@@ -236,14 +259,15 @@ class Listener(Link):
         host = str(message.data.get("host", ""))[:255]
         task = str(message.data.get("task", ""))[:MOST_TASK]
         node = known or Node(number, key, host, address, task)
-        node.heard_ns = time.monotonic_ns()
+        self._heard(node)
         # A node whose connection broke for a moment comes again, and tells everything anew.
         self._numbers = {one: n for one, n in self._numbers.items() if n != number}
         self._numbers[identity] = number
         self._identities[number] = identity
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
-        self._send(number, Message("ping", {"t": time.monotonic_ns()}))
+        self._send(number, _ping())
+        node.heard.asked(self._listening.total_s)
         self._inbox.append((number, message))
 
     def _why_not(self, key: str, message: Message) -> str:
@@ -276,14 +300,22 @@ class Listener(Link):
         return f"it is {task}, and so is {other}: start distdebug once for each task of the job"
 
     def _send(self, number: int, message: Message) -> None:
+        self._send_parts(number, message.parts())
+
+    def _send_parts(self, number: int, parts: Sequence[bytes]) -> None:
         identity = self._identities.get(number)
         if identity is None:
             return
         try:
-            self._router.send_multipart([identity, *message.parts()], zmq.NOBLOCK)
+            self._router.send_multipart([identity, *parts], zmq.NOBLOCK)
         except zmq.ZMQError:
             return  # it is not connected: its silence will tell
 
     def _broadcast(self, message: Message) -> None:
+        parts = message.parts()
         for number in list(self._identities):
-            self._send(number, message)
+            self._send_parts(number, parts)
+
+
+def _ping() -> Message:
+    return Message("ping", {"t": time.monotonic_ns()})

@@ -2,8 +2,8 @@
 
     node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
                      interrupted, files, bye
-    head -> node     welcome, refused, ping, plan, verdict, stacks, fill, action, prompt, report,
-                     stop, end
+    head -> node     welcome, refused, ping, pace, anew, plan, verdict, stacks, fill, action,
+                     prompt, report, stop, end
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none.
@@ -26,7 +26,7 @@ KINDS = frozenset(
         *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
         *("stops", "prompt", "answer", "bye"),
         *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
-        *("plan", "stop", "end"),
+        *("plan", "stop", "end", "pace", "anew"),
     }
 )
 _MOST_KIND_BYTES = 32

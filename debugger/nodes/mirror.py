@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,22 @@ class MirrorError(ValueError):
     """What a node told makes no sense; the sentence says what."""
 
 
+LIVES = Process(alive=True)
+
+
 @dataclass(slots=True)
 class Copy:
-    """One file of a node. `process` is what the node's system says of the rank's process."""
+    """One file of a node. `process` is what the node's system says of the rank's process;
+    `changes`: how often something was told of it. It is `made` under a hidden name, and `begun` as
+    soon as a record has its own."""
 
     path: Path
     size: int
     is_record: bool
-    descriptor: int = -1
-    process: Process = field(default_factory=lambda: Process(alive=True))
+    process: Process = LIVES
+    made: bool = False
     begun: bool = False
+    changes: int = 0
 
 
 class Mirror:
@@ -54,9 +61,13 @@ class Mirror:
         self._copies: dict[int, Copy] = {}
         self.offset_ns = 0
 
-    def process_of(self, path: Path) -> Process | None:
-        """What the node says of the process that writes what is copied here."""
-        return next((one.process for one in self._copies.values() if one.path == path), None)
+    def copy_of(self, path: Path) -> Copy | None:
+        """What was told of the file that is copied here."""
+        return next((one for one in self._copies.values() if one.path == path), None)
+
+    def numbers_of(self, path: Path) -> list[int]:
+        """By which number the node knows the file that is copied here."""
+        return [number for number, one in self._copies.items() if one.path == path]
 
     def announced(self, number: int, name: str, size: int) -> None:
         """The node has a file of that name. Raises MirrorError, or OSError."""
@@ -86,27 +97,45 @@ class Mirror:
             os.rename(copy.path, target)
         copy.path = target
 
-    def apply(self, patch: Patch) -> None:
-        """Raises MirrorError, or OSError."""
-        copy = self._copies.get(patch.file)
-        if copy is None or patch.offset + len(patch.data) > copy.size:
-            raise MirrorError("a node changes what it has not")
-        if copy.descriptor < 0:
-            self._begin(copy)
+    def apply(self, patches: Iterable[Patch]) -> None:
+        """All of a digest. Raises MirrorError, or OSError; what came before that stands."""
+        by_file: dict[int, list[Patch]] = {}
+        for patch in patches:
+            by_file.setdefault(patch.file, []).append(patch)
+        for number, rows in by_file.items():
+            copy = self._copies.get(number)
+            if copy is None:
+                raise MirrorError("a node changes what it has not")
+            self._apply(copy, rows)
+
+    def _apply(self, copy: Copy, patches: Sequence[Patch]) -> None:
+        descriptor = self._begin(copy)
+        try:
+            for patch in patches:
+                self._write(descriptor, copy, patch)
+            if copy.is_record and not copy.begun and any(one.offset == 0 for one in patches):
+                # The name comes last: until now nobody could have read it.
+                copy.begun = True
+                os.rename(self._hidden(copy), copy.path)
+        finally:
+            os.close(descriptor)
+            self._changed(copy)
+
+    def _changed(self, copy: Copy) -> None:
+        copy.changes += 1
+        if not copy.is_record:  # it is read with a record, which says that it is there
+            for one in self._copies.values():
+                one.changes += one.is_record
+
+    def _write(self, descriptor: int, copy: Copy, patch: Patch) -> None:
         data = patch.data
-        if (
-            copy.is_record
-            and patch.offset < _OFFSET_AT + 8
-            and patch.offset + len(data) > _OFFSET_AT
-        ):
+        end = patch.offset + len(data)
+        if end > copy.size:
+            raise MirrorError("a node changes what it has not")
+        if copy.is_record and patch.offset < _OFFSET_AT + 8 and end > _OFFSET_AT:
             data = self._with_our_offset(patch.offset, data)
-        written = os.pwrite(copy.descriptor, data, patch.offset)
-        if written != len(data):
+        if os.pwrite(descriptor, data, patch.offset) != len(data):
             raise OSError(28, "no space left on device")
-        if copy.is_record and patch.offset == 0 and not copy.begun:
-            # The name comes last: until now nobody could have read it.
-            copy.begun = True
-            os.rename(self._hidden(copy), copy.path)
 
     def correct(self, offset_ns: int) -> None:
         """This much added to the node's monotonic clock gives our Unix time."""
@@ -115,7 +144,7 @@ class Mirror:
         self.offset_ns = offset_ns
         for copy in self._copies.values():
             if copy.is_record and copy.begun:
-                os.pwrite(copy.descriptor, offset_ns.to_bytes(8, "little", signed=True), _OFFSET_AT)
+                self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))])
 
     def seen(self, number: int, values: Any) -> None:
         """What the node's system says of the process: `process_values`. Raises MirrorError."""
@@ -130,23 +159,21 @@ class Mirror:
             if copy.process.alive:
                 copy.process = Process(alive=False, ended_ns=now_ns)
 
-    def close(self) -> None:
-        """Nothing is written any more."""
-        for copy in self._copies.values():
-            if copy.descriptor >= 0:
-                os.close(copy.descriptor)
-                copy.descriptor = -1
-
     def _place(self, name: str) -> Path:
         return self._folder / f"{copies.prefix(self._number)}{name}"
 
-    def _begin(self, copy: Copy) -> None:
-        path = self._hidden(copy) if copy.is_record else copy.path
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        copy.descriptor = os.open(path, flags, 0o600)
+    def _begin(self, copy: Copy) -> int:
+        """A descriptor for this digest: kept open, those of 16,384 ranks would be too many."""
+        hidden = copy.is_record and not copy.begun
+        path = self._hidden(copy) if hidden else copy.path
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        if copy.made:
+            return os.open(path, flags)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        copy.made, copy.begun = True, not copy.is_record
         # Not allocated: most of it stays empty. A full disk is an error of the write.
-        os.ftruncate(copy.descriptor, copy.size)
-        copy.begun = not copy.is_record
+        os.ftruncate(descriptor, copy.size)
+        return descriptor
 
     @staticmethod
     def _hidden(copy: Copy) -> Path:

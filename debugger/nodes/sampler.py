@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,19 @@ from ..record.ring import FlightError
 from ..record.snapshot import Process
 from .messages import Message
 from .mirror import RECORD, REPLICAS, process_values
+from .pace import Pace
 from .patches import Patch, packed
 from .replica_source import ReplicaSource
 from .source import RecordSource
 
-IDLE_EVERY_S = 0.5
-"""While nothing changes, so often the head is told so."""
-BUSY_EVERY_S = 0.25
-"""So often, at most, of ranks that call all the time. What changes in a process is told at once,
-and so is that a rank has come to stand still."""
 _GRAIN_NS = 50_000_000
 """Of the time of a directory, and more."""
 
 
 class Sampler:
-    """Of the records below `folder`. `observe` is asked for (pid, start ticks) of each rank."""
+    """Of the records below `folder`. `observe` is asked for (pid, start ticks) of each rank. What
+    changes in a process is told at once, and so is, as the pace allows, that a rank has come to
+    stand still."""
 
     def __init__(self, folder: Path, observe: Callable[[int, int], Process]) -> None:
         self._folder = folder
@@ -46,18 +44,22 @@ class Sampler:
         self._listed_ns = -1
         self._serial = self._filled = 0
         self._told_s = -1e9
+        self._anew = True
+        self._stopped = False
+        self.pace = Pace()
 
-    def fill(self, number: int = 0) -> None:
-        """The next digest has all calls that are on record, and says that it is the answer to the
-        head's question of this number."""
+    def fill(self, number: int = 0, files: Collection[int] | None = None) -> None:
+        """The next digest has all calls that are on record in these files (None: in all), and says
+        that it is the answer to the head's question of this number."""
         self._filled = max(self._filled, number)
-        for source in self._sources.values():
-            if isinstance(source, RecordSource):
+        for place, source in self._sources.items():
+            if isinstance(source, RecordSource) and (files is None or place in files):
                 source.fill()
         self.hasten()
 
     def anew(self) -> None:
         """Whoever takes the digests knows nothing: tell everything once more."""
+        self._anew = True
         self._names.clear()
         self._processes.clear()
         for source in self._sources.values():
@@ -76,18 +78,24 @@ class Sampler:
         processes = self._look_at_processes()
         now_s = time.monotonic()
         moved, stopped = self._movement()
-        every_s = BUSY_EVERY_S if moved else IDLE_EVERY_S
-        if not (names or processes or stopped) and now_s - self._told_s < every_s:
+        self._stopped |= stopped
+        pace, since_s = self.pace, now_s - self._told_s
+        every_s = pace.busy_s if moved else pace.idle_s
+        if self._stopped:
+            every_s = pace.least_s
+        if not (names or processes) and since_s < every_s:
             return None
-        self._told_s = now_s
+        self._told_s, self._stopped = now_s, False
         taken_ns = time.monotonic_ns()
         patches = [
             Patch(number, offset, data)
             for number, source in self._sources.items()
-            for offset, data in source.sample()
+            for offset, data in source.sample(pace.still_calls)
         ]
         self._serial += 1
         data: dict[str, Any] = {"serial": self._serial, "t": taken_ns}
+        if self._anew:
+            data["anew"], self._anew = True, False
         if self._filled:
             data["filled"] = self._filled
         if names:

@@ -63,8 +63,9 @@ class RecordSource(RingReader):
         self._heap_told = 0
         self._still_told = False
 
-    def sample(self) -> list[Piece]:
-        """What has changed. In this order, so that nothing is told that refers to what is not."""
+    def sample(self, still_calls: int = STILL_CALLS) -> list[Piece]:
+        """What has changed. In this order, so that nothing is told that refers to what is not. Of a
+        rank that stands still so many of its last calls are told."""
         if not self.still_whole():
             return []
         mark = self.change_mark
@@ -77,7 +78,7 @@ class RecordSource(RingReader):
         channels_end = layout.CHANNELS_OFFSET + used_channels * layout.CHANNEL.size
         found += self._changed(layout.CHANNELS_OFFSET, channels_end)
         found += self._checkpoints(used_groups, still)
-        found += self._ring(still)
+        found += joined(self._ring(still, still_calls))
         found += self._heap()
         self._mark = mark
         return found
@@ -132,7 +133,7 @@ class RecordSource(RingReader):
         if now != before:
             yield self._tell(at, now, before)
 
-    def _ring(self, still: bool) -> Iterator[Piece]:
+    def _ring(self, still: bool, still_calls: int) -> Iterator[Piece]:
         calls = self._calls()
         if not still:
             self._still_told = False
@@ -144,7 +145,7 @@ class RecordSource(RingReader):
             wanted = range(max(0, calls - FEW_CALLS), calls)  # they may have completed
         elif still:
             self._still_told = True
-            wanted = self._last_calls(calls)
+            wanted = self._last_calls(calls, still_calls)
         else:
             new = calls - self._calls_told
             count = FEW_CALLS if new <= FEW_CALLS else NEWEST_CALLS
@@ -153,13 +154,13 @@ class RecordSource(RingReader):
         for number in wanted:
             yield from self._slot(number)
 
-    def _last_calls(self, calls: int) -> set[int]:
+    def _last_calls(self, calls: int, count: int) -> list[int]:
         """The last of the rank, and the last of each of its groups and channels."""
-        wanted = set(range(max(0, calls - STILL_CALLS), calls))
+        wanted = set(range(max(0, calls - count), calls))
         for _, last in self._lasts_now():
             for _, (number, _) in zip(range(STILL_GROUP_CALLS), self._walk(last), strict=False):
                 wanted.add(number)
-        return wanted
+        return sorted(wanted)
 
     def _waited_for(self) -> Iterator[int]:
         """The calls that threads are in, or wait for."""
@@ -198,9 +199,16 @@ class RecordSource(RingReader):
         if row is None:
             return
         size = layout.SLOT.size
-        changed = list(self._line(layout.RING_OFFSET + number % layout.RING * size, size))
-        yield from changed
-        if changed and row[6] == layout.VOLATILE_SIGNATURE:
+        at = layout.RING_OFFSET + number % layout.RING * size
+        now, before = self._map[at : at + size], self._told[at : at + size]
+        if now == before:
+            return
+        if layout.U64.unpack_from(before, 0)[0] == row[0]:
+            yield self._tell(at, now, before)  # it has gone on
+        else:
+            self._told[at : at + size] = now  # as a whole: the next one may touch it
+            yield at, now
+        if row[6] == layout.VOLATILE_SIGNATURE:
             at = layout.VOLATILE_OFFSET + number % layout.RING * layout.VOLATILE_BYTES
             yield at, self._map[at : at + layout.VOLATILE_BYTES]
 
@@ -216,3 +224,17 @@ class RecordSource(RingReader):
         if now != self._told[at : at + len(now)]:
             self._told[at : at + len(now)] = now
             yield at, now
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces that touch are one: of a ring that is told as a whole, one instead of thousands."""
+    start, parts, end = 0, list[bytes](), -1
+    for at, data in pieces:
+        if at != end:
+            if parts:
+                yield start, b"".join(parts)
+            start, parts = at, []
+        parts.append(data)
+        end = at + len(data)
+    if parts:
+        yield start, b"".join(parts)

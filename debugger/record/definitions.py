@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import layout
-from .bounds import MOST_RANKS, finite, whole
+from . import layout, rank_runs
+from .bounds import finite, whole
 from .json_objects import cost_bytes
 from .layout import Definition
 from .signature import OPS, Signature
@@ -82,9 +82,8 @@ class ChannelText:
 class Definitions:
     """The definitions read so far. `read` takes in what has been added since."""
 
-    def __init__(self, mapped: mmap.mmap, budget: Budget | None = None) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         """`budget`: where this is one of several records; None: it has its own bounds alone."""
-        self._map = mapped
         self._budget = budget or Budget(MOST_COST_BYTES)
         self._read = 0
         self._cost_bytes = 0
@@ -98,19 +97,19 @@ class Definitions:
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
 
-    def read(self, used: int, wall_offset_ns: int) -> None:
-        """Take in the heap up to `used` bytes."""
+    def read(self, mapped: mmap.mmap, used: int, wall_offset_ns: int) -> None:
+        """Take in the heap of the record up to `used` bytes."""
         head = layout.DEFINITION
         used = min(used, layout.HEAP_BYTES)
         while self._read + head.size <= used:
             at = layout.HEAP_OFFSET + self._read
-            length, kind, number = head.unpack_from(self._map, at)
+            length, kind, number = head.unpack_from(mapped, at)
             torn = not length or self._read + head.size + length > used
             if torn or self._damaged > MOST_DAMAGED or self._budget.exceeded:
                 return
-            raw = self._map[at + head.size : at + head.size + length]
+            raw = mapped[at + head.size : at + head.size + length]
             self._read += head.size + length
-            cost = LEAST_COST_BYTES + cost_bytes(raw)
+            cost = LEAST_COST_BYTES + cost_bytes(raw) + _spread_bytes(raw)
             self._cost_bytes += cost
             if self._cost_bytes > MOST_COST_BYTES:
                 continue
@@ -131,10 +130,11 @@ class Definitions:
         if kind == Definition.GROUP:
             self._groups[number] = _group(text)
             return
-        value = json.loads(text)
         if kind == Definition.SITE:
-            self._sites[number] = site_of(value)
-        elif kind == Definition.CHANNEL:
+            self._sites[number] = _site(text)
+            return
+        value = json.loads(text)
+        if kind == Definition.CHANNEL:
             self._channels[number] = ChannelText(
                 key_of(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
             )
@@ -146,10 +146,6 @@ class Definitions:
             self.environment = {str(name): str(value[name]) for name in value}
         elif kind == Definition.DETAIL:
             self._details[number] = dict(value)
-
-    def forget(self, mapped: mmap.mmap) -> None:
-        """The file is gone; what was read of it stays known. `mapped` takes its place."""
-        self._map = mapped
 
     def site(self, number: int) -> CallSite | None:
         """The call site with this id."""
@@ -167,15 +163,16 @@ class Definitions:
         """The channel with this id."""
         return self._channels.get(number)
 
-    def signature(self, number: int, op_code: int, call: int) -> Signature:
-        """The signature of the call with this number; of its op alone where no more is known."""
+    def signature(self, mapped: mmap.mmap, number: int, op_code: int, call: int) -> Signature:
+        """The signature of the record's call with this number; of its op alone where no more is
+        known."""
         if number != layout.VOLATILE_SIGNATURE:
             found = self._signatures.get(number)
             if found is not None:
                 return found
         else:
             at = layout.VOLATILE_OFFSET + call % layout.RING * layout.VOLATILE_BYTES
-            raw = self._map[at : at + layout.VOLATILE_BYTES].rstrip(b"\0")
+            raw = mapped[at : at + layout.VOLATILE_BYTES].rstrip(b"\0")
             try:
                 return Signature.from_json(raw.decode("utf-8", "replace"))
             except (ValueError, RecursionError):
@@ -197,7 +194,7 @@ def creation_of(value: Mapping[str, Any], site: Sites, wall_offset_ns: int = 0) 
     return Creation(
         index=whole(value["index"]),
         group=key_of(value),
-        ranks=_ranks(value["ranks"]),
+        ranks=rank_runs.unpacked(value["ranks"]),
         backend=str(value["backend"]),
         site=site(whole(value["site"])),
         world_seq=whole(value["world_seq"]),
@@ -228,22 +225,34 @@ def group_of(value: Mapping[str, Any]) -> GroupText:
     return GroupText(
         key=key_of(value),
         desc=str(value["desc"]),
-        ranks=_ranks(value["ranks"]),
+        ranks=rank_runs.unpacked(value["ranks"]),
         backend=str(value["backend"]),
         timeout_s=None if timeout_s is None else finite(timeout_s),
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def _spread_bytes(raw: bytes) -> int:
+    """What the ranks take that a text names in runs."""
+    if b'"runs"' not in raw:
+        return 0
+    try:
+        return rank_runs.spread_bytes(json.loads(raw)["ranks"])
+    except (*DAMAGED, UnicodeDecodeError):
+        return 0  # it is left out when it is read
+
+
 _signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
-_SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group}
+
+
+@functools.lru_cache(maxsize=4096)
+def _site(text: str) -> CallSite:
+    return site_of(json.loads(text))
+
+
+_SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group, Definition.SITE: _site}
 
 
 def key_of(value: Mapping[str, Any]) -> GroupKey:
     """The name and incarnation that several texts say."""
     return (str(value["name"]), whole(value["incarnation"]))
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MOST_RANKS:
-        raise ValueError("not a list of ranks")
-    return tuple(whole(rank) for rank in value)

@@ -206,7 +206,7 @@ class Activity(enum.IntEnum):
 class Definition(enum.IntEnum):
     SIGNATURE = 1  # Signature.to_json()
     SITE = 2  # [file, line, function]
-    GROUP = 3  # {"name", "incarnation", "desc", "ranks", "backend", "timeout_s"}
+    GROUP = 3  # {"name", "incarnation", "desc", "ranks", "backend", "timeout_s"}; `rank_runs`
     CHANNEL = 4  # {"group": slot, "incarnation", "op", "peer", "tag"}
     CREATION = 5  # {"index", "name", "ranks", "backend", "site", "world_seq", "t_ns"}
     DETAIL = 6  # what a thread waits for, where it is no call: {"op", "key"?, ...}

@@ -143,6 +143,8 @@ class _Handler:
         self._memory = mmap.mmap(-1, _PAGE + _DATA_BYTES, flags)
         self._memory[: len(_CODE)] = _CODE
         self._kept: dict[int, weakref.ref[mmap.mmap]] = {}
+        self._free: list[int] = []
+        """Slots below the last one that nothing is kept in."""
         self._lock = threading.RLock()
         start, _ = _span(self._memory)
         library = ctypes.CDLL(None, use_errno=True)
@@ -167,8 +169,7 @@ class _Handler:
     def keep(self, mapped: mmap.mmap) -> None:
         start, size = _span(mapped)
         with self._lock:
-            slot = next((one for one in range(len(self._kept)) if one not in self._kept), None)
-            slot = len(self._kept) if slot is None else slot
+            slot = self._free.pop() if self._free else len(self._kept)
             if slot >= _MOST_REGIONS:
                 return
             at = _REGIONS_AT + slot * _REGION.size
@@ -182,7 +183,8 @@ class _Handler:
         with self._lock:
             self._write(at + 8, _GONE)
             self._write(at, _GONE)
-            self._kept.pop(slot, None)
+            if self._kept.pop(slot, None) is not None:
+                self._free.append(slot)
 
     def _write(self, at: int, value: int) -> None:
         self._memory[_PAGE + at : _PAGE + at + 8] = value.to_bytes(8, "little")

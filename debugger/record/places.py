@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from . import layout
+from . import layout, rank_runs
 from .flight_file import FlightFile
 from .layout import Definition, GroupState, Role
 from .slots import ChannelSlot, GroupSlot
@@ -37,7 +37,7 @@ class FlightPlaces(FlightFile):
     def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
         """A place for a new group; None when all are in use (its calls are then not recorded)."""
         with self._lock:
-            definition = self._add(Definition.GROUP, record)
+            definition = self._add(Definition.GROUP, _described(record))
             if not definition:
                 return None
             if self._next_group < layout.GROUPS:
@@ -95,7 +95,7 @@ class FlightPlaces(FlightFile):
     def add_creation(self, record: Mapping[str, Any]) -> bool:
         """Put a group creation, in which every rank must take part, on record; False when there is
         no room for it."""
-        return self._add(Definition.CREATION, record) != 0
+        return self._add(Definition.CREATION, _described(record)) != 0
 
     def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
         """A place for a new point-to-point channel. When all are in use, the calls of further ones
@@ -110,3 +110,7 @@ class FlightPlaces(FlightFile):
             self._next_channel += 1
             layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0)
             return slot
+
+
+def _described(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**record, "ranks": rank_runs.packed(record["ranks"])}

@@ -7,6 +7,7 @@ one sentence.
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from .layout import Activity, CallState, GroupState, Phase, Role
 from .notes import ReplicasNote
 from .replicas import ReplicaFiles
 from .ring import FlightError as FlightError
-from .ring import RingReader
+from .ring import OpenMaps, RingReader
 from .signature import MASK
 from .snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
 
@@ -35,22 +36,30 @@ _OF_CALLS = 1 << 63
 class FlightReader(RingReader):
     """One flight record, mapped. Implements `snapshot.History` for its rank."""
 
-    def __init__(self, path: Path, steady: bool = False, budget: Budget | None = None) -> None:
-        """`steady`: as for `Records`. `budget`: what it shares with other records."""
-        super().__init__(path)
+    def __init__(
+        self,
+        path: Path,
+        steady: bool = False,
+        budget: Budget | None = None,
+        maps: OpenMaps | None = None,
+    ) -> None:
+        """`steady`: as for `Records`. `budget`: what it shares with other records; `maps`, too."""
+        super().__init__(path, maps)
         self.node = copies.node_of(path.name)
         self._steady = steady and not self.node
-        self._definitions = Definitions(self._map, budget)
+        self._definitions = Definitions(budget)
         self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
-        self._header: tuple[bytes, bytes] | None = None
+        self._header: int | None = None
+        self._waited: dict[int, Call | None] = {}
+        self.keep_waits = False
+        """Whether the calls that threads were in at the last `view` are kept from there: of records
+        that are mapped for a moment only, and do not change before the next one."""
         self.refresh_header()
 
     def close(self) -> None:
         """Unmap the file."""
-        self._map.close()
-
-    def _forget(self) -> None:
-        self._definitions.forget(self._map)
+        if self._mapped is not None:
+            self._mapped.close()
 
     # -- header --------------------------------------------------------------------------------
 
@@ -58,9 +67,10 @@ class FlightReader(RingReader):
         """Read again who this is: a process learns its rank late, and may join another world."""
         end = layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES
         written = (self._map[: layout.HEADER.size], self._map[layout.IDENTITY_OFFSET : end])
-        if written == self._header:
+        told = hash(written)  # the bytes themselves are 4 KB a rank
+        if told == self._header:
             return
-        self._header = written
+        self._header = told
         (
             _,
             _,
@@ -81,7 +91,7 @@ class FlightReader(RingReader):
             self.rank = -1  # damaged: it reads as a process that does not know its rank
         if not 0 < self.world_size <= MOST_RANKS:
             self.world_size = -1
-        self.identity: Mapping[str, Any] = object_of(written[1].rstrip(b"\0"))
+        self.identity: Mapping[str, Any] = _identity(written[1].rstrip(b"\0"))
         if self._steady and self._of_this_host():
             # Its own offset is of the wall clock when it began, which may have been set since.
             self.wall_offset_ns = steady_clock.offset_ns()
@@ -106,6 +116,7 @@ class FlightReader(RingReader):
 
     def view(self, process: Process) -> Rank:
         """What is known of this rank now."""
+        self._waited = {}
         inside = self._thread_calls()
         (
             heartbeat_ns,
@@ -121,11 +132,15 @@ class FlightReader(RingReader):
             free_serial,
             location,
         ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
-        self._definitions.read(heap_used, self.wall_offset_ns)
+        self._definitions.read(self._map, heap_used, self.wall_offset_ns)
         if process.ended_ns is None and exiting_ns and not process.alive:
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
         phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
         serial = (serial + sum(inside)) & MASK
+        waits = self._read_waits()
+        if self.keep_waits:
+            numbers = [one.call for one in waits if one.call is not None]
+            self._waited = {number: self.call(number) for number in numbers}
         return Rank(
             rank=self.rank,
             world_size=self.world_size,
@@ -147,7 +162,7 @@ class FlightReader(RingReader):
             groups=self._read_groups(),
             channels=self._read_channels(),
             creations=tuple(self._definitions.creations),
-            waits=self._read_waits(),
+            waits=waits,
             notes=tuple(self._definitions.notes),
             replicas=self._replicas(),
             history=self,
@@ -279,6 +294,8 @@ class FlightReader(RingReader):
 
     def call(self, number: int) -> Call | None:
         """The call with this number, or None when it was overwritten or is torn."""
+        if number in self._waited:
+            return self._waited[number]
         row = self._row(number)
         if row is None:
             return None
@@ -296,7 +313,7 @@ class FlightReader(RingReader):
             number=number,
             group=self._group_key(row[1]),
             seq=row[10],
-            signature=self._definitions.signature(row[6], row[3], number),
+            signature=self._definitions.signature(self._map, row[6], row[3], number),
             site=self._definitions.site(row[7]),
             thread=row[2],
             state=state,
@@ -421,3 +438,9 @@ class FlightReader(RingReader):
                 count, chain, exact, balance = layout.CHECKPOINT.unpack_from(self._map, at)
                 return (chain, exact, balance) if count == issued else None
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(text: bytes) -> Mapping[str, Any]:
+    """What it says; the ranks of a node, which are read one after the other, may say the same."""
+    return object_of(text)

@@ -8,15 +8,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from . import steady_clock
+from .copies import node_of
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, last_words
 from .layout import Role
 from .notes import CrashNote, ForkedNote, LayerOffNote
 from .reader import FlightError, FlightReader
+from .ring import OpenMaps
 from .snapshot import Note, Process, Rank, Snapshot
 
 FAR_HEARTBEAT_S = 30.0
@@ -24,8 +27,27 @@ FAR_HEARTBEAT_S = 30.0
 
 CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
 
+MOST_COPIES_MAPPED = 256
+"""Of records that other nodes have told of. Ranks of this host have one each, always mapped."""
+
 Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
+
+
+class Told(Protocol):
+    """A copy of another node's record. `process`: what that node says of the rank's process;
+    `changes`: how often something was told of the record, so that what has not changed is not read
+    again."""
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def changes(self) -> int: ...
+
+
+Far = Callable[[Path], Told | None]
+"""The copy at this path; None where nobody tells of it."""
 
 
 class Records:
@@ -43,19 +65,21 @@ class Records:
         on_fault: Callable[[str, Exception], None] | None = None,
         steady: bool = False,
         trusted: bool = False,
-        far: Callable[[Path], Process | None] | None = None,
+        far: Far | None = None,
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
         ours fails on is told to `on_fault` and stays as it was seen last; where that is None, it
         raises. `trusted`: they are our own processes', each of which may fill its record; all other
-        records together are bounded. `far`: what another node says of the process that wrote the
-        record at this path."""
+        records together are bounded. `far`: of the records that are copies of other nodes'."""
         self._directory = directory
         self._budget = None if trusted else Budget()
         self._on_fault = on_fault
         self._steady = steady
         self._far = far
+        self._maps = OpenMaps(MOST_COPIES_MAPPED)
+        self._copies: dict[FlightReader, _Copy] = {}
+        self._copies_moved = 0
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._last_words: dict[tuple[FlightReader, int], LastWords | None] = {}
@@ -79,13 +103,36 @@ class Records:
         except OSError:
             return
         for reader in self._readers.values():
-            if not reader.still_whole():
-                self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
-                continue
-            try:
-                reader.refresh_header()
-            except Exception as error:
-                self._failed(reader, error)
+            copy = self._copy(reader)
+            if copy is None:
+                self._refresh(reader)
+            elif copy.begin():
+                self._refresh(reader, copy)
+                reader.keep_waits = True
+                copy.read(self._view(reader, copy.told.process))  # while it is mapped
+
+    def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
+        """It may have been cut short, and may have learnt who it is."""
+        if not reader.still_whole():
+            self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
+            return
+        try:
+            reader.refresh_header()
+            if copy is not None:
+                self._copies_moved += copy.moved(reader)
+        except Exception as error:
+            self._failed(reader, error)
+
+    def _copy(self, reader: FlightReader) -> _Copy | None:
+        """What is remembered of a record that another node tells of."""
+        if not reader.node or self._far is None:
+            return None
+        found = self._copies.get(reader)
+        if found is None:
+            told = self._far(reader.path)
+            if told is not None:
+                found = self._copies[reader] = _Copy(told)
+        return found
 
     def _failed(self, reader: FlightReader, error: Exception) -> None:
         if self._on_fault is None:
@@ -100,7 +147,8 @@ class Records:
             if known is not None and not known.cut:
                 known.path = path  # it has its rank's name by now
             else:
-                self._readers[inode] = FlightReader(path, self._steady, self._budget)
+                maps = self._maps if self._far is not None and node_of(path.name) else None
+                self._readers[inode] = FlightReader(path, self._steady, self._budget, maps)
                 if self._budget is not None:
                     self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
                 self.faults.pop(path.name, None)
@@ -119,7 +167,8 @@ class Records:
     @property
     def change_mark(self) -> tuple[object, ...]:
         """Equal as long as nothing happened in any rank."""
-        return tuple(reader.change_mark for reader in self._readers.values())
+        ours = (one.change_mark for one in self._readers.values() if one not in self._copies)
+        return (self._copies_moved, len(self._copies), *ours)
 
     def snapshots(
         self,
@@ -139,8 +188,13 @@ class Records:
         views: list[Rank] = []
         forked: list[tuple[int, Note]] = []
         for reader in self._readers.values():
-            process = self._process(reader, observe, here, now_ns)
-            view = self._view(reader, process)
+            copy = self._copies.get(reader) if observe is not None else None
+            view = copy.view if copy is not None and copy.same else None
+            if view is None:
+                process = self._process(reader, observe, here, now_ns)
+                view = self._view(reader, process)
+                if copy is not None:
+                    copy.read(view)
             if view is None:
                 continue
             if reader.role is Role.FORKED_CHILD:
@@ -197,9 +251,9 @@ class Records:
     ) -> Process:
         if observe is None:
             return Process(alive=False)
-        far = self._far(reader.path) if self._far is not None and reader.node else None
-        if far is not None:
-            return far
+        copy = self._copies.get(reader)
+        if copy is not None:
+            return copy.told.process
         if reader.node or reader.identity.get("host", here) != here:
             last_ns = max(reader.heartbeat_ns, reader.started_ns)  # the first beat may be to come
             age_s = (now_ns - last_ns) / 1e9
@@ -210,6 +264,40 @@ class Records:
     def pids(self) -> frozenset[int]:
         """The processes that have a record."""
         return frozenset(reader.pid for reader in self._readers.values())
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What was read of a record of which another node tells: `view`, as of the `changes` and the
+    `process` that it was told then. `mark`: the record's change mark."""
+
+    told: Told
+    view: Rank | None = None
+    seen: int = -1
+    looked: int = -1
+    process: Process | None = None
+    mark: tuple[int, ...] = ()
+
+    def begin(self) -> bool:
+        """A look begins; whether anything was told since the last one."""
+        if self.looked == self.told.changes:
+            return False
+        self.looked = self.told.changes
+        return True
+
+    def moved(self, reader: FlightReader) -> bool:
+        """Whether something of interest has happened in the rank since the last call."""
+        before, self.mark = self.mark, reader.change_mark
+        return self.mark != before
+
+    @property
+    def same(self) -> bool:
+        """Whether `view` is what would be read now."""
+        return self.seen == self.told.changes and self.process is self.told.process
+
+    def read(self, view: Rank | None) -> None:
+        """It was read just now."""
+        self.view, self.seen, self.process = view, self.told.changes, self.told.process
 
 
 def worlds_of(views: Iterable[Rank]) -> list[list[Rank]]:

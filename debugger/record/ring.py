@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,25 @@ def mapped(path: Path) -> mmap.mmap:
     return found
 
 
+class OpenMaps:
+    """The records of one reader that are mapped: at most `most` of those that it is told of.
+
+    Each is a descriptor, and the pages that were read of it are memory of the process: of the
+    16,384 ranks of 2,048 nodes both would be more than a process has.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: deque[RingReader] = deque()
+
+    def opened(self, reader: RingReader) -> None:
+        """This one was mapped just now: those that were longest ago rest."""
+        self._open.append(reader)
+        while len(self._open) > self._most:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                self._open.popleft().rest()
+
+
 class RingReader:
     """The ring of a flight record, mapped. A slot is read as `layout.SLOT` says.
 
@@ -56,10 +76,30 @@ class RingReader:
     keeps a reader calls `still_whole` before each look. Raises FlightError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, maps: OpenMaps | None = None) -> None:
+        """`maps`: those of many records, of which not all can be mapped at a time."""
         self.path = path
         self.cut = False
-        self._map = mapped(path)
+        self._maps = maps
+        self._mapped: mmap.mmap | None = None
+        self._open()
+
+    @property
+    def _map(self) -> mmap.mmap:
+        return self._mapped or self._open()
+
+    def _open(self) -> mmap.mmap:
+        found = self._mapped = mapped(self.path)
+        if self._maps is not None:
+            # Most of a copy is empty: reading ahead would fill memory with zeros, 128 KB each time.
+            found.madvise(mmap.MADV_RANDOM)
+            self._maps.opened(self)
+        return found
+
+    def rest(self) -> None:
+        """Hold nothing of the file until it is read again, by its name."""
+        if not self.cut:
+            self._mapped = None  # whoever reads it just now in another thread still has it
 
     @property
     def change_mark(self) -> tuple[int, ...]:
@@ -74,12 +114,8 @@ class RingReader:
             with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
                 self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
             if self.cut:
-                self._map = mmap.mmap(-1, layout.FILE_BYTES)
-                self._forget()
+                self._mapped = mmap.mmap(-1, layout.FILE_BYTES)
         return not self.cut
-
-    def _forget(self) -> None:
-        """Another map has taken the place of the one that was read."""
 
     def _thread_calls(self) -> tuple[int, ...]:
         return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)

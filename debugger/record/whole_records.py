@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import layout
+from . import layout, rank_runs
 from .flight_file import NOTES_BYTES
 from .layout import CallState, Definition, Role
 from .signature import OP_CODES
@@ -157,7 +157,7 @@ class _Record:
             "index": creation.index,
             "name": creation.group[0],
             "incarnation": creation.group[1],
-            "ranks": list(creation.ranks),
+            "ranks": rank_runs.packed(creation.ranks),
             "backend": creation.backend,
             "site": self._site(creation.site),
             "world_seq": creation.world_seq,
@@ -175,7 +175,7 @@ class _Record:
                 "name": key[0],
                 "incarnation": key[1],
                 "desc": group.desc,
-                "ranks": list(group.ranks),
+                "ranks": rank_runs.packed(group.ranks),
                 "backend": group.backend,
                 "timeout_s": group.timeout_s,
             }

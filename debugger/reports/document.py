@@ -6,6 +6,7 @@ Everything in it that came from a rank is harmless to print: it went through `sa
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,9 +186,9 @@ def _hosts(ranks: Mapping[int, Rank]) -> Document:
     found: dict[tuple[str, int], list[int]] = {}
     for number, rank in sorted(ranks.items()):
         found.setdefault((clean(rank.host), rank.node), []).append(number)
-    names = [host for host, _ in found]
+    names = Counter(host for host, _ in found)
     return {
-        host if names.count(host) == 1 else f"{host} (node {node})": numbers
+        host if names[host] == 1 else f"{host} (node {node})": numbers
         for (host, node), numbers in found.items()
     }
 

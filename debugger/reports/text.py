@@ -16,6 +16,8 @@ from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Row, Table
 
 WIDTH = 120
+MOST_HOSTS = 16
+"""Of more, those are shown that something is wrong on."""
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
@@ -112,7 +114,13 @@ class _Text:
         if not isinstance(hosts, Mapping) or len(hosts) < 2:
             return
         if self.document["outcome"] != "ok":
-            shown = [f"{ranks_text(ranks)} on {host}" for host, ranks in hosts.items()]
+            rows = list(hosts.items())
+            if len(rows) > MOST_HOSTS:
+                about = {one for row in self.document["findings"] for one in row["culprits"]}
+                rows = [row for row in rows if not about.isdisjoint(row[1])][:MOST_HOSTS]
+            shown = [f"{ranks_text(ranks)} on {host}" for host, ranks in rows]
+            if len(rows) < len(hosts):
+                shown.append(f"{len(hosts)} hosts in all")
             yield from self._wrapped("", "; ".join(shown))
 
     def _headed(self, title: str, sentence: str, colour: int) -> Iterator[str]:

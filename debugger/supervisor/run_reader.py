@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..diagnosis.findings import Finding
 from ..record.records import Records
 from ..record.snapshot import Snapshot
 from .processes import ProcessTable
@@ -30,8 +31,9 @@ class RunReader(Protocol):
         """Whether a process that may become a rank, and has no record yet, was at work since the
         last call."""
 
-    def settled(self, since_s: float) -> bool:
-        """Whether the last look has shown all that had happened by then, of the monotonic clock."""
+    def settled(self, since_s: float, about: Finding) -> bool:
+        """Whether the last look has shown all that had happened by then, of the monotonic clock,
+        that bears on this finding."""
 
 
 class LocalReader:
@@ -60,7 +62,8 @@ class LocalReader:
     def starting(self) -> bool:
         return self._table.starting(self._records.pids)
 
-    def settled(self, since_s: float) -> bool:
+    def settled(self, since_s: float, about: Finding) -> bool:
+        del about
         return since_s <= time.monotonic()
 
     @property

@@ -193,7 +193,7 @@ class Supervisor:
     def _watching(self, table: ProcessTable) -> GuardedWatch:
         options, note = self._options, self._faults.note
         records = Records(
-            self._directory.ranks, note, steady=True, trusted=True, far=self._job.process_of
+            self._directory.ranks, note, steady=True, trusted=True, far=self._job.copy_of
         )
         policy = Policy(
             limits=options.limits, level=options.level, max_restarts=options.max_restarts
@@ -247,7 +247,7 @@ class Supervisor:
             look = self._watch.look() or look
             impossible = self._injection.look()
             with guard("the sampling of the host"):
-                host.sample({number: rank.pid for number, rank in self._watch.ranks.items()})
+                host.sample(self._pids_here())
             with guard("the metrics"):
                 self._metrics.look(look)
             with guard("the look for processes out of reach"):
@@ -295,6 +295,11 @@ class Supervisor:
         ):
             self._unreached_asked_s = now_s
             self._reach.look(launch.descendants())
+
+    def _pids_here(self) -> dict[int, int]:
+        """By rank; on another host a pid is somebody else's."""
+        ranks = self._watch.ranks.items()
+        return {number: rank.pid for number, rank in ranks if not rank.node}
 
     def _tell_pauses(self) -> None:
         """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""

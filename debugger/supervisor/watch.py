@@ -22,6 +22,8 @@ from .run_reader import RunReader
 
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
+REST, CONFIRM_REST = 2.0, 0.25
+"""So many times what a look has taken of the processor is the pause after it, at least."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
@@ -65,6 +67,7 @@ class Watch:
         self._look: Look = Look((), (), (), None)
         self._start_asked_s = 0.0
         self._starting = False
+        self._cost_s = 0.0
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
@@ -74,11 +77,21 @@ class Watch:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look."""
-        return CONFIRM_AFTER_S if self._candidate is not None else LOOK_EVERY_S
+        """How long to wait until the next look: of many ranks one takes long, and beside looking
+        there is to be time for all else, such as hearing what other nodes say."""
+        if self._candidate is not None:
+            return max(CONFIRM_AFTER_S, CONFIRM_REST * self._cost_s)
+        return max(LOOK_EVERY_S, REST * self._cost_s)
 
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now. `finished`: no process of the run is left."""
+        began_s = time.thread_time()
+        try:
+            return self._judged(finished)
+        finally:
+            self._cost_s = time.thread_time() - began_s
+
+    def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)
         now_s = time.monotonic()
         mark = (self._reader.change_mark, _process_mark(snapshots), finished)
@@ -117,7 +130,7 @@ class Watch:
             return None
         first_s = self._candidate[1]
         # What is far away may not be told yet, and be the cause.
-        confirmed = now_s - first_s >= CONFIRM_AFTER_S and self._reader.settled(first_s)
+        confirmed = now_s - first_s >= CONFIRM_AFTER_S and self._reader.settled(first_s, found)
         return found if confirmed else None
 
     def _may_still_come(self, found: Finding) -> bool:

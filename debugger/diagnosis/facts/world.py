@@ -196,8 +196,8 @@ class World:
         """Nothing in the rank's layer moved between the two snapshots."""
         before = self.previous.ranks.get(rank) if self.previous else None
         now = self.ranks.get(rank)
-        if before is None or now is None or before is now:
-            return False
+        if before is None or now is None or (before is now and not now.node):
+            return False  # of another node: nothing was told that differs
         return (
             before.pid == now.pid
             and before.layer_serial == now.layer_serial

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...nodes.head import LOST_AFTER_S, Listener
+from ...nodes.head import Listener
 from ...nodes.logs import LogCopies
 from ...nodes.messages import Message
-from ...nodes.mirror import Mirror, MirrorError
+from ...nodes.mirror import Copy, Mirror, MirrorError
+from ...nodes.pace import AS_THEY_COME, Pace, pace_for
 from ...nodes.patches import PatchError, unpacked
 from ...record import copies, steady_clock
 from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
-from ...record.snapshot import LostNode, Process
+from ...record.snapshot import LostNode
+from .brief import brief, packed
 from .injected import InjectedCopies, plan_message
 from .prompts import HeadPrompts
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
+SWITCH_S = 0.0005
+ANEW_EVERY_S = 1.0
+"""So often a node is asked to tell everything once more, of which something is missing."""
+TORN_S = 30.0
+"""So long nothing is concluded while that does not come."""
 BYE_S = 5.0
 """So long it waits for them to say that they have the report."""
 MEETING_S = 3.0
@@ -33,8 +41,10 @@ yet."""
 @dataclass(slots=True)
 class Far:
     """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
-    our steady clock; `filled`: the last question for all calls that it has answered; `status`: how
-    its command ended; `over`: nothing of its run is left."""
+    our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
+    `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
+    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left.
+    """
 
     number: int
     host: str
@@ -42,6 +52,8 @@ class Far:
     injected: InjectedCopies
     told_ns: int = 0
     serial: int = 0
+    torn_s: float = 0.0
+    anew_s: float = -1e9
     filled: int = 0
     status: ExitStatus | None = None
     over: bool = False
@@ -69,6 +81,9 @@ class Head:
         self.nodes: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
+        self._question: dict[int, dict[str, Any]] = {}
+        self._pace = Pace()
+        self._own_ranks: list[int] = []
         self._late_s = 0.0
         self._prompts = HeadPrompts(directory.path, listener.send)
         self._asked = 0
@@ -83,7 +98,10 @@ class Head:
                 self._take(number, message)
             except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
                 self._say(f"refused what node {number} has told: {clean(str(error), 200)}")
-        now_ns = time.monotonic_ns()
+            except OSError as error:
+                self._torn(self.nodes[number])
+                told = clean(str(error), 200)
+                self._say(f"what node {number} has told cannot be kept: {told}")
         for number, known in list(self._listener.nodes.items()):
             far = self.nodes.get(number)
             if far is None or not far.there:
@@ -92,7 +110,10 @@ class Head:
                 early, far.early = far.early, []
                 for message in early:
                     self._read_by_its_clock(far, message)
-            if now_ns - known.heard_ns > LOST_AFTER_S * 1e9:
+            if far.torn_s and time.monotonic() - far.anew_s >= ANEW_EVERY_S:
+                far.anew_s = time.monotonic()
+                self._listener.send(number, Message("anew"))
+            if known.silent:
                 known.lost = True
                 far.lost_ns = known.heard_ns + steady_clock.offset_ns()
                 far.mirror.ended(far.lost_ns)
@@ -147,9 +168,26 @@ class Head:
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
             self._listener.send(number, plan_message(self._directory.path))
+        self._tell_pace(number)
+        if self._own_ranks:
+            self._listener.send(number, self._who_is_here)
         if self._fills:
             # Who comes, or comes again, may have missed the question.
-            self._listener.send(number, Message("fill", {"number": self._fills}))
+            data = self._question.get(number, {"number": self._fills})
+            self._listener.send(number, Message("fill", data))
+
+    def _tell_pace(self, newcomer: int) -> None:
+        """To all nodes, when there are so many that they are to tell less often; else to this one,
+        which may have joined after that."""
+        pace = pace_for(len(self.nodes))
+        if pace != self._pace:
+            self._pace = pace
+            # Beside a look that takes long the link's thread gets its turn this soon: each of its
+            # calls of ZeroMQ waits for one.
+            sys.setswitchinterval(SWITCH_S)
+            self._listener.broadcast(Message("pace", pace.told))
+        elif pace != Pace():
+            self._listener.send(newcomer, Message("pace", pace.told))
 
     def _timed(self, far: Far) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
@@ -165,22 +203,25 @@ class Head:
             self._digest(far, message)
 
     def _digest(self, far: Far, message: Message) -> None:
-        data = message.data
+        data, serial = message.data, int(message.data["serial"])
+        if serial == 1 or data.get("anew") is True:
+            far.torn_s = 0.0
+        elif serial != far.serial + 1:
+            self._torn(far)  # one was lost, or could not be read: what it changed is not known
+        far.serial = serial
         for number, name, size in data.get("files", ()):
             far.mirror.announced(int(number), str(name), int(size))
             far.mirror.named(int(number), str(name))
-        for patch in unpacked(message.blob):
-            far.mirror.apply(patch)
+        far.mirror.apply(unpacked(message.blob))
         for number, *values in data.get("processes", ()):
             far.mirror.seen(int(number), values)
         far.told_ns = int(data["t"]) + far.mirror.offset_ns
-        far.serial = int(data["serial"])
         far.filled = int(data.get("filled", far.filled))
 
-    def process_of(self, path: Path) -> Process | None:
-        """For the records that are copies: what the node says of the process."""
+    def copy_of(self, path: Path) -> Copy | None:
+        """Of the records that are copies: what the node has told of it."""
         far = self.nodes.get(copies.node_of(path.name))
-        return None if far is None else far.mirror.process_of(path)
+        return None if far is None else far.mirror.copy_of(path)
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -220,19 +261,44 @@ class Head:
             if far.lost_ns
         )
 
-    def settled(self, since_ns: int) -> bool:
+    def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all
         calls that are on record, for which each is asked now. A digest that was on its way is no
         answer: of ranks that call all the time it has the newest calls alone, and where they
-        disagreed first may be long before those."""
+        disagreed first may be long before those. `wanted`: the copies of the records of which all
+        calls are wanted; None: of all. Whoever has none of them says at once how things stand."""
         if self._asked_ns != since_ns:
             self._asked_ns = since_ns
             self._fills += 1
-            self._listener.broadcast(Message("fill", {"number": self._fills}))
+            self._fill(wanted)
         return not self._awaited and not any(
-            far.there and (far.told_ns < since_ns or self._owes_calls(far))
+            far.there and (self._is_torn(far) or far.told_ns < since_ns or self._owes_calls(far))
             for far in self.nodes.values()
         )
+
+    def _fill(self, wanted: Iterable[Path] | None) -> None:
+        question = {"number": self._fills}
+        if wanted is None:
+            self._question = dict[int, dict[str, Any]]()
+            self._listener.broadcast(Message("fill", question))
+            return
+        files: dict[int, list[int]] = {number: [] for number in self.nodes}
+        for path in wanted:
+            number = copies.node_of(path.name)
+            if number in files:
+                files[number] += self.nodes[number].mirror.numbers_of(path)
+        self._question = {number: {**question, "files": of} for number, of in files.items()}
+        for number, data in self._question.items():
+            self._listener.send(number, Message("fill", data))
+
+    @staticmethod
+    def _torn(far: Far) -> None:
+        far.torn_s = far.torn_s or time.monotonic()
+
+    @staticmethod
+    def _is_torn(far: Far) -> bool:
+        """A disk that stays full must not keep a verdict back for ever."""
+        return bool(far.torn_s) and time.monotonic() - far.torn_s < TORN_S
 
     def _owes_calls(self, far: Far) -> bool:
         """What a node tells with the end of its command has all calls, without being asked."""
@@ -240,11 +306,17 @@ class Head:
 
     # -- what they are to do -------------------------------------------------------------------
 
-    def ask_stacks(self, native: bool, timeout_s: float) -> None:
-        """Have all nodes take the stacks of their ranks."""
+    def ask_stacks(
+        self, native: bool, timeout_s: float, nodes: Collection[int] | None = None
+    ) -> None:
+        """Have these nodes (None: all) take the stacks of their ranks."""
+        message = Message("stacks", {"native": native, "timeout_s": timeout_s})
         for far in self.nodes.values():
-            far.stacks = None
-        self._listener.broadcast(Message("stacks", {"native": native, "timeout_s": timeout_s}))
+            far.stacks = None if nodes is None or far.number in nodes else {}
+        if nodes is None:
+            self._listener.broadcast(message)
+        for number in nodes or ():
+            self._listener.send(number, message)
 
     def stacks(self, until_s: float) -> list[Mapping[str, Any]]:
         """What they have taken: all that come before that time of the monotonic clock."""
@@ -312,11 +384,19 @@ class Head:
 
     def report(self, document: Mapping[str, Any]) -> None:
         """What all nodes print and end with."""
-        self._listener.broadcast(Message("report", {"report": document}))
+        if len(self.nodes) <= AS_THEY_COME:
+            self._listener.broadcast(Message("report", {"report": document}))
+        else:
+            self._listener.broadcast(Message("report", {}, packed(brief(dict(document)))))
 
-    def tell_ranks(self, ranks_of: Mapping[int, Sequence[int]]) -> None:
-        """Who is where, for the case that the head is lost."""
-        self._listener.broadcast(Message("welcome", {"ranks": list(ranks_of.get(0, ()))[:4096]}))
+    def tell_ranks(self, own: Sequence[int]) -> None:
+        """Who is here, for the case that the head is lost."""
+        self._own_ranks = list(own)[:4096]
+        self._listener.broadcast(self._who_is_here)
+
+    @property
+    def _who_is_here(self) -> Message:
+        return Message("welcome", {"ranks": self._own_ranks})
 
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""
@@ -326,5 +406,3 @@ class Head:
             self.take()
             time.sleep(0.01)
         self._listener.close()
-        for far in self.nodes.values():
-            far.mirror.close()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ...nodes.agreed import Agreed
 from ...nodes.interfaces import InterfaceError, address_of_host, address_towards, is_here
 from ...nodes.several import Several
+from ...record.records import Told
 from ...record.run_directory import RunDirectory
-from ...record.snapshot import Process
 from ...record.wording import printable
 from ..processes import ProcessTable
 
@@ -266,9 +266,9 @@ class Job:
                     f"{self.member.lost}: from here on this node is judged by what is seen here"
                 )
 
-    def process_of(self, path: Path) -> Process | None:
-        """For records that are copies: what their node says of the process."""
-        return None if self.head is None else self.head.process_of(path)
+    def copy_of(self, path: Path) -> Told | None:
+        """Of records that are copies: what their node has told of it."""
+        return None if self.head is None else self.head.copy_of(path)
 
     def publish(self, report: Mapping[str, Any]) -> None:
         """The report of the run, for all nodes, if this is the head."""

@@ -13,6 +13,7 @@ from ...diagnosis.findings import Finding
 from ...nodes.logs import AT_THE_END_BYTES, LogSource
 from ...nodes.member import Connection
 from ...nodes.messages import Message
+from ...nodes.pace import Pace
 from ...nodes.sampler import Sampler
 from ...record import steady_clock
 from ...record.bounds import MOST_RANKS
@@ -24,13 +25,15 @@ from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..evidence import Evidence
 from ..processes import ProcessTable
+from .brief import unpacked
 from .injected import InjectedSource, take_plan
 from .prompts import NodePrompts
 from .stacks import to_message
 
 REPORT_S = 30.0
 """So long a node whose ranks have ended waits for the head's report, as long as the head speaks."""
-LOGS_EVERY_S = 1.0
+LOGS_EVERY = 4
+"""Times as long as between digests of busy ranks: a second, and more where there are many nodes."""
 
 
 class Member:
@@ -93,8 +96,15 @@ class Member:
                     self._prompts.anew()
                 self.welcomed = True
         elif message.kind == "fill":
-            number = data.get("number")
-            self._sampler.fill(number if type(number) is int else 0)
+            number, files = data.get("number"), data.get("files")
+            self._sampler.fill(
+                number if type(number) is int else 0, files if isinstance(files, list) else None
+            )
+        elif message.kind == "pace":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._sampler.pace = Pace.of(data)
+        elif message.kind == "anew":
+            self._sampler.anew()
         elif message.kind == "stacks":
             self.stacks_wanted = data
         elif message.kind == "plan":
@@ -116,7 +126,7 @@ class Member:
         elif message.kind == "end":
             self.ends = True
         elif message.kind == "report":
-            self.document = received(data.get("report"))
+            self.document = received(unpacked(message.blob) or data.get("report"))
             self._connection.send(Message("bye"))  # so that the head may go
 
     def _tell(self) -> None:
@@ -128,7 +138,7 @@ class Member:
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
-        if now_s - self._logs_s >= LOGS_EVERY_S:
+        if now_s - self._logs_s >= LOGS_EVERY * self._sampler.pace.busy_s:
             self._logs_s = now_s
             added = self._logs.next()
             if added is not None:

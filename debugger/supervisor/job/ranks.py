@@ -11,6 +11,7 @@ from ...record.snapshot import Rank
 from ..evidence import Evidence, keep
 from ..run_ranks import LocalRanks
 from .job import Job
+from .questions import nodes_to_look_into
 from .stacks import merged
 
 STACKS_S = 10.0
@@ -32,7 +33,7 @@ class JobRanks:
         if head is None and self._taken is not None:
             return self._taken  # the head has asked for them already
         if head is not None:
-            head.ask_stacks(native, timeout_s)
+            head.ask_stacks(native, timeout_s, nodes_to_look_into(ranks))
         here = {number: rank for number, rank in ranks.items() if not rank.node}
         evidence = self._local.stacks(here, native, timeout_s)
         if head is not None:

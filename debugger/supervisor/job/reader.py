@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from ...diagnosis.findings import Finding
 from ...record import steady_clock
-from ...record.snapshot import LostNode, Snapshot
+from ...record.reader import FlightReader
+from ...record.snapshot import LostNode, Rank, Snapshot
 from ..run_reader import LocalReader
 from .job import Job
+from .questions import in_question
 from .unwatched import Unwatched
 
 
@@ -21,7 +25,8 @@ class JobReader:
         self._local = local
         self._job = job
         self._lost: tuple[LostNode, ...] = ()
-        self._told: dict[int, tuple[int, ...]] = {}
+        self._told: tuple[int, ...] = ()
+        self._ranks: Mapping[int, Rank] = {}
         self.unwatched = Unwatched(job.say)
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
@@ -31,10 +36,11 @@ class JobReader:
         snapshots = self._local.look(finished)
         if head is not None and snapshots:
             newest = snapshots[-1]
+            self._ranks = newest.ranks
             ranks_of: dict[int, list[int]] = {}
             for number, rank in newest.ranks.items():
                 ranks_of.setdefault(rank.node, []).append(number)
-            self._tell(ranks_of)
+            self._tell(ranks_of.get(0, ()))
             self._lost = head.lost(ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_head,)
@@ -51,12 +57,15 @@ class JobReader:
     def starting(self) -> bool:
         return self._local.starting()
 
-    def settled(self, since_s: float) -> bool:
-        """Whether all nodes have told what had happened by then, of the monotonic clock."""
+    def settled(self, since_s: float, about: Finding) -> bool:
+        """Whether all nodes have told what had happened by then, of the monotonic clock, and those
+        calls that may show another cause."""
         if self._job.head is None:
             return True
         since_ns = int(since_s * 1e9) - time.monotonic_ns() + steady_clock.now_ns()
-        return self._job.head.settled(since_ns // 1_000_000 * 1_000_000)
+        wanted = in_question(about, self._ranks)
+        files = None if wanted is None else [_path(self._ranks[rank]) for rank in wanted]
+        return self._job.head.settled(since_ns // 1_000_000 * 1_000_000, files)
 
     def _complete(self) -> bool:
         several, head = self._job.several, self._job.head
@@ -64,8 +73,13 @@ class JobReader:
             return True
         return head is not None and several.fewest == several.most == len(head.nodes) + 1
 
-    def _tell(self, ranks_of: dict[int, list[int]]) -> None:
-        told = {node: tuple(ranks) for node, ranks in ranks_of.items()}
+    def _tell(self, own: Sequence[int]) -> None:
+        told = tuple(own)
         if told != self._told and self._job.head is not None:
             self._told = told
-            self._job.head.tell_ranks(ranks_of)
+            self._job.head.tell_ranks(told)
+
+
+def _path(rank: Rank) -> Path:
+    """The record that it was read from."""
+    return rank.history.path if isinstance(rank.history, FlightReader) else Path()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from debugger.diagnosis.facts.world import World
+from debugger.diagnosis.limits import Limits
 from debugger.nodes.messages import Message
 from debugger.nodes.mirror import Mirror, MirrorError
 from debugger.nodes.patches import Patch, unpacked
@@ -39,7 +41,7 @@ class Node:
         self.sampler = Sampler(self.folder, lambda _pid, _ticks: self.process)
         self.mirror = Mirror(self.copies, 3)
         self.mirror.offset_ns = steady_clock.offset_ns()
-        self.records = Records(self.copies, far=self.mirror.process_of)
+        self.records = Records(self.copies, far=self.mirror.copy_of)
 
     def tell(self) -> Message:
         """One digest now, and what comes of it."""
@@ -49,8 +51,7 @@ class Node:
         for number, name, size in digest.data.get("files", ()):
             self.mirror.announced(number, name, size)
             self.mirror.named(number, name)
-        for patch in unpacked(digest.blob):
-            self.mirror.apply(patch)
+        self.mirror.apply(unpacked(digest.blob))
         for number, *values in digest.data.get("processes", ()):
             self.mirror.seen(number, values)
         return digest
@@ -231,8 +232,73 @@ def test_nothing_is_written_outside_a_copy(node: Node) -> None:
     node.tell()
     for patch in (Patch(9, 0, b"x"), Patch(0, layout.FILE_BYTES - 1, b"xx")):
         with pytest.raises(MirrorError):
-            node.mirror.apply(patch)
+            node.mirror.apply([patch])
     with pytest.raises(MirrorError):
         node.mirror.seen(0, [True, "S"])
     with pytest.raises(MirrorError):
         node.mirror.announced(8, "pid-1-1.replicas", 1 << 40)
+
+
+def test_what_has_not_changed_is_not_read_again(node: Node) -> None:
+    for author in node.authors.values():
+        author.call()
+    node.tell()
+    node.tell()
+    first = node.seen()
+    assert node.seen().ranks[0] is first.ranks[0]
+    mark = node.records.change_mark
+    node.authors[1].call()
+    node.tell()
+    second = node.seen()
+    assert second.ranks[0] is first.ranks[0]
+    assert second.ranks[1].calls == 2
+    assert node.records.change_mark != mark
+    node.process = replace(KILLED, ended_ns=steady_clock.now_ns())
+    node.tell()
+    assert not node.seen().ranks[0].process.alive, "of the process alone something was told"
+
+
+def test_replicas_are_read_again_when_their_own_file_has_changed(node: Node) -> None:
+    node.tell()
+    before = node.mirror.copy_of(node.copies / "node3-pid-100.flight")
+    assert before is not None
+    changes = before.changes
+    node.mirror.announced(9, "pid-100-1.replicas", 4096)
+    node.mirror.apply([Patch(9, 0, b"x")])
+    assert before.changes == changes + 1
+
+
+def test_more_copies_than_can_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each rank all can be read all the same, the calls of long ago too."""
+    monkeypatch.setattr("debugger.record.records.MOST_COPIES_MAPPED", 2)
+    node = Node(tmp_path, range(6))
+    for author in node.authors.values():
+        for _ in range(50):
+            author.call()
+    node.tell()
+    node.tell()
+    held = len(os.listdir("/proc/self/fd"))
+    seen, meant = node.seen(), node.meant()
+    for number, rank in seen.ranks.items():
+        other = meant.ranks[number].history
+        assert rank.history is not None
+        assert other is not None
+        assert rank.history.recent(40) == other.recent(40)
+        assert rank.waits == meant.ranks[number].waits
+    node.authors[5].call()
+    node.tell()
+    assert node.seen().ranks[5].calls == 51
+    assert len(os.listdir("/proc/self/fd")) <= held + 2 + len(meant.ranks)
+
+
+def test_a_rank_of_another_node_that_was_not_told_anew_has_not_moved(node: Node) -> None:
+    """A second look at the same copies is as good as with records that are read again."""
+    node.authors[0].call()
+    node.tell()
+    node.tell()
+    before, now = node.seen(), node.seen()
+    world = World(now, before, Limits())
+    assert world.stable(0)
+    node.authors[0].call()
+    node.tell()
+    assert not World(node.seen(), now, Limits()).stable(0)

@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from debugger.nodes.head import Listener, Node
 from debugger.nodes.messages import Message
+from debugger.nodes.mirror import Mirror
 from debugger.nodes.patches import packed
 from debugger.record import steady_clock
 from debugger.record.run_directory import RunDirectory
@@ -26,6 +29,7 @@ class Heard:
         self.admitted = 1
         self.came: list[tuple[int, Message]] = []
         self.asked: list[int] = []
+        self.told: list[str] = []
 
     def received(self) -> list[tuple[int, Message]]:
         found, self.came = self.came, []
@@ -34,6 +38,8 @@ class Heard:
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])
+        elif message.kind == "anew":
+            self.told.append(message.kind)
 
     def send(self, _number: int, message: Message) -> None:
         self.broadcast(message)
@@ -44,8 +50,9 @@ class Heard:
         self.came.append((1, Message("hello")))
         return node
 
-    def digest(self, serial: int, filled: int = 0) -> None:
-        data = {"serial": serial, "t": time.monotonic_ns() + AHEAD_NS, "filled": filled}
+    def digest(self, serial: int, filled: int = 0, anew: bool = False) -> None:
+        told_ns = time.monotonic_ns() + AHEAD_NS
+        data = {"serial": serial, "t": told_ns, "filled": filled, "anew": anew}
         self.came.append((1, Message("digest", data, packed([]))))
 
 
@@ -127,5 +134,53 @@ def test_a_node_whose_command_is_over_owes_no_calls(tmp_path: Path) -> None:
     began_ns = steady_clock.now_ns()
     heard.digest(1)
     heard.came.append((1, Message("ended", {"status": 0, "over": True})))
+    head.take()
+    assert head.settled(began_ns)
+
+
+def test_no_verdict_on_a_node_of_which_a_digest_was_lost(tmp_path: Path) -> None:
+    """What it changed is not known: the node tells everything once more before anybody is judged
+    by what is known of it."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    began_ns = steady_clock.now_ns()
+    heard.digest(1, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+    heard.digest(3, filled=1)
+    head.take()
+    assert not head.settled(began_ns), "the second one never came"
+    assert heard.told == ["anew"]
+    heard.digest(4, filled=1)
+    head.take()
+    assert not head.settled(began_ns), "that does not have what the second one had"
+    heard.digest(5, filled=1, anew=True)
+    head.take()
+    assert head.settled(began_ns)
+
+
+def test_no_verdict_on_a_node_whose_digest_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as when all descriptors are in use, for a moment."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    began_ns = steady_clock.now_ns()
+    heard.digest(1, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+
+    def no_room(_self: Mirror, _patches: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Mirror, "apply", no_room)
+        heard.digest(2, filled=1)
+        heard.digest(3, filled=1)
+        head.take()
+    assert not head.settled(began_ns)
+    heard.digest(4, filled=1, anew=True)
     head.take()
     assert head.settled(began_ns)

@@ -1,0 +1,59 @@
+"""For how long the other end has said nothing, counted only while we listened.
+
+Whoever is behind hears of nobody: what was said lies in a queue that is not read yet, or was never
+asked for since our pings are late. A process that the system has not run for some seconds, or that
+reads as fast as it can and never comes to the end of its queue, may therefore not take anybody for
+lost. So a clock runs here only while the queue is read to its end, and a stretch in which we were
+not there counts for a moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOMENT_S = 0.25
+"""Of a stretch between two looks at the queue so much counts: we look ten times a second."""
+
+
+@dataclass(slots=True)
+class Listening:
+    """How long we have listened, in all."""
+
+    total_s: float = 0.0
+    _last_s: float = -1.0
+
+    def looked(self, now_s: float, to_the_end: bool) -> None:
+        """Now the queue was looked at; whether it was read to its end."""
+        if to_the_end and self._last_s >= 0:
+            self.total_s += min(max(0.0, now_s - self._last_s), MOMENT_S)
+        self._last_s = now_s
+
+
+@dataclass(slots=True)
+class Heard:
+    """The other end. All times are those of `Listening.total_s`."""
+
+    last_s: float = -1.0
+    """When it was heard last; before it ever was, -1."""
+    asked_s: float = -1.0
+    """When it was asked first after that; -1: not yet."""
+
+    def spoke(self, listened_s: float) -> None:
+        """It has said something."""
+        self.last_s, self.asked_s = listened_s, -1.0
+
+    def asked(self, listened_s: float) -> None:
+        """It was told something that it answers."""
+        if self.asked_s < 0:
+            self.asked_s = listened_s
+
+    def silent_s(self, listened_s: float) -> float:
+        """For how long it has said nothing."""
+        return listened_s - self.last_s if self.last_s >= 0 else 0.0
+
+    def is_lost(self, listened_s: float, after_s: float, every_s: float) -> bool:
+        """It is silent for so long, and was asked early enough: one of three questions, asked every
+        `every_s`, would have come through."""
+        if self.silent_s(listened_s) <= after_s or self.asked_s < 0:
+            return False
+        return listened_s - self.asked_s >= after_s - 3 * every_s

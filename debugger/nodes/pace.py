@@ -1,0 +1,68 @@
+"""How often nodes tell what is new, so that their head can follow: the more nodes, the less often.
+
+A head reads some hundred digests a second beside all else that it does. Up to 64 nodes it takes
+them as they come; of more nodes each tells less often of ranks that call all the time, lets a
+moment pass between two digests of ranks that now stand still and now do not, and tells fewer of
+their last calls. How a process ended is told at once, whatever the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any
+
+DIGESTS_PER_S = 500
+"""Of all nodes together, of ranks that call without pause."""
+MOST_DIGESTS_PER_S = 2000
+"""Of ranks that stand still again and again."""
+PINGS_PER_S = 4000
+AS_THEY_COME = 64
+"""Nodes."""
+_MOST_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`busy_s`: between two digests of ranks that call all the time; `least_s`: between any two,
+    but for how processes end; `idle_s`: while nothing changes; `still_calls`: of a rank that has
+    come to stand still, so many of its last calls are told."""
+
+    busy_s: float = 0.25
+    least_s: float = 0.0
+    idle_s: float = 0.5
+    still_calls: int = 256
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Pace:
+        """As the head has told it. Raises ValueError, TypeError, KeyError."""
+        values = [float(data[one.name]) for one in fields(cls)]
+        if not all(isfinite(one) and one >= 0 for one in values):
+            raise ValueError("that is no pace")
+        busy_s, least_s, idle_s = (min(one, _MOST_S) for one in values[:3])
+        return cls(busy_s, least_s, idle_s, min(int(values[3]), 4096))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """As it goes over the wire."""
+        return asdict(self)
+
+
+def pace_for(nodes: int) -> Pace:
+    """That of so many nodes. It changes with each doubling, not with each node."""
+    if nodes <= AS_THEY_COME:
+        return Pace()
+    doubled = 1 << (nodes - 1).bit_length()
+    usual = Pace()
+    return Pace(
+        busy_s=max(usual.busy_s, doubled / DIGESTS_PER_S),
+        least_s=doubled / MOST_DIGESTS_PER_S,
+        idle_s=max(usual.idle_s, doubled / DIGESTS_PER_S),
+        still_calls=max(16, usual.still_calls * AS_THEY_COME // doubled),
+    )
+
+
+def ping_every_s(nodes: int, usual_s: float) -> float:
+    """So often each of them is asked whether it is there."""
+    return max(usual_s, nodes / PINGS_PER_S)
