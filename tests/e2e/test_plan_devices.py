@@ -129,4 +129,9 @@ def test_a_mesh_of_gpus_makes_the_calls_that_it_makes_there(
     for program in read_programs(tmp_path / "run").values():
         assert program.events[-1] == Ended(0)
         made = [event.call.signature.op for event in program.events if isinstance(event, Made)]
-        assert made == ["scatter", "all_gather_into_tensor", "all_to_all_single", "broadcast"]
+        assert made == [
+            "scatter",
+            "all_gather_into_tensor_coalesced",
+            "all_to_all_single",
+            "broadcast",
+        ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import random
 import runpy
@@ -56,7 +57,10 @@ class Entry:
 
 def main(request: Request, rank: int, connection: socket.socket, entry: Entry | None = None) -> int:
     """Be this rank; its exit code."""
-    planner = Planner(PlannerLine(connection), _telling_modules(connection))
+    line = PlannerLine(connection)
+    # Who comes first tells the others what to share.
+    tells = rank == request.ranks[0]
+    planner = Planner(line, functools.partial(_tell_modules, line) if tells else None)
     _surroundings(request, rank)
     if entry is not None:
         entry.surround(rank)
@@ -89,8 +93,9 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     _no_other_ranks(request)
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
     code = _run(request, layer, None if entry is None else lambda: entry.enter(rank))
-    with contextlib.suppress(Exception):
-        planner.tell(["modules", *sorted(sys.modules)])
+    if tells:
+        with contextlib.suppress(Exception):
+            _tell_modules(line)
     return code
 
 
@@ -101,9 +106,8 @@ def _accelerator(request: Request) -> Places | None:
     return planned_accelerator.pretend(request.local_size)
 
 
-def _telling_modules(connection: socket.socket) -> Any:
-    line = PlannerLine(connection)
-    return lambda: line.tell(["modules", *sorted(sys.modules)])
+def _tell_modules(line: PlannerLine) -> None:
+    line.tell(["modules", *sorted(sys.modules)])
 
 
 def _surroundings(request: Request, rank: int) -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .probe import patch
 
 _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
+_NCCL_TIMEOUT = timedelta(minutes=10)
 _CUDA_VERSION = "12.8"
 _COUNTERS = (
     "utilization",
@@ -111,8 +113,11 @@ def pretend(devices: int) -> Places:
     _answer_for_cuda(places)
     _answer_for_accelerators(places)
     answer(places)
-    patch(dist.distributed_c10d, "is_nccl_available", lambda _: lambda: True)
-    patch(dist.distributed_c10d, "init_process_group", _without_its_device(places))
+    home = dist.distributed_c10d
+    if not isinstance(home.default_pg_nccl_timeout, timedelta):
+        home.default_pg_nccl_timeout = _NCCL_TIMEOUT
+    patch(home, "is_nccl_available", lambda _: lambda: True)
+    patch(home, "init_process_group", _without_its_device(places))
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
     planned_batch_norm.on_the_cpu()
     planned_random.on_the_cpu()
