@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -31,6 +32,12 @@ SPLITS_ARE_SORTED = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) <
 def _nobody_listens() -> bool:
     return False
 
+
+unwatched: Callable[[], AbstractContextManager[object]] = getattr(
+    torch._C, "DisableTorchFunction", nullcontext
+)
+"""Within, the modes of a program that see torch's functions do not see those that are called here:
+each attribute of a tensor is one, and a mode makes it thirty times as expensive."""
 
 profiler_enabled: Callable[[], bool] = getattr(
     getattr(torch._C, "_autograd", None), "_profiler_enabled", _nobody_listens

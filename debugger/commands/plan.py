@@ -257,8 +257,8 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--accelerator",
         choices=ACCELERATORS,
         default="auto",
-        help="answer calls for cuda, on the CPU: where the script asks for nccl (default), "
-        "never, or always",
+        help="answer calls for cuda, on the CPU: where the program, as its script and its own "
+        "modules say, is for GPUs (default), never, or always",
     )
     group.add_argument(
         "--buffered-sends",

@@ -185,17 +185,20 @@ class PlanEngine:
         known = {one: unpacked(one, tensor.nbytes) for one in set(values)}
         if None in known.values():
             return False
-        total: Tensor | None = None
-        for value in values if tensor.numel() else ():
-            data = bytearray(known[value] or b"")
-            part = tensor_over(memoryview(data), tensor.dtype)
-            if total is None:
-                total = reduction.prepare(part, part)
-            else:
-                reduction.combine(total, reduction.prepare(part, part))
-        if total is not None:
-            reduction.finish(total, self._size)
-            bytes_of(tensor)[:] = bytes_of(total)
+        if not tensor.numel():
+            return True
+        # By halves, all of a half at once: one after the other, N ranks would make N steps each.
+        data = memoryview(bytearray(b"".join(known[one] or b"" for one in values)))
+        whole = tensor_over(data, tensor.dtype)
+        reduction.prepare(whole, whole)
+        left, size_bytes = len(values), tensor.nbytes
+        while left > 1:
+            half = left // 2
+            into = data[: half * size_bytes]
+            reduction.merge(into, data[(left - half) * size_bytes : left * size_bytes], into)
+            left -= half
+        bytes_of(tensor)[:] = data[:size_bytes]
+        reduction.finish(tensor, self._size)
         return True
 
     def _written(self, values: Sequence[bytes | None], outputs: Sequence[Tensor]) -> None:

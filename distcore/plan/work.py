@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ..engine.work import NO_TIMEOUT, CallWork
+from ..torch_private import unwatched
 
 Step = Callable[[], None]
 
@@ -69,8 +70,9 @@ class PlannedWork(CallWork):
         return f"<PlannedWork {self.text}: {'done' if self._done else 'pending'}>"
 
     def _finish(self) -> None:
-        while self._steps:
-            self._steps.pop(0)()
+        with unwatched():
+            while self._steps:
+                self._steps.pop(0)()
         self._done = True
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
+import functools
 import os
 import random
 import runpy
@@ -29,6 +29,7 @@ from ..log import own_streams
 from ..log.own_faults import report_own_fault
 from ..record.exception_text import HANDS_ON
 from ..torch_private import planned_accelerator, planning
+from ..torch_private.planned_devices import Places
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
@@ -56,7 +57,10 @@ class Entry:
 
 def main(request: Request, rank: int, connection: socket.socket, entry: Entry | None = None) -> int:
     """Be this rank; its exit code."""
-    planner = Planner(PlannerLine(connection), _telling_modules(connection))
+    line = PlannerLine(connection)
+    # Who comes first tells the others what to share.
+    tells = rank == request.ranks[0]
+    planner = Planner(line, functools.partial(_tell_modules, line) if tells else None)
     _surroundings(request, rank)
     if entry is not None:
         entry.surround(rank)
@@ -89,34 +93,21 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     _no_other_ranks(request)
     signal.signal(signal.SIGXCPU, _out_of_time(layer, request.time_s))
     code = _run(request, layer, None if entry is None else lambda: entry.enter(rank))
-    with contextlib.suppress(Exception):
-        planner.tell(["modules", *sorted(sys.modules)])
+    if tells:
+        with contextlib.suppress(Exception):
+            _tell_modules(line)
     return code
 
 
-def _accelerator(request: Request) -> planned_accelerator.Adapt | None:
-    """What turns the program's calls for GPUs into such for the CPU, where it is to have any."""
-    chosen = request.accelerator
-    asked = chosen == "auto" and planned_accelerator.is_asked_for(_source(request))
-    if chosen == "cuda" or asked:
-        return planned_accelerator.pretend(request.local_size)
-    return None
+def _accelerator(request: Request) -> Places | None:
+    """What makes the program's calls for GPUs on the CPU, where it is to have any."""
+    if request.accelerator != "cuda":
+        return None
+    return planned_accelerator.pretend(request.local_size)
 
 
-def _source(request: Request) -> str:
-    """The file of the program; "" where it cannot be told before it runs."""
-    if not request.is_module:
-        folder_of = os.path.join(request.target, "__main__.py")
-        return folder_of if os.path.isdir(request.target) else request.target
-    with contextlib.suppress(ImportError, ValueError, AttributeError):
-        spec = importlib.util.find_spec(request.target)
-        return str(spec.origin) if spec is not None and spec.origin else ""
-    return ""
-
-
-def _telling_modules(connection: socket.socket) -> Any:
-    line = PlannerLine(connection)
-    return lambda: line.tell(["modules", *sorted(sys.modules)])
+def _tell_modules(line: PlannerLine) -> None:
+    line.tell(["modules", *sorted(sys.modules)])
 
 
 def _surroundings(request: Request, rank: int) -> None:

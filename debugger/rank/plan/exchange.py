@@ -25,9 +25,9 @@ class Planner:
     """This rank's line to who runs the plan. `before_wait` is called once, before it first
     waits."""
 
-    def __init__(self, line: PlannerLine, before_wait: Callable[[], None]) -> None:
+    def __init__(self, line: PlannerLine, before_wait: Callable[[], None] | None) -> None:
         self._line = line
-        self._before_wait: Callable[[], None] | None = before_wait
+        self._before_wait = before_wait
         self.kept: list[Any] = []
         """What must live as long as the rank."""
 

@@ -29,6 +29,7 @@ import torch.distributed
 from ...record.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
+from .asked_devices import asks_for_devices
 from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +49,10 @@ class Forker:
         # Where they cannot all be kept, each barrier would have most of them run again.
         fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
         complete = len(request.ranks) == request.world_size
-        self._request = replace(request, barriers_wait=fit and complete)
+        accelerator = request.accelerator
+        if accelerator == "auto":
+            accelerator = "cuda" if asks_for_devices(request) else "none"
+        self._request = replace(request, barriers_wait=fit and complete, accelerator=accelerator)
         limits = Limits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distcore.torch_private import unwatched
+
 from ...record.program_writer import ProgramWriter
 from ..agreement.collectives import Agreement
 from ..group import outstanding
+from ..group.checked_group import CPP_NAMES, CheckedGroup
 from ..install import Layer, store_watch
+from ..record.describe import METHODS
 from ..record.recorder import GroupRecord
 from ..torch_private.gloo_sockets import NoSockets
 from ..torch_private.planning import on_awaited_futures
@@ -47,6 +52,7 @@ class PlannedLayer(Layer):
         super().observe()
         for name in ("get", "wait", "multi_get"):
             watch_store(PlannedStore, name, store_watch(self.recorder))
+        _look_unwatched()
         on_awaited_futures(lambda: self.recorder.writer.calls, self._were_awaited)
 
     def _were_awaited(self, first: int) -> None:
@@ -65,3 +71,22 @@ class PlannedLayer(Layer):
 
     def _begin(self) -> None:
         """No thread looks at it from time to time: nobody waits for its heartbeat."""
+
+
+def _look_unwatched() -> None:
+    """What the layer and the backend look at is no part of the program, and need not be followed as
+    such: a gather among many ranks has as many tensors, each of which is looked at often."""
+    for name in (*METHODS, *CPP_NAMES):
+        original = getattr(CheckedGroup, name, None)
+        if original is not None:
+            setattr(CheckedGroup, name, _unwatched(original))
+
+
+def _unwatched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with unwatched():
+            return original(self, *args, **kwargs)
+
+    return call

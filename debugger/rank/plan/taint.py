@@ -1,8 +1,4 @@
-"""Which memory of this process holds values that only stand in for those of a real run.
-
-Kept by storage: views of a tensor share it, and a storage that has gone is known by its weak
-reference, whose address nobody else gets while it is kept.
-"""
+"""Which memory of this process holds values that only stand in for those of a real run."""
 
 from __future__ import annotations
 
@@ -12,21 +8,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..torch_private.planning import StorageReference, storage_address
-
-_SWEEP_AT = 4096
+from ..torch_private.marked_storages import MarkedStorages
 
 
 class Taint:
     """Of this process's tensors."""
 
     def __init__(self) -> None:
-        self._marked: dict[int, StorageReference] = {}
-        self._sweep_at = _SWEEP_AT
+        self._marked: MarkedStorages[bool] = MarkedStorages()
         self._everywhere = 0
 
     def __repr__(self) -> str:
-        return f"<Taint of {len(self._marked)} storages>"
+        return f"<Taint: {self._marked!r}>"
 
     def __bool__(self) -> bool:
         return bool(self._marked)
@@ -35,10 +28,7 @@ class Taint:
         """Whether it holds a value that is not known."""
         if self._everywhere:
             return True
-        if not self._marked:
-            return False
-        address = storage_address(tensor)
-        return address in self._marked
+        return bool(self._marked) and self._marked.of(tensor) is not None
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
@@ -51,23 +41,13 @@ class Taint:
 
     def add(self, tensor: Tensor) -> None:
         """Its values are not known from now on."""
-        address = storage_address(tensor)
-        if not address or address in self._marked:
-            return
-        if len(self._marked) >= self._sweep_at:
-            self._sweep()
-        self._marked[address] = StorageReference(tensor.untyped_storage())
+        self._marked.put(tensor, True)
 
     def drop(self, tensor: Tensor) -> None:
         """All of its memory holds real values from now on; of a part of a larger one nothing is
         concluded for the rest, which stays as it is."""
-        address = storage_address(tensor)
-        if address in self._marked and _is_whole(tensor):
-            del self._marked[address]
-
-    def _sweep(self) -> None:
-        self._marked = {at: one for at, one in self._marked.items() if not one.expired()}
-        self._sweep_at = max(_SWEEP_AT, 2 * len(self._marked))
+        if self._marked.of(tensor) is not None and _is_whole(tensor):
+            self._marked.drop(tensor)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private.planned_devices import Places
 from ..torch_private.planned_operators import (
     Watching,
     looks_at_elements,
@@ -34,17 +35,17 @@ _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "nu
 
 
 class Values(Watching):
-    """Of this process. `device`: what the program's devices are here, where they are others."""
+    """Of this process. `devices`: those that are pretended, where the program is to have any."""
 
     def __init__(
         self,
         taint: Taint,
         decisions: Decisions,
-        adapted: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        devices: Places | None = None,
     ) -> None:
         self._taint = taint
         self._decisions = decisions
-        self._adapted = adapted
+        self._devices = devices
         self._reading = threading.local()
 
     def __repr__(self) -> str:
@@ -72,6 +73,8 @@ class Values(Watching):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
     ) -> Any:
         __tracebackhide__ = True
+        if self._devices is not None:
+            call = functools.partial(self._devices.operator, func, args, kwargs, call)
         taint = self._taint
         if not taint:
             return call()
@@ -125,7 +128,8 @@ class Values(Watching):
         """Its results are marked by the group; the copies that it makes of its arguments are not
         seen, so while it runs all is unknown where one of them is."""
         __tracebackhide__ = True
-        del func
+        if self._devices is not None:
+            call = functools.partial(self._devices.operator, func, args, kwargs, call)
         if not any(self._taint.has(one) for one in tensors_of((args, kwargs))):
             return call()
         with self._taint.everywhere():
@@ -135,9 +139,8 @@ class Values(Watching):
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        if self._adapted is not None:
-            func, args, kwargs = self._adapted(func, args, kwargs)
-        found = func(*args, **kwargs)
+        devices = self._devices
+        found = func(*args, **kwargs) if devices is None else devices.call(func, args, kwargs)
         if unknown_in(args) is not None or (kwargs and unknown_in(kwargs) is not None):
             for one in tensors_of(found):
                 if not one.is_meta:

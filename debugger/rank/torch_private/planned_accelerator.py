@@ -1,7 +1,8 @@
 """A fake accelerator: a program that asks for `cuda` gets answers, and its tensors are on the CPU.
 
-Devices keep the names that the program gives them; where a tensor is made on one, or moved to one,
-it stays in main memory. What torch.cuda is asked about itself is answered as of idle GPUs.
+Where a tensor is made on a device, or moved to one, it stays in main memory, and says that it is
+there (see `planned_devices`). What torch.cuda and torch.accelerator are asked about themselves is
+answered as of idle GPUs.
 """
 
 from __future__ import annotations
@@ -9,34 +10,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
+import sys
 import types
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from . import planned_batch_norm
+from . import planned_batch_norm, planned_random, planned_streams
 from .modules import Wrapped, dist
+from .planned_devices import CPU, Places, answer, asked_by_torch
+from .planned_streams import FakeEvent, FakeStream
 from .probe import patch
 
-Adapt = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-_CUDA = re.compile(r"cuda(:\d+)?")
-_CPU = torch.device("cpu")
 _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
+_NCCL_TIMEOUT = timedelta(minutes=10)
 _CUDA_VERSION = "12.8"
 _COUNTERS = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
     "utilization",
     "temperature",
     "power_draw",
     "clock_rate",
-    "device_memory_used",
 )
 _OF_NVTX = (
     "rangePushA",
@@ -52,69 +48,46 @@ _NOTHING = (
     "empty_cache",
     "init",
     "ipc_collect",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
     "manual_seed",
     "manual_seed_all",
     "seed",
     "seed_all",
     "set_rng_state",
     "set_rng_state_all",
-    "set_stream",
     "reset_accumulated_memory_stats",
     "reset_peak_host_memory_stats",
     "set_per_process_memory_fraction",
 )
+_OF_BOTH = (
+    "synchronize",
+    "empty_cache",
+    "memory_stats",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats",
+)
+"""What `torch.accelerator` has by the same names as `torch.cuda`."""
 
 
-def is_asked_for(script: str) -> bool:
-    """Whether this program names NCCL."""
-    try:
-        with open(script, "rb") as file:
-            return b"nccl" in file.read(1 << 20).lower()
-    except OSError:
-        return False
+class FakeDevice:
+    """A `torch.cuda.device`: another one is current within."""
 
+    def __init__(self, places: Places, device: Any) -> None:
+        self.idx = places.current if device is None else places.index(device)
+        self.prev_idx = -1
+        self._places = places
 
-class FakeStream:
-    """A stream, or an event: nothing on it ever has to be waited for."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        self.cuda_stream = self.stream_id = self.priority = 0
-
-    def __repr__(self) -> str:
-        return "<FakeStream>"
-
-    def __enter__(self) -> FakeStream:
-        return self
+    def __enter__(self) -> None:
+        self.prev_idx = self._places.current
+        if self.idx >= 0:
+            self._places.current = self.idx
 
     def __exit__(self, *error: Any) -> None:
         del error
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or FakeStream()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        del other
-        return 1.0
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    record = wait = wait_event = wait_stream = synchronize = _nothing
-
-
-class FakeDevice(contextlib.nullcontext[None]):
-    """A `torch.cuda.device`: which one is current changes nothing here."""
-
-    def __init__(self, device: Any) -> None:
-        super().__init__()
-        self.idx = _index(device)
+        self._places.current = self.prev_idx
 
 
 _GENERATOR: Any = torch.Generator
@@ -133,105 +106,189 @@ class CpuGenerator(torch.Generator, metaclass=_AnyGenerator):
         return _GENERATOR.__new__(cls, "cpu")
 
 
-def pretend(devices: int) -> Adapt:
-    """Answer for torch.cuda with so many devices. What it returns turns a function's call into one
-    on the CPU: (function, args, kwargs) -> the same."""
+def pretend(devices: int) -> Places:
+    """Answer for torch.cuda with so many devices. What it returns makes the calls of functions and
+    operators on the CPU, and knows which device each tensor is said to be on."""
+    places = Places(devices, int(os.environ.get("LOCAL_RANK", "0")) % devices)
+    _answer_for_cuda(places)
+    _answer_for_accelerators(places)
+    answer(places)
+    home = dist.distributed_c10d
+    if not isinstance(home.default_pg_nccl_timeout, timedelta):
+        home.default_pg_nccl_timeout = _NCCL_TIMEOUT
+    patch(home, "is_nccl_available", lambda _: lambda: True)
+    patch(home, "init_process_group", _without_its_device(places))
+    patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
+    planned_batch_norm.on_the_cpu()
+    planned_random.on_the_cpu()
+    _autocast()
+    setattr(torch, "Generator", CpuGenerator)  # noqa: B010
+    version: Any = torch.version
+    version.cuda = version.cuda or _CUDA_VERSION
+    return places
+
+
+def count_only(devices: int) -> None:
+    """Say that there are so many, to a process that only starts a rank for each."""
     cuda: Any = torch.cuda
-    current = [int(os.environ.get("LOCAL_RANK", "0")) % devices]
+    cuda.is_available = lambda: True
+    cuda.device_count = lambda: devices
+
+
+def _answer_for_cuda(places: Places) -> None:
+    cuda: Any = torch.cuda
     properties = types.SimpleNamespace(
-        name="planned", total_memory=_MEMORY_BYTES, major=9, minor=0, multi_processor_count=132
+        name="planned",
+        total_memory=_MEMORY_BYTES,
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        max_threads_per_multi_processor=2048,
+        warp_size=32,
+        gcnArchName="",
+        uuid="planned",
+        L2_cache_size=50 << 20,
     )
 
     def set_device(device: Any) -> None:
-        index = _index(device)
-        if index >= devices:
-            raise RuntimeError(f"CUDA error: invalid device ordinal ({index} of {devices})")
+        index = places.index(device)
         if index >= 0:
-            current[0] = index
+            places.current = index
 
+    def of_memory(told: Callable[[int], Any]) -> Callable[..., Any]:
+        return lambda device=None, *_, **__: told(places.index(device))
+
+    def statistics(place: int) -> dict[str, int]:
+        now, most = places.allocated_bytes(place), places.most_allocated_bytes(place)
+        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+        rows = {f"{kind}.all.{row}": now for kind in kinds for row in ("current", "allocated")}
+        rows |= {f"{kind}.all.peak": most for kind in kinds}
+        return rows | {"num_alloc_retries": 0, "num_ooms": 0}
+
+    states = [torch.zeros(16, dtype=torch.uint8) for _ in range(places.devices)]
+    current = of_memory(places.allocated_bytes)
+    most = of_memory(places.most_allocated_bytes)
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: False,
-        "device_count": lambda: devices,
-        "current_device": lambda: current[0],
+        "_lazy_init": lambda: None,
+        "device_count": lambda: places.devices,
+        "current_device": lambda: places.current,
         "set_device": set_device,
         "get_device_name": lambda *_: properties.name,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (properties.major, properties.minor),
         "is_bf16_supported": lambda *_, **__: True,
-        "mem_get_info": lambda *_: (_MEMORY_BYTES, _MEMORY_BYTES),
-        "memory_stats": _answering({}),
+        "is_tf32_supported": lambda *_, **__: True,
+        "mem_get_info": of_memory(lambda one: (_MEMORY_BYTES - current(one), _MEMORY_BYTES)),
+        "memory_allocated": current,
+        "memory_reserved": of_memory(places.allocated_bytes),
+        "device_memory_used": of_memory(places.allocated_bytes),
+        "max_memory_allocated": most,
+        "max_memory_reserved": of_memory(places.most_allocated_bytes),
+        "reset_peak_memory_stats": of_memory(places.forget_most),
+        "reset_max_memory_allocated": of_memory(places.forget_most),
+        "memory_stats": of_memory(statistics),
         "memory_summary": lambda *_, **__: "",
-        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * devices,
+        "get_rng_state": lambda *_: states[places.current].clone(),
+        "get_rng_state_all": lambda: [one.clone() for one in states],
         "can_device_access_peer": lambda *_: True,
         "get_arch_list": lambda: ["sm_90"],
         "memory_snapshot": lambda *_, **__: [],
         "device_of": lambda *_: contextlib.nullcontext(),
         "initial_seed": lambda: torch.initial_seed(),
-        "current_stream": lambda *_: FakeStream(),
-        "default_stream": lambda *_: FakeStream(),
-        "stream": lambda *_: contextlib.nullcontext(),
-        "device": FakeDevice,
+        "current_stream": planned_streams.current,
+        "default_stream": planned_streams.default,
+        "set_stream": planned_streams.choose,
+        "stream": planned_streams.within,
+        "device": functools.partial(FakeDevice, places),
         "is_current_stream_capturing": lambda: False,
         "Stream": FakeStream,
-        "Event": FakeStream,
+        "ExternalStream": FakeStream,
+        "Event": FakeEvent,
+        "default_generators": (torch.default_generator,) * places.devices,
     }
     # One function for each: torch's compiler keeps a table of them.
     answers |= {name: _answering(0) for name in _COUNTERS}
     answers |= {name: _answering(None) for name in _NOTHING}
-    for name, answer in answers.items():
-        setattr(cuda, name, answer)
-    patch(dist.distributed_c10d, "is_nccl_available", lambda _: lambda: True)
-    patch(dist.distributed_c10d, "init_process_group", _without_its_device(devices))
-    patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
-    from torch.distributed import device_mesh
-
-    patch(device_mesh.DeviceMesh, "__init__", _mesh_on_the_cpu)
-    planned_batch_norm.on_the_cpu()
-    patch(torch, "load", _loading_to_the_cpu)
-    patch(torch.autocast, "__init__", _autocast_on_the_cpu)
+    for name, answer_ in answers.items():
+        setattr(cuda, name, answer_)
+        if hasattr(cuda.memory, name):
+            setattr(cuda.memory, name, answer_)
     setattr(cuda.nccl, "version", lambda: _NCCL_VERSION)  # noqa: B010
     fake = types.SimpleNamespace(**{name: _answering(0) for name in _OF_NVTX})
     setattr(cuda.nvtx, "_nvtx", fake)  # noqa: B010
     for name in ("start", "stop"):
         setattr(cuda.profiler, name, _answering(None))
     setattr(cuda.memory, "_record_memory_history", _answering(None))  # noqa: B010
-    setattr(torch, "Generator", CpuGenerator)  # noqa: B010
-    version: Any = torch.version
-    version.cuda = version.cuda or _CUDA_VERSION
-    return _on_the_cpu
+    setattr(torch, "Stream", FakeStream)  # noqa: B010
+    setattr(torch, "Event", FakeEvent)  # noqa: B010
 
 
-def _loading_to_the_cpu(original: Wrapped) -> Wrapped:
-    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        mapped = map_location if callable(map_location) else _CPU
-        return original(file, mapped, *args, **kwargs)
+def _answer_for_accelerators(places: Places) -> None:
+    """torch's own code finds none: what it would do with one is done on the CPU."""
+    home: Any = getattr(torch, "accelerator", None)
+    if home is None:
+        return
+    cuda: Any = torch.cuda
 
-    return load
+    def chosen(check_available: bool = False) -> torch.device | None:
+        del check_available
+        return None if asked_by_torch(sys._getframe(1)) else torch.device("cuda")
+
+    def available() -> bool:
+        return not asked_by_torch(sys._getframe(1))
+
+    def count() -> int:
+        return 0 if asked_by_torch(sys._getframe(1)) else places.devices
+
+    answers: dict[str, Any] = {
+        "current_accelerator": chosen,
+        "is_available": available,
+        "device_count": count,
+        "current_device_index": cuda.current_device,
+        "current_device_idx": cuda.current_device,
+        "set_device_index": cuda.set_device,
+        "set_device_idx": cuda.set_device,
+        "device_index": cuda.device,
+        "current_stream": cuda.current_stream,
+        "set_stream": cuda.set_stream,
+        "get_memory_info": cuda.mem_get_info,
+        "get_device_capability": lambda *_: {"supported_dtypes": set()},
+    }
+    for name in _OF_BOTH:
+        answers[name] = getattr(cuda, name)
+    for name, found in answers.items():
+        if hasattr(home, name):
+            setattr(home, name, found)
+    own: Any = torch._C
+    own._get_accelerator = lambda *_: torch.device("cuda")  # for what it names only
+
+
+def _autocast() -> None:
+    """It is that of the CPU, and is asked for as that of GPUs."""
+    kind: Any = torch
+    patch(torch.autocast, "__init__", _autocast_on_the_cpu)
+    is_on, its_type = kind.is_autocast_enabled, kind.get_autocast_dtype
+    kind.is_autocast_enabled = lambda device="cuda": is_on("cpu" if device == "cuda" else device)
+    kind.get_autocast_dtype = lambda device: its_type(
+        "cpu" if device == "cuda" and is_on("cpu") else device
+    )
+    kind.get_autocast_gpu_dtype = lambda: kind.get_autocast_dtype("cuda")
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def _index(device: Any) -> int:
-    if isinstance(device, int):
-        return device
-    index: int | None = torch.device(device).index
-    return -1 if index is None else index
-
-
-def _without_its_device(devices: int) -> Callable[[Wrapped], Wrapped]:
+def _without_its_device(places: Places) -> Callable[[Wrapped], Wrapped]:
     """torch has no accelerator that a group could be bound to."""
 
     def make(original: Wrapped) -> Wrapped:
         def init_process_group(
             backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any
         ) -> Any:
-            if device_id is not None:
-                if not 0 <= _index(device_id) < devices:
-                    raise ValueError(f"device_id {device_id} is none of {devices} devices")
+            if device_id is not None and places.index(device_id) != CPU:
                 backend = backend or "nccl"
             return original(backend, *args, **kwargs)
 
@@ -260,44 +317,3 @@ def _autocast_on_the_cpu(original: Wrapped) -> Wrapped:
         original(self, device_type, dtype, *args, **kwargs)
 
     return construct
-
-
-def _mesh_on_the_cpu(original: Wrapped) -> Wrapped:
-    """What is spread over a mesh must be on devices of its kind."""
-
-    def construct(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-    return construct
-
-
-def _on_the_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func is torch.device:
-        return func, args, kwargs  # the program's own name for it
-    name = getattr(func, "__name__", "")
-    if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
-        return Tensor.to, (args[0], _CPU), {}
-    moved = tuple(map(_moved, args))
-    if name == "to" and len(moved) > 1 and type(moved[1]) is int:
-        moved = (moved[0], _CPU, *moved[2:])
-    given = {key: _moved(one) for key, one in kwargs.items()} if kwargs else kwargs
-    if type(given.get("device")) is int:
-        given["device"] = _CPU
-    if given.get("pin_memory") is True:
-        given["pin_memory"] = False
-    return func, moved, given
-
-
-@functools.singledispatch
-def _moved(given: Any) -> Any:
-    return given
-
-
-@_moved.register
-def _(given: torch.device) -> Any:
-    return _CPU if given.type == "cuda" else given
-
-
-@_moved.register
-def _(given: str) -> Any:
-    return "cpu" if _CUDA.fullmatch(given) else given

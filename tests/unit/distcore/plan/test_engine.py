@@ -98,10 +98,14 @@ class Rank:
 
 @pytest.fixture
 def groups() -> list[CoreGroup]:
+    return groups_of(2)
+
+
+def groups_of(size: int) -> list[CoreGroup]:
     table = Table()
     made = []
-    for rank in range(2):
-        origin = Origin("plan", HashStore(), (0, 1), rank, "0", timedelta(seconds=1))
+    for rank in range(size):
+        origin = Origin("plan", HashStore(), tuple(range(size)), rank, "0", timedelta(seconds=1))
         made.append(PlanBackend(Rank(table)).create(origin, CoreGroup))
     return made
 
@@ -125,6 +129,26 @@ def test_small_values_are_reduced_for_real(groups: list[CoreGroup]) -> None:
     for work in works:
         work.wait()
     assert [value.tolist() for value in values] == [[11, 22], [11, 22]]
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("op", "of_rows"),
+    [
+        (ReduceOp.SUM, lambda rows: rows.sum(0)),
+        (ReduceOp.PRODUCT, lambda rows: rows.prod(0)),
+        (ReduceOp.MAX, lambda rows: rows.amax(0)),
+        (ReduceOp.AVG, lambda rows: rows.mean(0)),
+    ],
+)
+def test_the_values_of_any_number_of_ranks_are_reduced(size: int, op: Any, of_rows: Any) -> None:
+    made = groups_of(size)
+    rows = torch.arange(1.0, 3 * size + 1).view(size, 3)
+    values = [row.clone() for row in rows]
+    works = [g.allreduce([v], asynchronous(op)) for g, v in zip(made, values, strict=True)]
+    for work, value in zip(works, values, strict=True):
+        work.wait()
+        assert torch.equal(value, of_rows(rows))
 
 
 def test_a_value_that_is_not_there_is_asked_for_at_the_wait(groups: list[CoreGroup]) -> None:
