@@ -190,7 +190,7 @@ def _at_the_front(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
         else:
             alone.add(node)
     while alone:
-        together = _joined(fronts.peers, min(alone))
+        together = _joined(fronts.peers, min(alone)) & fronts.waits.keys()
         found += _unended(trace, pending, fronts.waits[min(alone)], together)
         alone -= together
     return found
@@ -215,8 +215,8 @@ def _unended(
         return []  # the last calls of a job that is over, of which a record lags
     call = f"{wait.call(min(wait.waiting))} {wait.place}"
     if wait.group.derived:
-        text = f"{ranks_text(ranks)} {verb(list(ranks), 'waits', 'wait')} in {call}: who else is in that "
-        text += "group is not in this kind of record"
+        text = f"{ranks_text(ranks)} {verb(list(ranks), 'waits', 'wait')} in {call}: "
+        text += "who else is in that group is not in this kind of record"
         return [_stalled(trace, pending, wait, (), text, None)]
     have, none = ("have all", "none has") if len(ranks) > 1 else ("has", "has not")
     text = f"{ranks_text(ranks)} {have} issued {call} and {none} completed it"
