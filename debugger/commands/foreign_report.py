@@ -57,6 +57,11 @@ def judged(path: Path) -> Judged:
         )
     if trace.missing:
         notes.append(f"no dump of {ranks_text(trace.missing)}")
+    if job.age_s is None and findings and not any(finding.proven for finding in findings):
+        notes.append(
+            "the files do not tell when they were written: a job at work looks like this, too, at "
+            "one moment"
+        )
     damaged = sum(dump.damaged for dump in job.dumps.values())
     if damaged:
         notes.append(f"{damaged} entries could not be read and are left out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -223,6 +224,9 @@ def _job(args: argparse.Namespace) -> Job:
     jobs = find_jobs(below)
     if args.pid:
         jobs = _of_pids(jobs, args.pid)
+    gone = [pid for pid in below if not os.path.exists(f"/proc/{pid}")]
+    if gone:
+        raise UsageError(f"there is no process {gone[0]}")
     if not jobs:
         where = f"process {below[0]} and those below it" if below else "this host"
         raise UsageError(

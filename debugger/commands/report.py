@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ class ReportCommand(Command):
             return self._show_traffic(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             return self._show_foreign(path, args.form, args.exit_code)
+        _check_that_something_is_there(args.run)
         with opened(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)
 
@@ -102,6 +104,19 @@ class ReportCommand(Command):
         if directory.packed is not None:
             report.update(run_dir=clean(str(directory.packed)), packed=True)
         return _tell(report, faults, rendered(report, form, directory.report_json), exit_code)
+
+
+def _check_that_something_is_there(run: str | None) -> None:
+    """Raises UsageError of a folder that is neither kind of what can be reported."""
+    from ..record.run_directory import BASE
+
+    if run is None or not os.path.isdir(run) or os.path.exists(BASE / run / "run.json"):
+        return
+    if not os.path.exists(os.path.join(run, "run.json")):
+        raise UsageError(
+            f"{run} holds neither a run of distdebug (there is no run.json in it) nor a dump of "
+            "torch's flight recorder"
+        )
 
 
 def _tell(report: Document, faults: Sequence[str], shown: str, exit_code: bool) -> int:

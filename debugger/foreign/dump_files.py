@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.sanitize import clean
+from ..record.wording import ranks_text
 from .flight_recorder import MOST_RANKS, Dump, NoDump, read
 from .plain_pickle import bounded_memory
 
@@ -27,12 +28,17 @@ _START = (b"\x80", b"{")
 _NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
 MOST_FAULTS = 5
+FEWEST_OF_A_RUN = 2
+EARLIER_RUN_S = 60.0
+COPIED_EARLIER_RUN_S = 3600.0
+CLOCKS_APART_S = 5.0
+"""So far the clock of a file system may be behind that of the rank that writes to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """The dumps of one job by global rank. `place` is what its files have in common; `age_s` how
-    old its newest call was when the last file was written (None: not to be told)."""
+    old its newest call was when the files were written (None: not to be told)."""
 
     place: str
     dumps: Mapping[int, Dump]
@@ -230,14 +236,56 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
         if by_rank:
             stem = family.strip("#") if len(members) > 1 else members[0].name
             named.append((os.path.join(folder, stem), by_rank))
-    jobs = [_job(place, by_rank) for place, by_rank in _joined(named)]
+    jobs = []
+    for place, by_rank in _joined(named):
+        recent, left_over = _of_the_last_run(by_rank)
+        if left_over:
+            names = ", ".join(clean(file.path.name) for file in list(left_over.values())[:3])
+            notes.append(
+                f"{'the dump' if len(left_over) == 1 else 'the dumps'} of {ranks_text(left_over)} "
+                f"({names}{', ...' if len(left_over) > 3 else ''}) "
+                f"{'is' if len(left_over) == 1 else 'are'} of an earlier run, and left aside"
+            )
+        jobs.append(_job(place, recent))
     return jobs, notes
 
 
-def _worth(file: _File) -> tuple[int, bool, str]:
-    """Of two dumps of a rank the younger one counts, and of two forms of one that with stacks."""
+def _of_the_last_run(
+    files: Mapping[int, _File],
+) -> tuple[Mapping[int, _File], Mapping[int, _File]]:
+    """The files of the last run, and those that lie there since an earlier one: torch writes each
+    rank's dump to the same place again, and a rank that is killed writes none. Their calls are
+    older by far than the others are apart, and so are the files; a host that is stuck is not so
+    far behind, for the others soon wait for it."""
+    newest = sorted(files.values(), key=lambda file: -file.dump.newest_ns)
+    for at in range(FEWEST_OF_A_RUN, len(newest)):
+        run, before = newest[:at], newest[at]
+        if not before.dump.newest_ns:
+            break
+        apart_s = (run[0].dump.newest_ns - run[-1].dump.newest_ns) / 1e9
+        calls_s = (run[-1].dump.newest_ns - before.dump.newest_ns) / 1e9
+        if calls_s > max(10 * apart_s, _earlier_s(run, newest[at:])):
+            ranks = {id(file) for file in run}
+            recent = {rank: file for rank, file in files.items() if id(file) in ranks}
+            return recent, {rank: file for rank, file in files.items() if rank not in recent}
+    return files, {}
+
+
+def _earlier_s(run: Sequence[_File], others: Sequence[_File]) -> float:
+    """By so much calls are older that an earlier run has made: by little, where their files are as
+    much older; by much, where all were written together, as copies are."""
+    last = max(file.written_ns for file in others)
+    if min(file.written_ns for file in run) - last > EARLIER_RUN_S * 1e9:
+        return EARLIER_RUN_S
+    return COPIED_EARLIER_RUN_S
+
+
+def _worth(file: _File) -> tuple[int, int, bool, str]:
+    """Of two dumps of a rank the younger one counts, in which more calls have been made, or are
+    complete; and of two forms of one that with stacks."""
     return (
         file.dump.newest_ns,
+        -sum(not entry.done for entry in file.dump.entries),
         any(entry.stack for entry in file.dump.entries),
         file.path.name,
     )
@@ -245,10 +293,20 @@ def _worth(file: _File) -> tuple[int, bool, str]:
 
 def _job(place: str, files: Mapping[int, _File]) -> Job:
     dumps = {rank: file.dump for rank, file in sorted(files.items())}
-    newest = max((dump.newest_ns for dump in dumps.values()), default=0)
-    written = max(file.written_ns for file in files.values())
-    age_s = (written - newest) / 1e9 if newest else None
-    return Job(place, dumps, age_s if age_s is not None and 0 <= age_s < 86_400 else None)
+    return Job(place, dumps, _age_s(files.values()))
+
+
+def _age_s(files: Iterable[_File]) -> float | None:
+    """How old the newest call was when the last file was written. Where clocks are apart, so that
+    it was made after that: how old the last call of a rank was when its own file was, of the rank
+    where that is least. None where it cannot have been written then, as a copy was not."""
+    made = [(file.written_ns, file.dump.newest_ns) for file in files if file.dump.newest_ns]
+    if not made:
+        return None
+    age_s = (max(written for written, _ in made) - max(newest for _, newest in made)) / 1e9
+    if age_s < 0:
+        age_s = min((written - newest) / 1e9 for written, newest in made)
+    return max(age_s, 0.0) if -CLOCKS_APART_S <= age_s < 86_400 else None
 
 
 def _family(name: str) -> str:

@@ -29,6 +29,8 @@ def last_seen(trace: Trace, rank: int) -> RankEvidence:
     dump = trace.dumps.get(rank)
     if dump is None:
         return RankEvidence("left no dump")
+    if dump.unfinished:
+        return standing("has issued a part of", dump.unfinished[0])
     if not dump.entries:
         return RankEvidence("has nothing pending")
     return standing("was last in", dump.entries[-1])

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,6 +23,8 @@ from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads
 
 MOST_ENTRIES = 1 << 20
+ABORTING_NS = 10**9
+"""Before the first aborted call is found complete others may have been, in the order of looking."""
 MOST_FRAMES = 200
 MOST_RANKS = 1 << 20
 _DIGITS = re.compile(r"\d+")
@@ -87,10 +88,12 @@ class Entry(NamedTuple):
     """One call on record.
 
     `seq` counts the collectives of its group from 0, None of a message. `launch` is the recorder's
-    number for the launch that it was part of, messages and collectives each for themselves. `peer`
-    is the other end of a message as a rank of the group, -1 for any. `done`: the record says that
-    it is complete, or cannot say but has put it away. `started`: that it has begun (recorded only
-    where timing is on). `timed_out`: it was put away without being complete.
+    number for the launch that it was part of, messages and collectives each for themselves. `own`
+    and `peer` are the two ends of a message as ranks of the group, -1 for any. `done`: the record
+    says that it is complete, or cannot say but has put it away. `started`: that it has begun
+    (recorded only where timing is on). `timed_out`: it was put away without being complete, or
+    reads complete no sooner than its timeout, at which torch has aborted it. `completed_ns`: when
+    torch found it complete (0: never).
     """
 
     record_id: int
@@ -100,6 +103,7 @@ class Entry(NamedTuple):
     launch: int
     library: str
     signature: Signature
+    own: int | None
     peer: int | None
     done: bool
     started: bool
@@ -107,6 +111,8 @@ class Entry(NamedTuple):
     created_ns: int
     site: CallSite | None
     stack: tuple[str, ...] = ()
+    completed_ns: int = 0
+    timeout_ms: int = 0
 
     @property
     def tells_completion(self) -> bool:
@@ -118,13 +124,15 @@ class Entry(NamedTuple):
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` the last collective of each group by `pg_id`, counted from 0 (-1: none), which
-    torch also counts messages in."""
+    torch also counts messages in. `unfinished` are the parts of a coalesced call whose end the host
+    has not issued: no entries, for nothing of it has been launched."""
 
     version: str
     entries: Sequence[Entry]
     groups: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict)
     enqueued: Mapping[int, int] = field(default_factory=dict)
     damaged: int = 0
+    unfinished: Sequence[Entry] = ()
 
     @property
     def whole(self) -> bool:
@@ -133,12 +141,18 @@ class Dump:
         rows = self.entries
         if not rows:
             return bool(self.enqueued) and max(self.enqueued.values()) < 0
-        return rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+        numbered = rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
+        return numbered and rows[0].launch <= 1  # else it has been reset, and numbers begin again
 
     @property
     def active_only(self) -> bool:
         """Whether it is one of those from which complete calls have been left out."""
         return not self.whole and not any(entry.done for entry in self.entries)
+
+    @property
+    def tells_of_all(self) -> bool:
+        """Whether complete calls are in it as well, as far back as it goes."""
+        return any(entry.done for entry in self.entries) or self.whole
 
     @property
     def newest_ns(self) -> int:
@@ -166,7 +180,7 @@ def read(data: bytes) -> Dump:
     entries = [entry for row in rows if (entry := _entry(row)) is not None]
     return Dump(
         version=version[:40] if isinstance(version, str) else "",
-        entries=_parts_with_state(entries),
+        entries=_parts_with_state(_without_the_aborted(entries)),
         groups=_members(found.get("pg_config")),
         enqueued=_enqueued(found.get("pg_status")),
         damaged=len(rows) - len(entries),
@@ -177,6 +191,7 @@ class _Name(NamedTuple):
     library: str
     op: str
     is_message: bool
+    own: int | None
     peer: int | None
     tells_completion: bool
 
@@ -190,11 +205,15 @@ def _entry(row: Any) -> Entry | None:
     group = get("process_group")
     if name is None or not isinstance(group, list | tuple) or len(group) != 2:
         return None
-    library, op, is_message, peer, tells_completion = name
+    library, op, is_message, own, peer, tells_completion = name
     is_message = is_message or get("is_p2p") is True
     seq = _number(get("collective_seq_id"))
     state, retired = get("state"), get("retired") is True
-    done = state == "completed" or bool(_number(get("time_discovered_completed_ns")))
+    created_ns = _number(get("time_created_ns")) or 0
+    completed_ns = _number(get("time_discovered_completed_ns")) or 0
+    timeout_ms = _number(get("timeout_ms")) or 0
+    aborted = tells_completion and not retired and _is_aborted(created_ns, completed_ns, timeout_ms)
+    done = (state == "completed" or completed_ns > 0) and not aborted
     launch = _number(get("p2p_seq_id")) if is_message else seq
     site, stack = _stack(get("frames"))
     return Entry(
@@ -205,14 +224,25 @@ def _entry(row: Any) -> Entry | None:
         launch or 0,
         library,
         _signature(op, _tensors(row, "input"), _tensors(row, "output")),
+        own,
         peer,
         done or (retired and not tells_completion),
         state == "started" or bool(_number(get("time_discovered_started_ns"))),
-        retired and not done and tells_completion,
-        _number(get("time_created_ns")) or 0,
+        aborted or (retired and not done and tells_completion),
+        created_ns,
         site,
         stack,
+        completed_ns,
+        timeout_ms,
     )
+
+
+def _is_aborted(created_ns: int, completed_ns: int, timeout_ms: int) -> bool:
+    """Whether a call that nobody has put away reads complete because torch has given it up: no
+    sooner than its timeout, after which nothing else is left to end it."""
+    if not created_ns or not completed_ns:
+        return False
+    return 0 < timeout_ms <= (completed_ns - created_ns) / 1e6
 
 
 # A job makes the same few calls again and again, on all ranks: what is made of a name, of sizes
@@ -228,62 +258,45 @@ def _named(name: str) -> _Name | None:
     tells = library.startswith(_TELL_COMPLETION)
     message = _MESSAGE.fullmatch(words)
     if message is None:
-        return _Name(library, _op(words), False, None, tells)
-    peer = -1 if message[3] == "?" else int(message[3])
-    return _Name(library, message[1], True, peer if peer < MOST_RANKS else None, tells)
+        return _Name(library, _op(words), False, None, None, tells)
+    own, peer = int(message[2]), -1 if message[3] == "?" else int(message[3])
+    if max(own, peer) >= MOST_RANKS:
+        return _Name(library, message[1], True, None, None, tells)
+    return _Name(library, message[1], True, own, peer, tells)
+
+
+def _without_the_aborted(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries, with what torch has aborted read as never complete: with the call that has
+    exceeded its timeout all later ones are, and all are found complete at that moment."""
+    given_up_ns = min(
+        (one.completed_ns for one in entries if one.timed_out and one.completed_ns), default=None
+    )
+    if given_up_ns is None:
+        return entries
+    return [
+        entry._replace(done=False)
+        if entry.tells_completion and entry.completed_ns >= given_up_ns - ABORTING_NS > 0
+        else entry
+        for entry in entries
+    ]
 
 
 def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
     """The entries with each part of a coalesced call in the state of the whole."""
-    ends = {_launch(entry): entry for entry in entries if entry.signature.op == COALESCED}
+    ends = {launch_of(entry): entry for entry in entries if entry.signature.op == COALESCED}
     if not ends:
         return entries
     return [
         entry
-        if (end := ends.get(_launch(entry))) is None
+        if (end := ends.get(launch_of(entry))) is None
         else entry._replace(done=end.done, started=end.started, timed_out=end.timed_out)
         for entry in entries
     ]
 
 
-def _launch(entry: Entry) -> tuple[int, bool, int]:
+def launch_of(entry: Entry) -> tuple[int, bool, int]:
+    """What the parts of one coalesced call, and its end, have in common on their rank."""
     return entry.pg_id, entry.seq is None, entry.launch
-
-
-def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
-    """The dumps with what is left of coalesced calls that are complete marked as complete.
-
-    A dump of active calls alone leaves out the last entry of such a call, the only one that says
-    so, and keeps its parts. Where the host is between the parts and the last entry, the rank has
-    done nothing since, and its dump is not one of active calls. Which groups make coalesced calls
-    is seen from all ranks: of a single message one rank cannot tell.
-    """
-    using: set[GroupName] = set()
-    for dump in dumps.values():
-        before: Entry | None = None
-        for entry in dump.entries:
-            several = before is not None and _launch(before) == _launch(entry)
-            if entry.signature.op == COALESCED or several:
-                using.add(entry.group)
-            before = entry
-    return {rank: _settled(dump, using) for rank, dump in dumps.items()} if using else dict(dumps)
-
-
-def _settled(dump: Dump, using: Container[GroupName]) -> Dump:
-    entries = dump.entries
-    ends = {_launch(entry) for entry in entries if entry.signature.op == COALESCED}
-    last = _launch(entries[-1]) if entries and any(entry.done for entry in entries) else None
-    coalesced = Counter(map(_launch, entries))
-    found = [
-        entry._replace(done=True)
-        if entry.group in using
-        and (entry.seq is None or coalesced[_launch(entry)] > 1)
-        and _launch(entry) not in ends
-        and _launch(entry) != last
-        else entry
-        for entry in entries
-    ]
-    return replace(dump, entries=found)
 
 
 def _op(words: str) -> str:

@@ -11,8 +11,7 @@ The rules, in their order:
 3. *Never completed* (device side): a rank's oldest pending call of a group is complete on another
    member: all have issued it, and this rank alone has not come to its end. Or, where the recorder
    tells when calls begin: it has begun on others, and on this rank it has not.
-4. *Cycle*: everybody who is waited for waits himself; or ranks have issued calls of two groups in
-   opposite order.
+4. *Standstill*: everybody who is waited for waits himself (`standstill`).
 5. *Behind*: nothing is pending, but a rank has issued fewer calls than its peers (a recorder that
    cannot tell completion, after everybody gave up).
 
@@ -22,8 +21,10 @@ All but the first are suspected: a record has no clock that says "now". What the
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..diagnosis.findings import Finding
 from ..record.signature import RULES, Rule
@@ -31,11 +32,14 @@ from ..record.wording import place, printable, ranks_text
 from .evidence import NOT_IN_RECORD, evident, last_seen, of_waiting, standing, victims
 from .flight_recorder import Entry
 from .mismatches import mismatches
+from .standstill import standstill
 from .trace import Calls, Trace, TracedGroup
-from .waits import Wait, opposed, waits
+from .waits import Wait, waits
 
 AT_WORK_S = 1.0
-"""Calls that were younger than this when the dump was written are a job at work."""
+"""Calls that were younger than this when the dump was written are a job at work; or twice as long
+as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
+LONGEST_STEP_S = 60.0
 GLOO = "gloo"
 
 
@@ -47,17 +51,29 @@ def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
         return found
     pending = waits(trace)
     timed_out = any(entry.timed_out for wait in pending for entry in wait.waiting.values())
-    at_work = age_s is not None and age_s < AT_WORK_S and not timed_out
+    at_work = age_s is not None and age_s < _at_work_s(trace, pending) and not timed_out
     if not pending:
         behind = _behind(trace, at_work)
         return [behind] if behind else []
     if at_work:
         return []
-    found = _stalls(trace, pending)
-    if not found:
-        cycle = _cycle(trace, pending) or _opposed(trace, pending)
-        found = [cycle] if cycle else []
+    found = _stalls(trace, pending) or standstill(trace, pending)
     return sorted(found, key=lambda one: one.observable_ns)
+
+
+def _at_work_s(trace: Trace, pending: Sequence[Wait]) -> float:
+    """So old the newest call of this job may be while it is at work."""
+    usual_ns = 0
+    for dump in trace.dumps.values():
+        made = sorted(entry.created_ns for entry in dump.entries)
+        pauses = (later - one for one, later in pairwise(made))
+        took = (one.completed_ns - one.created_ns for one in dump.entries if one.completed_ns)
+        for many in (heapq.nlargest(2, pauses), heapq.nlargest(2, took)):
+            if len(many) == 2:  # one alone is a start, or a checkpoint
+                usual_ns = max(usual_ns, many[1])
+    usual_s = min(2 * usual_ns / 1e9, LONGEST_STEP_S)
+    allowed = (entry.timeout_ms for wait in pending for entry in wait.waiting.values())
+    return max(AT_WORK_S, min([usual_s, *(one / 1e3 for one in allowed if one)]))
 
 
 # -- 2 and 3: the host, or the device -----------------------------------------------------------
@@ -98,6 +114,9 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
 
 
 def _timing_is_on(trace: Trace, rank: int) -> bool:
+    """The ranks of a job all have it or none. A dump without complete calls need not show it."""
+    if rank in trace.active_only:
+        return True
     return any(entry.started for entry in trace.dumps[rank].entries)
 
 
@@ -208,92 +227,6 @@ def _stalls(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
             ranks={**host.ranks, **device.ranks},
         )
     ]
-
-
-# -- 4: everybody waits -------------------------------------------------------------------------
-
-
-CYCLE = "suspected: ranks wait for each other in a cycle"
-
-
-def _cycle(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
-    """A cycle of ranks of which each waits, in its oldest pending call, for the next one."""
-    waits_in = {
-        rank: wait
-        for wait in pending
-        for rank, entry in wait.waiting.items()
-        if entry is trace.first_pending(rank)
-    }
-    over: set[int] = set()
-    for start in sorted(waits_in):
-        path: list[int] = []
-        at: int | None = start
-        while at is not None and at not in over and at not in path:
-            path.append(at)
-            at = next((one for one in waits_in[at].absent if one in waits_in), None)
-        if at is not None and at in path:
-            return _deadlock(trace, pending, waits_in, path[path.index(at) :])
-        over.update(path)
-    return None
-
-
-def _deadlock(
-    trace: Trace, pending: Sequence[Wait], waits_in: Mapping[int, Wait], cycle: Sequence[int]
-) -> Finding:
-    steps = [
-        f"rank {rank} waits for rank {onward} in {waits_in[rank].call(rank)} {waits_in[rank].place}"
-        for rank, onward in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
-    ]
-    first = waits_in[cycle[0]]
-    return Finding(
-        kind="deadlock",
-        message=f"{CYCLE}: {'; '.join(steps)}",
-        headline=CYCLE,
-        culprits=tuple(cycle),
-        victims=victims(pending, cycle),
-        proven=False,
-        group=first.group.evidence(),
-        seq=first.seq,
-        ranks=of_waiting(trace, pending),
-        details=steps,
-        observable_ns=max(waits_in[rank].since_ns for rank in cycle),
-        side=None,
-        not_in_record=NOT_IN_RECORD,
-    )
-
-
-def _opposed(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
-    found = opposed(trace)
-    if found is None:
-        return None
-    names = [
-        f"{printable(str(call.signature))} {_place(group, call.seq or 0)}"
-        for group, call in zip(found.groups, found.calls, strict=True)
-    ]
-    orders = (names, names[::-1])
-    steps = [
-        f"{ranks_text(ranks)} issued {order[0]} before {order[1]}"
-        for ranks, order in zip(found.orders, orders, strict=True)
-    ]
-    fewer, more = sorted(found.orders, key=len)
-    culprits = tuple(sorted({*fewer, *(more if len(more) == len(fewer) else ())}))
-    return Finding(
-        kind="deadlock",
-        message=(
-            "suspected: calls of two groups pend that were issued in opposite order: "
-            f"{'; '.join(steps)}"
-        ),
-        culprits=culprits,
-        victims=victims(pending, culprits),
-        proven=False,
-        group=found.groups[0].evidence(),
-        seq=found.calls[0].seq,
-        ranks=of_waiting(trace, pending),
-        details=steps,
-        observable_ns=max(call.created_ns for call in found.calls),
-        side=None,
-        not_in_record=NOT_IN_RECORD,
-    )
 
 
 # -- 5: nobody waits any more -------------------------------------------------------------------

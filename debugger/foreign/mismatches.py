@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..diagnosis.findings import CallIs, Finding, RankEvidence
-from ..record.dispute import dispute_headline, opponents, parties_text
+from ..record.dispute import dispute_headline, message_difference, opponents, parties_text
 from ..record.majority import vote
 from ..record.signature import Signature, agreement_key, disagreement
 from ..record.wording import place
 from .evidence import NOT_IN_RECORD, evident
-from .flight_recorder import COALESCED, Entry
+from .flight_recorder import COALESCED, Entry, launch_of
 from .trace import Trace, TracedGroup
+from .waits import End, ends
 
 
 def mismatches(trace: Trace) -> list[Finding]:
     """The first of each group; of groups that share ranks only the earliest is a cause."""
-    firsts = sorted(
-        (one for group in trace.groups if (one := _first_mismatch(group)) is not None),
-        key=lambda one: one.observable_ns,
+    found = (
+        one
+        for group in trace.groups
+        for one in (_first_mismatch(group), _message_mismatch(trace, group))
     )
+    firsts = sorted((one for one in found if one is not None), key=lambda one: one.observable_ns)
     causes: list[Finding] = []
     for one in firsts:
         ranks = set(one.group.ranks if one.group else ())
@@ -98,4 +101,59 @@ def _mismatch(
         observable_ns=min(one.created_ns for many in entries.values() for one in many),
         side=None,
         not_in_record=NOT_IN_RECORD,
+    )
+
+
+def _message_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
+    """The first message whose two ends differ in size or dtype."""
+    first: tuple[int, int, int, End] | None = None
+    for source, mine in ends(trace, group).items():
+        for end in mine:
+            received = end.counterpart
+            if end.entry.signature.op != "send" or received is None:
+                continue
+            if _fit(end.entry.signature, received.signature):
+                continue
+            if end.whole or _stand_in_it(trace, source, end, received):
+                since_ns = max(end.entry.created_ns, received.created_ns)
+                if first is None or since_ns < first[0]:
+                    first = (since_ns, source, end.peer, end)
+    if first is None:
+        return None
+    since_ns, source, destination, end = first
+    received = end.counterpart
+    assert received is not None
+    sent = {source: end.entry, destination: received}
+    number = end.at if end.whole else None
+    text = message_difference(end.entry.signature, received.signature, source, destination, number)
+    return Finding(
+        kind="p2p_mismatch",
+        message=text if end.whole else f"suspected: {text}",
+        culprits=(source, destination),
+        victims=(),
+        proven=end.whole,
+        group=group.evidence(),
+        ranks={
+            rank: RankEvidence("called", str(entry.signature), entry.site, entry.stack, CallIs.ALL)
+            for rank, entry in sent.items()
+        },
+        observable_ns=since_ns,
+        side=None,
+        not_in_record=NOT_IN_RECORD,
+    )
+
+
+def _fit(sent: Signature, received: Signature) -> bool:
+    if sent.tensors == received.tensors or not sent.tensors or not received.tensors:
+        return True
+    return sum(sent.counts) == sum(received.counts) and sent.dtypes == received.dtypes
+
+
+def _stand_in_it(trace: Trace, source: int, end: End, received: Entry) -> bool:
+    """Whether both ranks stand in this very message: of records that have lost their beginning
+    nothing else tells that the two ends are of one."""
+    pairs = ((source, end.entry), (end.peer, received))
+    fronts = [(trace.first_pending(rank), entry) for rank, entry in pairs]
+    return all(
+        front is not None and launch_of(front) == launch_of(entry) for front, entry in fronts
     )

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
-from .flight_recorder import Dump, Entry, GroupName, without_leftovers
+from .coalesced import without_leftovers
+from .flight_recorder import Dump, Entry, GroupName
 
 Key = tuple[str, str, int]
 """torch's name of a group, its description, and which life of that name it is: a job that
@@ -58,21 +59,26 @@ class Calls:
 
 @dataclass(slots=True)
 class Channel:
-    """The messages from one rank to another within a group, as each end has them on record."""
+    """The messages from one rank to another within a group, as each end has them on record.
+    `from_any`: the receiver has taken messages from whoever sends, and nobody knows whose they
+    were."""
 
     sends: list[Entry] = field(default_factory=list)
     receives: list[Entry] = field(default_factory=list)
+    from_any: bool = False
 
 
 @dataclass(frozen=True)
 class TracedGroup:
     """A group of the trace. `ranks` are global ranks in group order. `calls` has who has dumps;
-    `channels` are by global ranks, (source, destination)."""
+    `channels` are by global ranks, (source, destination). `derived`: no dump says who its members
+    are, and `ranks` are those who have called in it."""
 
     key: Key
     ranks: tuple[int, ...]
     calls: Mapping[int, Calls]
     channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
+    derived: bool = False
 
     @cached_property
     def members(self) -> frozenset[int]:
@@ -144,11 +150,14 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
     )
     groups = []
+    numbered = _numbered(dumps, lives)
     for key in sorted(calls.keys() | told.keys()):
-        made = calls.get(key, {})
-        for members in sorted(told.get(key, ())) or [_derived(key, made, world_size)]:
+        made, ends = calls.get(key, {}), numbered.get(key, {})
+        listed = sorted(told.get(key, ()))
+        derived = not listed and key[1] != DEFAULT
+        for members in listed or [_derived(key, made, ends, world_size)]:
             inside = {rank: made[rank] for rank in members if rank in made}
-            groups.append(TracedGroup(key, members, inside))
+            groups.append(TracedGroup(key, members, inside, derived=derived))
     _add_messages(dumps, lives, groups)
     return Trace(dumps, groups, world_size, active_only)
 
@@ -162,11 +171,15 @@ def _add_messages(
     by_key: dict[Key, list[TracedGroup]] = {}
     for group in groups:
         by_key.setdefault(group.key, []).append(group)
+    from_any: set[tuple[Key, int]] = set()
     for rank, dump in dumps.items():
         for entry in dump.entries:
-            if entry.seq is not None or entry.peer is None or entry.peer < 0:
+            if entry.seq is not None or entry.peer is None:
                 continue
             key = lives[rank][entry.pg_id, entry.group]
+            if entry.peer < 0:
+                from_any.add((key, rank))
+                continue
             for group in by_key.get(key, ()):
                 if entry.peer < len(group.ranks) and rank in group.members:
                     peer = group.ranks[entry.peer]
@@ -175,6 +188,9 @@ def _add_messages(
                     else:
                         group.channels.setdefault((peer, rank), Channel()).receives.append(entry)
                     break
+    for group in groups:
+        for (_, destination), channel in group.channels.items():
+            channel.from_any = (group.key, destination) in from_any
 
 
 def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
@@ -199,7 +215,28 @@ def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
     }
 
 
-def _derived(key: Key, made: Mapping[int, Calls], world_size: int) -> tuple[int, ...]:
+def _numbered(
+    dumps: Mapping[int, Dump], lives: Mapping[int, Mapping[Own, Key]]
+) -> dict[Key, dict[int, int]]:
+    """For each group in which messages were sent: the rank's number in it by its global one, as the
+    names of its messages tell it."""
+    found: dict[Key, dict[int, int]] = {}
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            if entry.seq is None and entry.own is not None:
+                found.setdefault(lives[rank][entry.pg_id, entry.group], {})[rank] = entry.own
+    return found
+
+
+def _derived(
+    key: Key, made: Mapping[int, Calls], numbered: Mapping[int, int], world_size: int
+) -> tuple[int, ...]:
     """Members of a group of which no dump tells them, as gloo's do not: all ranks for the default
-    group, else who has called in it."""
-    return tuple(range(world_size)) if key[1] == DEFAULT else tuple(sorted(made))
+    group, else who has called in it, in the order that their messages tell."""
+    if key[1] == DEFAULT:
+        return tuple(range(world_size))
+    callers = sorted(made.keys() | numbered.keys())
+    by_number = {number: rank for rank, number in numbered.items()}
+    if len(by_number) == len(callers) and sorted(by_number) == list(range(len(callers))):
+        return tuple(by_number[number] for number in range(len(callers)))
+    return tuple(callers)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..record.wording import group_name, place, printable
-from .flight_recorder import Entry
+from .flight_recorder import Entry, launch_of
 from .trace import Trace, TracedGroup
 
 MOST_FRONTS = 16
@@ -99,38 +99,84 @@ class _Places:
         }
 
 
+class End(NamedTuple):
+    """One end of a message: number `at` of those that its rank has on record of its channel, and
+    those that the peer has of the other ends. `whole`: both records go back to the first one, so
+    that equal numbers are one message."""
+
+    at: int
+    entry: Entry
+    peer: int
+    others: Sequence[Entry]
+    whole: bool
+    from_any: bool
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the peer has issued what fits. Messages of a channel pair up in their order;
+        where records have lost their beginning nobody knows the order, and the oldest message that
+        pends on one side fits the oldest that does on the other."""
+        if self.from_any:
+            return True  # by a receive of which nobody knows whom it is for
+        if self.whole:
+            return self.at < len(self.others)
+        return any(not entry.done for entry in self.others)
+
+    @property
+    def counterpart(self) -> Entry | None:
+        """The other end, as far as it can be told which one it is."""
+        if self.from_any:
+            return None
+        if self.whole:
+            return self.others[self.at] if self.at < len(self.others) else None
+        return next((entry for entry in self.others if not entry.done), None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other end is complete, for certain."""
+        known = self.whole and not self.from_any and self.at < len(self.others)
+        return known and self.others[self.at].done
+
+
+def ends(trace: Trace, group: TracedGroup) -> dict[int, list[End]]:
+    """All ends of the group's messages on record, by rank, in their order within each channel."""
+    found: dict[int, list[End]] = {}
+    for (source, destination), channel in sorted(group.channels.items()):
+        if source == destination:
+            continue
+        whole = all(one in trace.dumps and trace.dumps[one].whole for one in (source, destination))
+        for rank, peer, mine, others in (
+            (source, destination, channel.sends, channel.receives),
+            (destination, source, channel.receives, channel.sends),
+        ):
+            found.setdefault(rank, []).extend(
+                End(at, entry, peer, others, whole, channel.from_any)
+                for at, entry in enumerate(mine)
+            )
+    return found
+
+
 def _messages(trace: Trace) -> Iterator[Wait]:
     for group in trace.groups:
-        for (source, destination), channel in sorted(group.channels.items()):
-            if source == destination:
-                continue
-            ends = (
-                (source, channel.sends, destination, channel.receives),
-                (destination, channel.receives, source, channel.sends),
-            )
-            for rank, mine, peer, others in ends:
-                index = next((at for at, entry in enumerate(mine) if not entry.done), None)
-                if index is None:
-                    continue
-                whole = all(one in trace.dumps and trace.dumps[one].whole for one in (rank, peer))
-                absent = not _other_end_is_there(index, others, whole)
-                beyond = whole and index < len(others) and others[index].done
+        for rank, mine in sorted(ends(trace, group).items()):
+            first: dict[tuple[str, int], End] = {}
+            launches: dict[tuple[int, bool, int], list[End]] = {}
+            for end in mine:
+                if not end.entry.done:
+                    first.setdefault((end.entry.signature.op, end.peer), end)
+                    launches.setdefault(launch_of(end.entry), []).append(end)
+            for end in first.values():
+                # A batch ends with the last of its messages: the others may be there long before.
+                parts = launches[launch_of(end.entry)]
+                is_late = all(part.is_over for part in parts)
+                beyond = is_late and trace.first_pending(rank) is end.entry
                 yield Wait(
                     group,
                     None,
-                    {rank: mine[index]},
-                    absent=(peer,) if absent else (),
-                    beyond=(peer,) if beyond and trace.first_pending(rank) is mine[index] else (),
+                    {rank: end.entry},
+                    absent=() if end.is_met else (end.peer,),
+                    beyond=(end.peer,) if beyond else (),
                 )
-
-
-def _other_end_is_there(index: int, others: Sequence[Entry], whole: bool) -> bool:
-    """Whether the peer has issued what fits the pending message with this index. Messages of a
-    channel pair up in their order; where records have lost their beginning nobody knows the
-    order, and the oldest message that pends on one side fits the oldest that does on the other."""
-    if whole:
-        return index < len(others)
-    return any(not entry.done for entry in others)
 
 
 class _Front(NamedTuple):

@@ -34,7 +34,7 @@ __all__ = [
     "torchrun_parser",
 ]
 
-_EXAMPLE = "distdebug run -n 4 train.py"
+_EXAMPLE = "-n 4 train.py"
 _LOOPBACK = "127.0.0.1"
 _RENDEZVOUS = (
     "master_addr",
@@ -93,7 +93,7 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
     rest = splitter.read_flags(argv)
     namespace = _parse_own(own, splitter.own_arguments)
     if not rest:
-        raise UsageError(f"no script given; write for example: {_EXAMPLE}")
+        raise UsageError(f"no script given; write for example: {own.prog} {_EXAMPLE}")
     script, *script_arguments = rest
     if script.startswith("-"):
         raise UsageError(f"a script cannot begin with a dash: write ./{script}")

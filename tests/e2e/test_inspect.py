@@ -189,3 +189,5 @@ def test_no_job(capsys: pytest.CaptureFixture[str]) -> None:
         finally:
             os.kill(lonely.pid, signal.SIGKILL)
     assert "no rank was found" in capsys.readouterr().err
+    assert main(["inspect", "--pid", str(lonely.pid)]) == 2
+    assert capsys.readouterr().err == f"distdebug: there is no process {lonely.pid}\n"

@@ -1,0 +1,99 @@
+"""Coalesced calls, a batch of messages or several collectives in one launch: what their records
+leave out.
+
+torch writes an entry for each part as it is issued, and one named `coalesced` at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from .flight_recorder import COALESCED, Dump, Entry, GroupName, launch_of
+
+Launch: TypeAlias = tuple[GroupName, int]
+"""A collective launch as all ranks number it: its group, and its sequence number."""
+
+
+def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
+    """The dumps with what is left of coalesced calls that are complete marked as complete, and
+    without the parts of one that its rank has not issued to the end (`Dump.unfinished`).
+
+    A dump of active calls alone leaves out the last entry of such a call, the only one that says
+    so, and keeps its parts. Where the host is between the parts and the last entry, the rank has
+    done nothing since, and its dump is not one of active calls. Which groups make coalesced calls
+    is seen from all ranks: of a single message one rank cannot tell.
+    """
+    using: set[GroupName] = set()
+    ended: set[Launch] = set()
+    for dump in dumps.values():
+        before: Entry | None = None
+        for entry in dump.entries:
+            several = before is not None and launch_of(before) == launch_of(entry)
+            if entry.signature.op == COALESCED or several:
+                using.add(entry.group)
+                if entry.signature.op == COALESCED and entry.seq is not None:
+                    ended.add((entry.group, entry.seq))
+            before = entry
+    if not using:
+        return dict(dumps)
+    mixing = _send_singly(dumps.values())
+    return {
+        rank: _without_the_unfinished(_settled(dump, using), ended, using - mixing)
+        for rank, dump in dumps.items()
+    }
+
+
+def _settled(dump: Dump, using: Container[GroupName]) -> Dump:
+    entries = dump.entries
+    ends = {launch_of(entry) for entry in entries if entry.signature.op == COALESCED}
+    last = launch_of(entries[-1]) if entries and any(entry.done for entry in entries) else None
+    coalesced = Counter(map(launch_of, entries))
+    found = [
+        entry._replace(done=True)
+        if entry.group in using
+        and (entry.seq is None or coalesced[launch_of(entry)] > 1)
+        and launch_of(entry) not in ends
+        and launch_of(entry) != last
+        else entry
+        for entry in entries
+    ]
+    return replace(dump, entries=found)
+
+
+def _send_singly(dumps: Iterable[Dump]) -> set[GroupName]:
+    """Groups in which a message has been sent by itself, too: there nobody can tell whether the
+    last one is the first part of a batch."""
+    found: set[GroupName] = set()
+    for dump in dumps:
+        entries = dump.entries
+        if not dump.tells_of_all or not entries:
+            continue
+        ends = {launch_of(entry) for entry in entries if entry.signature.op == COALESCED}
+        at_the_edge = (launch_of(entries[0]), launch_of(entries[-1]))
+        found.update(
+            entry.group
+            for entry in entries
+            if entry.seq is None
+            and launch_of(entry) not in ends
+            and launch_of(entry) not in at_the_edge
+        )
+    return found
+
+
+def _without_the_unfinished(
+    dump: Dump, ended: Container[Launch], only_batches: Container[GroupName]
+) -> Dump:
+    """Without the parts at the end of the record that have no end of their own: of collectives,
+    where another rank has it; of messages, where the group knows batches alone."""
+    entries = dump.entries
+    if not entries or not dump.tells_of_all or entries[-1].signature.op == COALESCED:
+        return dump
+    last = entries[-1]
+    seq = last.seq
+    if last.group not in only_batches if seq is None else (last.group, seq) not in ended:
+        return dump
+    kept = [entry for entry in entries if launch_of(entry) != launch_of(last)]
+    return replace(dump, entries=kept, unfinished=entries[len(kept) :])
