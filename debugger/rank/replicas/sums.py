@@ -91,7 +91,7 @@ def _is_one_of(sums: Sequence[Sum], gradients: Sequence[Tensor]) -> bool:
 
 def _agree(summed: Tensor, elements: Tensor) -> bool:
     """Whether the one is the other, but for one positive factor."""
-    distinct = summed[summed != 0].unique().numel()
+    distinct = len(set(summed[summed != 0].tolist()))
     if distinct < LEAST_DISTINCT or not (summed.isfinite().all() and elements.isfinite().all()):
         return False
     factor = (summed @ elements) / (summed @ summed)
