@@ -25,7 +25,8 @@ class ExecCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
-        from ..nodes.several import of_tasks
+        from ..launch.nodes_of_launcher import nodes_of_launcher
+        from ..nodes.several import Several, of_tasks
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 
@@ -38,7 +39,10 @@ class ExecCommand(Command):
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
         size = inject_flags.known_world_size(os.environ)
-        several = head_flags.with_head(args, of_tasks(os.environ, args.interface))
+        several = of_tasks(os.environ, args.interface)
+        if several is None and (nodes := nodes_of_launcher(command)) is not None:
+            several = Several(nodes.fewest, nodes.most, args.interface, nodes.node)
+        several = head_flags.with_head(args, several)
         return Supervisor(
             Options(
                 command=command,

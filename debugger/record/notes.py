@@ -238,7 +238,7 @@ class OwnFindingNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class ExitNote(NoteData):
-    """`sys.exit` or `os._exit` was called on this line."""
+    """`sys.exit` or `os._exit` was called on this line, or an injected fault kills here."""
 
     KIND = "exit"
     LEVEL = "debug"

@@ -35,14 +35,17 @@ from .lost_pages import keep
 from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"
-VERSION = 2
-VERSIONS = (1, 2)
-"""Those that are read: the first had no samples."""
+VERSION = 3
+VERSIONS = (1, 2, 3)
+"""Those that are read: the first had no samples, and the second no steps of a rank on its own."""
 HEADER = Struct("<8sIIII")
 """magic, version, entries, columns, length of the definition"""
 ENTRY = Struct("<QQQQQQQ")
-"""number + 1, collectives of the group before it, how many-th of that moment, step, site, time (ns,
-CLOCK_MONOTONIC), digest of the digests"""
+"""number + 1, collectives of the group before it, how many-th of that moment, step and its flags,
+site, time (ns, CLOCK_MONOTONIC), digest of the digests"""
+ALONE, APART = 1 << 63, 1 << 62
+"""Flags of a step: it was made by this rank alone, and: so was this one or one before it."""
+_STEP = APART - 1
 MARK = Struct("<Q")
 
 MOST_BYTES = 4 << 20
@@ -125,7 +128,8 @@ class ReplicaWriter:
         digests: Sequence[int],
         samples: Sequence[float] = (),
     ) -> None:
-        """Add an entry; `digests` are of 64 bits, in the order of the columns, as the samples."""
+        """Add an entry; `digests` are of 64 bits, in the order of the columns, as the samples.
+        `step` may carry flags."""
         vector = struct.pack(f"<{self._columns}Q", *digests)
         total = int.from_bytes(hashlib.blake2b(vector, digest_size=8).digest(), "little")
         at = self._start + self._number % self._entries * self._size
@@ -240,10 +244,12 @@ class ReplicaReader:
             return None
         return Digest(
             moment=(collectives, turn),
-            step=step,
+            step=step & _STEP,
             total=total,
             time_ns=time_ns + self._wall_offset_ns,
             site=self._site(site),
+            alone=bool(step & ALONE),
+            apart=bool(step & APART),
         )
 
 

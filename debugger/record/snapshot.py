@@ -186,6 +186,7 @@ class Digest:
 
     `moment`: how many collectives of the group had been issued, and how many-th digest since then
     it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
+    `alone`: the rank made this step without the others; `apart`: this one, or one before it.
     """
 
     moment: tuple[int, int]
@@ -193,6 +194,8 @@ class Digest:
     total: int
     time_ns: int
     site: CallSite | None
+    alone: bool = False
+    apart: bool = False
 
 
 class Column(NamedTuple):

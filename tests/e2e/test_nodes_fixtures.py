@@ -59,6 +59,7 @@ BY_COMMAND = {
     "p2p_size",
 }
 """Also as a user would start them, by torchrun's flags on each node: some of each exit code."""
+BELOW_EXEC = {"ddp_no_sync", "op_rank0_broadcast"}
 ON_ONE_NODE = {
     "exit_dropped_isend": "its ranks look for each other's process",
     "exit_store_host": "its ranks look for each other's process",
@@ -125,6 +126,17 @@ def test_by_command(name: str, make_nodes: Callable[[int], Nodes]) -> None:
     check_all(name, nodes, Layout.over(2, load(name)["nproc"]), run_on_nodes(nodes, name))
 
 
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("name", [on_nodes(name, set()) for name in sorted(BELOW_EXEC)])
+def test_torchrun_below_exec(
+    name: str, rendezvous: str, make_nodes: Callable[[int], Nodes]
+) -> None:
+    """The launcher is the program's own, and not ours: the supervisors meet all the same."""
+    nodes = make_nodes(2)
+    ended = run_on_nodes(nodes, name, rendezvous=rendezvous, below_exec=True)
+    check_all(name, nodes, Layout.over(2, load(name)["nproc"]), ended)
+
+
 def check(name: str, nodes: Nodes, forked: ForkedNodes, backend: str) -> None:
     expected = load(name)
     layout = Layout.over(len(nodes), expected["nproc"])
@@ -145,6 +157,6 @@ def check_all(name: str, nodes: Nodes, layout: Layout, ended: list[runs.Run]) ->
 
 
 def test_the_chosen_ones_exist() -> None:
-    named = SHORT | SHORT_ON_TCP | BY_COMMAND | SHARED_FILES | ENDS_IN_WORLDS_OF_ONE
+    named = SHORT | SHORT_ON_TCP | BY_COMMAND | BELOW_EXEC | SHARED_FILES | ENDS_IN_WORLDS_OF_ONE
     assert set(EXPECTED) >= named | ON_ONE_NODE.keys() | WITHIN_A_NODE.keys()
     assert os.path.exists(ON_TCP / "sitecustomize.py")

@@ -19,6 +19,7 @@ from .nodes import Command, Node, Nodes
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
 ON_TCP = ROOT / "tests" / "support" / "on_tcp"
+TORCHRUN = runs.DISTDEBUG.with_name("torchrun")
 PORT = 29_400
 _ONE_VERDICT = find_spec("debugger.nodes") is not None
 needs_one_verdict = pytest.mark.xfail(
@@ -114,11 +115,14 @@ class Launch:
     backend: str = "gloo"
     """What a program gets that asks for gloo."""
     extra: tuple[tuple[str, str], ...] = ()
+    below_exec: bool = False
+    """By `distdebug exec -- torchrun ...` in place of `distdebug run ...`."""
 
     def words(self, nodes: Nodes, number: int, program: Sequence[str]) -> list[str]:
         """`distdebug`'s arguments on this node."""
         place = f"{nodes[0].address}:{PORT}"
-        words = ["run", "--run-dir", str(directory_on(nodes[number])), *self.flags]
+        words = ["--run-dir", str(directory_on(nodes[number])), *self.flags]
+        words = ["exec", *words, "--", str(TORCHRUN)] if self.below_exec else ["run", *words]
         words += ["--nnodes", self.nnodes or str(len(self.layout.ranks))]
         words += ["--nproc-per-node", str(self.layout.ranks[number])]
         words += ["--max-restarts", str(self.restarts)]

@@ -1,7 +1,9 @@
 """One mistake that several ranks make in the same call, on the same line, is one finding.
 
-Every rank tells of its own: the tensor that it gives, the child that it has forked. What the first
-of them said stands for all; who made the same mistake is a culprit, too.
+Every rank tells of its own: the tensor that it gives, the child that it has forked. Along one axis
+of a device mesh every row of ranks is a group of its own, and what all of them get from one line
+(a learning rate, say) differs in each. What the first of them said stands for all; who made the
+same mistake is a culprit, too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from ..limits import SECOND_NS, Candidate
 
 KINDS = frozenset({"unsafe_tensor", "forked"})
 """Of the program's lines alone; which rank had the first NaN, say, is another matter."""
+OF_MESH = "mesh_"
+"""What torch describes a group of a device mesh with, before the name of its axis."""
 TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""
 
@@ -33,13 +37,17 @@ def alike(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _key(finding: Finding) -> tuple[object, ...] | None:
-    if finding.kind not in KINDS or len(finding.culprits) != 1:
-        return None
-    where = finding.ranks.get(finding.culprits[0])
+    where = finding.ranks.get(finding.culprits[0]) if finding.culprits else None
     if where is None or where.location is None:
         return None
-    group = finding.group.name if finding.group else None
-    return (finding.kind, group, finding.seq, where.location)
+    if finding.kind in KINDS and len(finding.culprits) == 1:
+        group = finding.group.name if finding.group else None
+        return (finding.kind, group, finding.seq, where.location)
+    desc = finding.group.desc if finding.group else ""
+    if finding.kind == "divergence" and desc.startswith(OF_MESH):
+        what = (finding.data[name] for name in ("quantity", "name", "step"))
+        return (finding.kind, desc, *what, where.location)
+    return None
 
 
 def _joined(party: list[Candidate]) -> Candidate:
@@ -47,9 +55,8 @@ def _joined(party: list[Candidate]) -> Candidate:
     culprits = {rank for one in party for rank in one.finding.culprits}
     others = sorted(culprits.difference(first.culprits))
     ranks = dict(first.ranks)
-    for one in party:  # what a finding says of its culprit, others saw in passing
-        (rank,) = one.finding.culprits
-        ranks[rank] = one.finding.ranks[rank]
+    for one in party:  # what a finding says of its culprits, others saw in passing
+        ranks |= {rank: one.finding.ranks[rank] for rank in one.finding.culprits}
     finding = replace(
         first,
         message=f"{first.message}; {ranks_text(others)} as well" if others else first.message,

@@ -6,6 +6,9 @@ decide who is in the minority, but not for those that are very late.
 
 Of all that differs at that moment, the finding is about what comes first in a step: it is made of
 hyper-parameters, gradients and the optimiser's state, and makes the parameters.
+
+Ranks that all make steps on their own have no replicas (local SGD). Where others show that there
+are some, a rank that has made one on its own is compared with them (`_compared`).
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
         for row in rows:
             moments.setdefault(row.moment, {})[rank] = row
     for moment in sorted(moments):
-        rows_of = moments[moment]
+        rows_of = _compared(moments[moment])
         if len({row.total for row in rows_of.values()}) > 1:
             if _may_still_come(world, replicas, digests, moment, rows_of):
                 return None
@@ -85,6 +88,21 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
     return None
+
+
+def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:
+    """Those ranks at one moment that must be equal then.
+
+    Of ranks that have made a step on their own it is asked only where others have not. Two or more
+    of these that are equal are replicas, whatever the one beside them does. A single one proves
+    that only together with a rank that has made just this step with it.
+    """
+    together = {rank: row for rank, row in rows.items() if not row.apart}
+    if not together or len({row.total for row in together.values()}) > 1:
+        return together
+    if len(together) > 1:
+        return rows
+    return {rank: row for rank, row in rows.items() if not row.alone}
 
 
 def _may_still_come(
@@ -269,7 +287,7 @@ def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
     if before_the_first:
         return "another seed, or a checkpoint that only some ranks have loaded"
     if len({row.step for row in rows.values()}) > 1:
-        return "a rank has left out a step"
+        return "a rank has left out a step, or made one more than the others"
     if quantity == OPTIMIZER_STATE:
         return "a checkpoint that only some ranks have loaded, or a write to the state"
     return (

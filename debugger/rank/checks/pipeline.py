@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
@@ -125,10 +126,12 @@ class InOrder:
 
     def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
         """See `data_checks.Inspector.before`."""
-        after = None
+        found: list[After] = []
         for what, look in list(self._looks.items()):
             try:
-                after = look(method, args, known, seq) or after
+                after = look(method, args, known, seq)
+                if after is not None:
+                    found.append(after)
             except FindingRaised:
                 raise
             except Exception as error:
@@ -136,4 +139,9 @@ class InOrder:
                     raise  # by a signal's handler, which may run anywhere
                 self._looks.pop(what, None)
                 report_own_fault(what, error)
-        return after
+        return found[0] if len(found) == 1 else partial(_each, found) if found else None
+
+
+def _each(afters: Sequence[After]) -> None:
+    for after in afters:
+        after()

@@ -25,6 +25,9 @@ _MUTEX_BYTES = 128
 def kill(occasion: Occasion) -> None:
     """The signal comes to this process; one that it handles, in its main thread."""
     number = getattr(signal, f"SIG{occasion.arguments['signal']}")
+    if number == signal.SIGKILL:  # of all others that end it, the process itself leaves the line
+        recorder = occasion.recorder
+        recorder.note(ExitNote(), "killed by SIGKILL", recorder.safe_site(occasion.frame))
     occasion.announce()
     os.kill(os.getpid(), number)
 

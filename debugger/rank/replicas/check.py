@@ -13,7 +13,9 @@ by their count: a rank whose inputs ended early (DDP's join()) makes fewer steps
 
 A model whose ranks step on their own (local SGD, fine-tuning of the module inside) has no replicas
 from then on: it is left alone after the first step that no collective came before. The digest after
-an optimiser's first step waits for the second to tell which kind it is.
+an optimiser's first step waits for the second to tell which kind it is. Where one rank does so and
+the others do not, that is no choice but a mistake; so a rank goes on for some steps and says that
+it has been on its own, and the diagnosis, which sees all ranks, tells the one from the other.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...record.notes import ReplicasNote
-from ...record.replicas import ReplicaWriter, file_name
+from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
 from .. import torch_private
@@ -49,6 +51,8 @@ from .reduced_gradients import ReducedGradients
 
 EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64
+MOST_APART = 16
+"""Digests of a model that is put on record after its rank has stepped on its own."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -106,6 +110,8 @@ class Replica:
     reduced: int = 0
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
+    apart: int = 0
+    """Digests since it was left alone."""
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
@@ -164,6 +170,8 @@ class ReplicaCheck:
         group: Any = getattr(model, "process_group", None)
         issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
         self._models.append(Model(weakref.ref(model), issued))
+        if self._gradients is not None:
+            self._gradients.keep_no_sums()  # they are not asked for any more
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -203,9 +211,16 @@ class ReplicaCheck:
         site = self._recorder.safe_site(frame) if steps.replicas else 0
         for replica in steps.replicas:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
-            if made and self._is_local(replica, tensors):
+            alone = bool(made) and self._is_local(replica, tensors)
+            if alone:
                 self._leave_alone(replica)
-            elif not self._is_left_alone(replica) and (made or replica.moment[0] < 0):
+            if self._is_left_alone(replica):
+                replica.withheld = None
+                if made and replica.apart < MOST_APART:
+                    replica.apart += 1
+                    flags = APART | ALONE * alone
+                    self._add(replica, optimizer, tensors, steps.made, site, flags)
+            elif made or replica.moment[0] < 0:
                 self._add(replica, optimizer, tensors, steps.made, site)
         if made and self._gradients is not None:
             self._gradients.forget()
@@ -229,6 +244,7 @@ class ReplicaCheck:
         tensors: Sequence[torch.Tensor],
         step: int,
         site: int,
+        flags: int = 0,
     ) -> None:
         if replica.withheld is not None:
             replica.writer.append(*replica.withheld)
@@ -241,8 +257,8 @@ class ReplicaCheck:
             reading = quantities.Reading(optimizer, tensors, replica.axis, stepped=step > 0)
             values = reading.values(len(replica.columns))
             samples = reading.samples(replica.samples)
-            row = (replica.moment, step, site, time.monotonic_ns(), values, samples)
-            if step == 1:
+            row = (replica.moment, step | flags, site, time.monotonic_ns(), values, samples)
+            if step == 1 and not flags:
                 replica.withheld = row
             else:
                 replica.writer.append(*row)
@@ -272,9 +288,8 @@ class ReplicaCheck:
         if gradients is None:
             return False
         since, replica.reduced = replica.reduced, gradients.count
-        return all(
-            one.grad is None or gradients.holds(replica.group, one.grad, since) for one in tensors
-        )
+        held = gradients.held(replica.group, [one.grad for one in tensors], since)
+        return all(one.grad is None or known for one, known in zip(tensors, held, strict=True))
 
     def _is_left_alone(self, replica: Replica) -> bool:
         return replica.left_alone or replica.model in self._local
@@ -324,7 +339,8 @@ class ReplicaCheck:
     ) -> Iterator[Declared]:
         names: dict[int, str] | None = {}
         for group in gradients.groups():
-            reduced = [one for one in parameters if gradients.holds(group, one.grad)]
+            held = gradients.held(group, [one.grad for one in parameters])
+            reduced = [one for one, known in zip(parameters, held, strict=True) if known]
             if reduced and not names:
                 names = parameter_names.find_whole(optimizer)
             if names is None:

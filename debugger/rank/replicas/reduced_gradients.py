@@ -1,29 +1,41 @@
 """Which gradients a group has summed or averaged: what tells replicas from parts of one model.
 
-A parameter whose gradient itself was handed to `all_reduce` (sum or average) before a step is meant
-to be the same on all ranks of that group. Nothing else that ranks do proves it: they may hold
-shards of one model, train apart and log an averaged loss, or search for the best of many.
+A parameter whose gradient was summed up by a group before a step is meant to be the same on all
+ranks of that group. Nothing else that ranks do proves it: they may hold shards of one model, train
+apart and log an averaged loss, or search for the best of many.
+
+Either the gradient itself was handed to the call, or a copy of it was, alone or with those of other
+parameters in one flat tensor, and what came of that is now in the gradients: the values tell
+(`sums`), up to one factor, since what is summed up is divided, unscaled and clipped.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
 from ...record.signature import SUMS, Signature
-from ..checks.non_finite import Inspect
+from ..checks.non_finite import After, Inspect
+from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Known
+from . import sums
+from .sums import Sum
 
 # A weak reference keeps the address of a storage from being given to another one. Torch has no
 # types for it.
 _Weak: Any = reductions.StorageWeakRef
 METHODS = frozenset({"allreduce", "allreduce_coalesced"})
+GIVEN_BY_ONE = "broadcast"
+"""What a root has summed up, it hands to all so."""
 MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
+MOST_SUMS = 4096
+"""The last ones of a group are kept."""
 
 
 @lru_cache
@@ -36,6 +48,8 @@ class ReducedGradients:
 
     def __init__(self) -> None:
         self._reduced: dict[Any, dict[GroupRecord, tuple[int, int, int]]] = {}
+        self._sums: dict[GroupRecord, deque[tuple[int, Sum]]] = {}
+        self._keeps_sums = True
         self._count = 0
 
     @property
@@ -43,32 +57,68 @@ class ReducedGradients:
         """How many tensors have been reduced so far."""
         return self._count
 
+    def keep_no_sums(self) -> None:
+        """From now on only what was reduced is known, and not what came of it."""
+        self._keeps_sums = False
+        self._sums.clear()
+
     def before(self, record: GroupRecord) -> Inspect:
         """What looks at the calls of this group."""
 
-        def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> None:
-            if method in METHODS and _sums(known.text):
-                tensors = args[0]
-                for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
-                    self._add(record, tensor)
+        def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
+            summed = method in METHODS and _sums(known.text)
+            if not (summed or method == GIVEN_BY_ONE):
+                return None
+            tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
+            for tensor in tensors:
+                self._add(record, tensor)
+            if not (self._keeps_sums and any(sums.may_tell(tensor) for tensor in tensors)):
+                return None
+            return lambda: self._keep(record, tensors)
 
         return look
 
     def _add(self, record: GroupRecord, tensor: Tensor) -> None:
         self._count += 1
-        if tensor.layout is not torch.strided or len(self._reduced) >= MOST_STORAGES:
+        if not sums.is_plain(tensor) or len(self._reduced) >= MOST_STORAGES:
             return
         by_group = self._reduced.setdefault(_Weak(tensor.untyped_storage()), {})
         by_group[record] = (self._count, tensor.data_ptr(), tensor.numel())
 
+    def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
+        """The call is complete: what came of it."""
+        try:
+            kept = self._sums.setdefault(record, deque(maxlen=MOST_SUMS))
+            kept += [(self._count, Sum.of(one)) for one in tensors if sums.may_tell(one)]
+        except Exception as error:
+            self.keep_no_sums()
+            report_own_fault("sums of gradients", error)
+
     def groups(self) -> list[GroupRecord]:
-        """Those that have reduced something that still exists, in the order of their creation."""
+        """Those that have reduced something, in the order of their creation."""
         found = {record for by_group in self._reduced.values() for record in by_group}
+        found |= self._sums.keys()
         return sorted(found, key=lambda record: (record.incarnation, record.name))
 
-    def holds(self, record: GroupRecord, gradient: Tensor | None, since: int = 0) -> bool:
-        """Whether the group has reduced just this gradient after the count was `since`."""
-        if gradient is None or gradient.layout is not torch.strided:
+    def held(
+        self, record: GroupRecord, gradients: Sequence[Tensor | None], since: int = 0
+    ) -> list[bool]:
+        """Of each of these gradients, which are those of one optimiser in its order, whether the
+        group has reduced it after the count was `since`."""
+        found = [self._holds(record, gradient, since) for gradient in gradients]
+        rest = [
+            (place, one)
+            for place, one in enumerate(gradients)
+            if not found[place] and one is not None and sums.is_plain(one)
+        ]
+        known = [one for count, one in self._sums.get(record, ()) if count > since]
+        if rest and known:
+            for place in sums.told([one for _, one in rest], known):
+                found[rest[place][0]] = True
+        return found
+
+    def _holds(self, record: GroupRecord, gradient: Tensor | None, since: int) -> bool:
+        if gradient is None or not sums.is_plain(gradient):
             return False
         by_group = self._reduced.get(_Weak(gradient.untyped_storage()), {})
         count, pointer, numel = by_group.get(record, (0, 0, 0))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from debugger.record.replicas import HYPERPARAMETER, bits_of
 from debugger.record.signature import ANY_SOURCE
+from debugger.record.snapshot import Column
 
 from .builder import Run, all_reduce, all_to_all, recv, send
 
@@ -132,3 +136,34 @@ def test_children_that_were_forked_on_one_line() -> None:
     assert (first.kind, first.culprits, second.culprits) == ("forked", (0, 2, 3), (1,))
     assert first.message.startswith("a forked child of rank 3 ")
     assert first.message.endswith("; ranks 0,2 as well")
+
+
+LR = Column(HYPERPARAMETER, 'param_groups[0]["lr"]')
+
+
+def rates(run: Run, group: str, desc: str, of_ranks: dict[int, float], line: int = 90) -> None:
+    """Each of these ranks, which are a group, has this learning rate after its first step."""
+    for rank, rate in of_ranks.items():
+        run[rank].has_group(group, list(of_ranks), desc=desc)
+        run[rank].steps(1, [bits_of(rate)], columns=[LR], line=line)
+        run[rank].replicas[-1].group = (group, 0)
+
+
+def test_what_differs_in_each_row_of_a_mesh_is_one_finding() -> None:
+    run = Run(4)
+    rates(run, "1", "mesh_replicate", {0: 0.1, 2: 0.2})
+    rates(run, "2", "mesh_replicate", {1: 0.1, 3: 0.2})
+    run.passes(1.0)
+    (found,) = run.errors()
+    assert (found.culprits, found.victims) == ((0, 1, 2, 3), ())
+    assert found.message.endswith("; ranks 1,3 as well")
+    assert sorted(found.ranks) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("desc", "line"), [("team", 90), ("mesh_replicate", 91)])
+def test_models_of_other_teams_or_on_other_lines_stay_apart(desc: str, line: int) -> None:
+    run = Run(4)
+    rates(run, "1", desc, {0: 0.1, 2: 0.2})
+    rates(run, "2", desc, {1: 0.1, 3: 0.2}, line=line)
+    run.passes(1.0)
+    assert [found.culprits for found in run.errors()] == [(0, 2), (1, 3)]

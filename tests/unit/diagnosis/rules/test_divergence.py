@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -213,3 +214,61 @@ def test_a_mismatch_that_follows_is_a_finding_of_its_own() -> None:
     run[1].calls(all_reduce(8), waits=True)
     first = run.errors()[0]
     assert (first.kind, first.culprits) == ("divergence", (1,))
+
+
+def apart(run: Run, moment: int, values: dict[int, list[int]], alone: set[int]) -> None:
+    """Ranks make a step; those in `alone` on their own, or have done so before (negative)."""
+    for rank, of_rank in values.items():
+        run[rank].steps(moment, of_rank)
+        rows = run[rank].replicas[0].rows
+        row, digests = rows[-1]
+        flagged = replace(row, alone=rank in alone, apart=rank in alone or -rank in alone)
+        rows[-1] = (flagged, digests)
+
+
+def test_ranks_that_all_step_on_their_own_have_no_replicas() -> None:
+    run = Run(3)
+    apart(run, 1, {0: [1], 1: [2], 2: [3]}, alone={0, 1, 2})
+    apart(run, 2, {0: [4], 1: [5], 2: [6]}, alone={0, -1, -2})
+    assert not run.errors()
+
+
+def test_one_that_steps_on_its_own_beside_replicas() -> None:
+    """no_sync() around another batch than the others have it around."""
+    run = Run(3)
+    apart(run, 1, {0: [1], 1: [2], 2: [1]}, alone={1})
+    (found,) = run.errors()
+    assert (found.culprits, found.victims) == ((1,), (0, 2))
+
+
+def test_one_step_more_than_the_others() -> None:
+    """Found with the next step that all make; of two ranks, too."""
+    run = Run(2)
+    apart(run, 1, {0: [1], 1: [1]}, alone=set())
+    run[1].steps(1, [5], turn=1)
+    rows = run[1].replicas[0].rows
+    rows[-1] = (replace(rows[-1][0], alone=True, apart=True), rows[-1][1])
+    assert not run.errors()
+    apart(run, 2, {0: [2], 1: [6]}, alone={-1})
+    (found,) = run.errors()
+    assert found.culprits == (0, 1)
+    assert "made one more" in found.data["likely_cause"]
+
+
+def test_a_single_rank_that_did_not_step_on_its_own_proves_no_replicas() -> None:
+    """It looked at its model in between, say; nobody has made this step with it."""
+    run = Run(3)
+    apart(run, 1, {0: [1], 1: [2], 2: [3]}, alone={1, 2})
+    assert not run.errors()
+
+
+def test_parameters_that_were_put_back() -> None:
+    """One rank has tried a few steps, and loaded what it had saved before."""
+    run = Run(3)
+    apart(run, 1, {0: [1], 1: [1], 2: [1]}, alone=set())
+    run[0].steps(1, [7], turn=1)
+    rows = run[0].replicas[0].rows
+    rows[-1] = (replace(rows[-1][0], alone=True, apart=True), rows[-1][1])
+    for rank in range(3):
+        run[rank].steps(2, [2])
+    assert not run.errors()

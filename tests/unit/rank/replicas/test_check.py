@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from debugger.rank.replicas.check import Model, ReplicaCheck
 from debugger.rank.replicas.reduced_gradients import ReducedGradients
 from debugger.record.replicas import PARAMETER, ReplicaReader
 from debugger.record.signature import Signature
+from debugger.record.snapshot import Digest
 
 
 class Bench:
@@ -53,14 +55,26 @@ class Bench:
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
         self.slot.issued += 1
-        known: Any = SimpleNamespace(text=Signature("all_reduce", reduce_op=op).to_json())
-        self.look("allreduce", ([tensor],), known, self.slot.issued)
+        self._calls("allreduce", Signature("all_reduce", reduce_op=op), tensor)
 
-    def moments(self) -> list[list[tuple[int, int]]]:
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self.slot.issued += 1
+        self._calls("broadcast", Signature("broadcast", root=0), tensor)
+
+    def _calls(self, method: str, signature: Signature, tensor: torch.Tensor) -> None:
+        known: Any = SimpleNamespace(text=signature.to_json())
+        after = self.look(method, ([tensor],), known, self.slot.issued)
+        if after is not None:
+            after()
+
+    def rows(self) -> list[Sequence[Digest]]:
         """Of each file."""
         found = sorted(self.directory.glob("*.replicas"))
-        readers = [ReplicaReader(path, lambda _: None, 0) for path in found]
-        return [[row.moment for row in reader.digests()] for reader in readers]
+        return [ReplicaReader(path, lambda _: None, 0).digests() for path in found]
+
+    def moments(self) -> list[list[tuple[int, int]]]:
+        """Of each file, those at which the ranks were together."""
+        return [[row.moment for row in rows if not row.apart] for rows in self.rows()]
 
 
 class Wrapped:
@@ -111,6 +125,30 @@ def test_local_steps(bench: Bench, logged: list[str]) -> None:
     bench.step(optimizer, collectives=3)
     assert bench.moments() == [[(6, 0)]]
     assert logged == ["the check of replicas is off: steps without synchronisation"]
+
+
+def test_a_rank_on_its_own_says_so_for_a_while(bench: Bench) -> None:
+    """The others may have made no such step: then it is compared with them again."""
+    optimizer = sgd(bench.model(nn.Linear(2, 2)).module)
+    for collectives in (1, 1, 0, *[1] * check.MOST_APART):
+        bench.step(optimizer, collectives)
+    ((first, second, third, alone, *later),) = bench.rows()
+    assert not any(row.apart or row.alone for row in (first, second, third))
+    assert (alone.moment, alone.step, alone.apart, alone.alone) == ((7, 1), 3, True, True)
+    assert len(later) == check.MOST_APART - 1
+    assert all(row.apart and not row.alone for row in later)
+
+
+def test_what_is_withheld_is_of_before(bench: Bench) -> None:
+    """Of two optimisers of one model one makes a step that the other ranks do not make."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bench.model(net)
+    one, other = sgd(net[0]), sgd(net[1])
+    bench.step(one, collectives=1)
+    bench.step(other, collectives=0)
+    bench.step(one, collectives=0)
+    bench.step(other, collectives=1)
+    assert bench.moments() == [[(6, 0)], [(6, 0)]]
 
 
 def test_steps_within_no_sync(bench: Bench, logged: list[str]) -> None:
@@ -251,3 +289,61 @@ def test_a_step_without_reduction_ends_it(bench: Bench, logged: list[str]) -> No
         bench.step(optimizer, collectives=1)
     assert bench.moments() == [[(8, 0), (8, 1), (11, 0)]]
     assert logged == ["the check of replicas is off: steps without synchronisation"]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_flat_copy_tells_replicas(
+    bench: Bench, logged: list[str], dtype: torch.dtype, backwards: bool
+) -> None:
+    """Divided after the call, and clipped."""
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+    optimizer = sgd(module)
+    for _ in range(3):
+        module.zero_grad()
+        module(torch.randn(3, 6)).square().sum().backward()
+        gradients = [one.grad for one in module.parameters() if one.grad is not None]
+        in_order = gradients[::-1] if backwards else gradients
+        flat = torch.cat([one.reshape(-1) for one in in_order]).to(dtype)
+        bench.all_reduce(flat)
+        flat /= 3
+        for one, reduced in zip(
+            in_order, flat.split([one.numel() for one in in_order]), strict=True
+        ):
+            one.copy_(reduced.view_as(one))
+        nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == [[(6, 0), (6, 1), (7, 0), (8, 0)]]
+    assert not logged
+
+
+def test_what_another_tensor_came_to_tells_nothing(bench: Bench) -> None:
+    """The parameters are averaged, the mean gradient is logged, and ones are like ones."""
+    module = nn.Linear(6, 5, bias=False)
+    optimizer = sgd(module)
+    for step in range(3):
+        module.zero_grad()
+        outputs = module(torch.randn(3, 6))
+        (outputs.square() if step else outputs).sum().backward()
+        assert module.weight.grad is not None
+        bench.all_reduce(module.weight.detach().clone())
+        logged = module.weight.grad.clone()
+        logged += torch.randn_like(logged)  # what the other ranks have added to it
+        bench.all_reduce(logged)
+        bench.step(optimizer, collectives=0)
+    bench.all_reduce(torch.ones(30))
+    module.weight.grad = torch.ones(5, 6)
+    bench.step(optimizer, collectives=0)
+    assert bench.moments() == []
+
+
+def test_a_root_that_hands_gradients_to_all(bench: Bench) -> None:
+    module = nn.Linear(2, 2)
+    optimizer = sgd(module)
+    for _ in range(2):
+        trained(module)
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            bench.broadcast(parameter.grad)
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == [[(7, 0), (7, 1), (9, 0)]]

@@ -1,0 +1,86 @@
+"""Whether a command is a launcher that starts one node's part of a greater job, by its flags.
+
+For `distdebug exec -- torchrun --nnodes 2 ...`, typed on each node: the launcher runs as it is, but
+the supervisors have to know that there are others to meet. What cannot be read is no such launcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .torchrun_flags import split_command_line
+from .world_size import node_range
+
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_ACCELERATE_MODULE = "accelerate.commands.launch"
+_USES_ENVIRONMENT = ("--use-env", "--use_env")
+"""A flag of torch.distributed.launch, which torchrun has no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesOfLauncher:
+    """`fewest` to `most` nodes take part; `node`: the flag that says which of them this is, with
+    its value, where only one node may be that."""
+
+    fewest: int
+    most: int
+    node: str = ""
+
+
+def nodes_of_launcher(command: Sequence[str]) -> NodesOfLauncher | None:
+    """None where the command is no such launcher, or has all its ranks on this node."""
+    try:
+        found = _read(list(command))
+    except (UsageError, SystemExit):
+        return None  # the launcher itself will say what is wrong
+    return None if found is None or found.most == 1 else found
+
+
+def _read(words: list[str]) -> NodesOfLauncher | None:
+    name, rest = os.path.basename(words[0]), words[1:]
+    if _PYTHON.fullmatch(name):
+        while rest and rest[0] != "-m" and rest[0].startswith("-"):
+            rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
+        if rest[:1] != ["-m"] or len(rest) < 2:
+            name, rest = (os.path.basename(rest[0]), rest[1:]) if rest else ("", [])
+        elif rest[1] in _TORCHRUN_MODULES:
+            name, rest = "torchrun", rest[2:]
+        elif rest[1] == _ACCELERATE_MODULE:
+            name, rest = "accelerate", ["launch", *rest[2:]]
+    if name == "torchrun":
+        return _torchrun([word for word in rest if word not in _USES_ENVIRONMENT])
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        return _accelerate(rest[1:])
+    return None
+
+
+def _torchrun(words: Sequence[str]) -> NodesOfLauncher | None:
+    own = argparse.ArgumentParser(prog="torchrun", add_help=False)
+    torchrun = split_command_line(words, own).torchrun
+    if torchrun.standalone:
+        return None
+    node = f"--node-rank {torchrun.node_rank}" if torchrun.rdzv_backend == "static" else ""
+    return NodesOfLauncher(*node_range(torchrun.nnodes), node)
+
+
+def _accelerate(words: Sequence[str]) -> NodesOfLauncher | None:
+    """Of the flags before the script; what stands in accelerate's configuration is not known."""
+    values: dict[str, str] = {}
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if word.endswith(".py"):
+            break
+        following = words[place + 1] if place + 1 < len(words) else ""
+        values[flag.replace("-", "_")] = value if equals else following
+    machines = values.get("__num_machines", "")
+    if not (machines.isascii() and machines.isdigit() and 0 < len(machines) < 8):
+        return None
+    return NodesOfLauncher(
+        int(machines), int(machines), f"--machine_rank {values.get('__machine_rank', '0')}"
+    )
