@@ -77,7 +77,7 @@ def run(
     script: str,
     *arguments: str,
     extra: Mapping[str, str] | None = None,
-    limit_s: float = 100.0,
+    limit_s: float = 250.0,
 ) -> Ended:
     """`mpiexec -n ranks python script arguments`; fails the test when it does not end in time."""
     words = [*command(library, ranks), str(python(library)), str(SCRIPTS / script), *arguments]

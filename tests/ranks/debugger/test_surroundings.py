@@ -5,12 +5,14 @@ Everything that differs all the same is listed here, with the reason; what is no
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ OUR_FILE = re.compile(r"^(\d+\.txt|\S+\.flight)( \(deleted\))?, inheritable: Fal
 
 
 def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
+    variables = runs.environment({"OMP_NUM_THREADS": "1", **extra})
+    variables.pop("PYTEST_CURRENT_TEST")  # another one in each test
     done = subprocess.run(
         [*command, sys.executable, "-W", "ignore::ResourceWarning", str(SCRIPT), str(path)],
         stdin=subprocess.DEVNULL,
@@ -55,11 +59,12 @@ def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:
         text=True,
         timeout=runs.LIMIT_S,
         cwd=path.parent,
-        env=runs.environment({"OMP_NUM_THREADS": "1", **extra}),
+        env=variables,
         preexec_fn=_as_in_the_foreground,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: Seen = json.loads(path.read_text())
+    path.unlink()
     return found
 
 
@@ -67,6 +72,28 @@ def _as_in_the_foreground() -> None:
     """Who runs the tests by `nohup` or with `&` has these ignored, and hands that on."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One place for all, since a program sees where it is."""
+    found = tmp_path_factory.mktemp("surroundings")
+    (found / "same").mkdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Callable[[dict[str, str]], Seen]:
+    """What the program sees without us, with these variables."""
+    known: dict[str, Seen] = {}
+
+    def seen(extra: dict[str, str]) -> Seen:
+        asked = json.dumps(extra)
+        if asked not in known:
+            known[asked] = _seen(folder / "same" / "seen.json", [], extra)
+        return copy.deepcopy(known[asked])
+
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -82,21 +109,23 @@ def _as_in_the_foreground() -> None:
     ids=["default", "flag", "variable"],
 )
 def test_a_program_sees_what_it_would_see_alone(
-    tmp_path: Path, flags: list[str], variables: dict[str, str], level: str
+    tmp_path: Path,
+    folder: Path,
+    alone: Callable[[dict[str, str]], Seen],
+    flags: list[str],
+    variables: dict[str, str],
+    level: str,
 ) -> None:
-    extra = {"PYTHONPATH": f":{tmp_path / 'one'}::{tmp_path / 'two'}", **variables}
-    (tmp_path / "same").mkdir()
-    path = tmp_path / "same" / "seen.json"
-    alone = _seen(path, [], extra)
-    path.unlink()
+    extra = {"PYTHONPATH": f":{folder / 'one'}::{folder / 'two'}", **variables}
+    expected = alone(extra)
     command = [str(runs.DISTDEBUG), "exec", "--run-dir", str(tmp_path / "run"), *flags, "--"]
-    below = _seen(path, command, extra)
+    below = _seen(folder / "same" / "seen.json", command, extra)
     assert below["with torch"]["torch"]["debug level"] == level
-    for one in (alone, below):
+    for one in (expected, below):
         for moment in one.values():
             moment.get("torch", {}).pop("debug level", None)
     differences = []
-    for moment, parts in alone.items():
+    for moment, parts in expected.items():
         for part, answers in parts.items():
             for question, answer in answers.items():
                 ours = below[moment][part][question]

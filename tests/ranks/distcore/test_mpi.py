@@ -14,6 +14,7 @@ import pytest
 from tests.support import mpi, runs
 from tests.support.torch_loaded import TorchLoaded
 
+pytestmark = pytest.mark.timeout(300)
 SCRIPT = "distcore_mpi.py"
 RIGHT = (
     "facts",
@@ -158,7 +159,7 @@ def test_a_rank_that_ends_by_an_exception(library: str) -> None:
 
 def test_a_killed_rank_ends_the_job() -> None:
     """The launcher's part: nobody is left behind."""
-    ended = mpi.run("openmpi", 2, SCRIPT, "killed", limit_s=60)
+    ended = mpi.run("openmpi", 2, SCRIPT, "killed")
     assert ended.code != 0
     assert "signal 9" in ended.text
 
