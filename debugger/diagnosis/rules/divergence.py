@@ -279,6 +279,13 @@ def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
     quantity = difference.column.quantity if difference.column else PARAMETER
     if quantity == HYPERPARAMETER:
         return "ranks set it by something that is not the same on all of them"
+    if alone := [rank for rank, row in rows.items() if row.alone]:
+        return (
+            f"{ranks_text(alone)} made this step without the others: the last backward was within "
+            "no_sync(), or gradients were not reduced before it"
+        )
+    if apart := [rank for rank, row in rows.items() if row.apart]:
+        return f"{ranks_text(apart)} made a step before that the others did not make"
     if quantity == GRADIENT:
         return (
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
@@ -287,7 +294,7 @@ def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
     if before_the_first:
         return "another seed, or a checkpoint that only some ranks have loaded"
     if len({row.step for row in rows.values()}) > 1:
-        return "a rank has left out a step, or made one more than the others"
+        return "a rank has left out a step, or made one more"
     if quantity == OPTIMIZER_STATE:
         return "a checkpoint that only some ranks have loaded, or a write to the state"
     return (

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from ...record.signature import SUMS, Signature
+from .. import torch_private
 from ..checks.non_finite import After, Inspect
 from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Known
@@ -86,7 +87,9 @@ class ReducedGradients:
         by_group[record] = (self._count, tensor.data_ptr(), tensor.numel())
 
     def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
-        """The call is complete: what came of it."""
+        """The call is complete: what came of it. The capture of a CUDA graph must not meet that."""
+        if torch_private.capturing():
+            return
         try:
             kept = self._sums.setdefault(record, deque(maxlen=MOST_SUMS))
             kept += [(self._count, Sum.of(one)) for one in tensors if sums.may_tell(one)]

@@ -239,6 +239,7 @@ def test_one_that_steps_on_its_own_beside_replicas() -> None:
     apart(run, 1, {0: [1], 1: [2], 2: [1]}, alone={1})
     (found,) = run.errors()
     assert (found.culprits, found.victims) == ((1,), (0, 2))
+    assert found.data["likely_cause"].startswith("rank 1 made this step without the others")
 
 
 def test_one_step_more_than_the_others() -> None:
@@ -252,7 +253,7 @@ def test_one_step_more_than_the_others() -> None:
     apart(run, 2, {0: [2], 1: [6]}, alone={-1})
     (found,) = run.errors()
     assert found.culprits == (0, 1)
-    assert "made one more" in found.data["likely_cause"]
+    assert found.data["likely_cause"] == "rank 1 made a step before that the others did not make"
 
 
 def test_a_single_rank_that_did_not_step_on_its_own_proves_no_replicas() -> None:
