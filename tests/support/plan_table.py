@@ -50,7 +50,10 @@ BEYOND = {
 WRITTEN_FOR = {
     "any_source_no_cycle": "its server receives from one worker of those that send",
     "deadlock_send_first": "each rank's peer is 1 - rank",
+    "divergence_hybrid_shards": "its mesh is 2 by 2",
+    "early_finisher": "its group is of ranks 0 to 2, and only rank 3 makes no call on it",
     "exit_last_stage": "its stages are no more than its microbatches",
+    "exit_store_host_last": "its second group is of ranks 1 and 2; to others that group is all",
     "thread_for_each_message": "each rank's peer is 1 - rank",
 }
 """Programs for a fixed count of ranks, where `plan_roles` does not see it; and why."""

@@ -36,7 +36,10 @@ _PR_SET_PDEATHSIG = 1
 _MEMORY_SHARE = 0.5
 _USUAL_BYTES = 64 << 20
 """Of memory of its own, what a rank of a small program takes."""
-_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
+_OWN_LOG = f"{str(__package__).rpartition('.')[0]}.log.encoding"
+_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy", _OWN_LOG)
+"""What most programs import, or this tool for them, later than the first rank can tell: each rank
+would do it by itself. What a log is written with is half of what a small program costs."""
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
 
