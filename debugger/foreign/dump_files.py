@@ -259,13 +259,14 @@ def _of_the_last_run(
     far behind, for the others soon wait for it."""
     newest = sorted(files.values(), key=lambda file: -file.dump.newest_ns)
     for at in range(FEWEST_OF_A_RUN, len(newest)):
-        run, before = newest[:at], newest[at]
-        if not before.dump.newest_ns:
+        first, last, before = (newest[one].dump.newest_ns for one in (0, at - 1, at))
+        if not before:
             break
-        apart_s = (run[0].dump.newest_ns - run[-1].dump.newest_ns) / 1e9
-        calls_s = (run[-1].dump.newest_ns - before.dump.newest_ns) / 1e9
-        if calls_s > max(10 * apart_s, _earlier_s(run, newest[at:])):
-            ranks = {id(file) for file in run}
+        apart_s, calls_s = (first - last) / 1e9, (last - before) / 1e9
+        if calls_s > max(10 * apart_s, EARLIER_RUN_S) and calls_s > _earlier_s(
+            newest[:at], newest[at:]
+        ):
+            ranks = {id(file) for file in newest[:at]}
             recent = {rank: file for rank, file in files.items() if id(file) in ranks}
             return recent, {rank: file for rank, file in files.items() if rank not in recent}
     return files, {}

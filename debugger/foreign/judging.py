@@ -40,6 +40,8 @@ AT_WORK_S = 1.0
 """Calls that were younger than this when the dump was written are a job at work; or twice as long
 as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
 LONGEST_STEP_S = 60.0
+UNKNOWN_STEP_S = 20.0
+"""Where dumps leave complete calls out, nothing tells how long a job is without one."""
 GLOO = "gloo"
 
 
@@ -72,6 +74,8 @@ def _at_work_s(trace: Trace, pending: Sequence[Wait]) -> float:
             if len(many) == 2:  # one alone is a start, or a checkpoint
                 usual_ns = max(usual_ns, many[1])
     usual_s = min(2 * usual_ns / 1e9, LONGEST_STEP_S)
+    if not any(dump.tells_of_all for dump in trace.dumps.values()):
+        usual_s = max(usual_s, UNKNOWN_STEP_S)
     allowed = (entry.timeout_ms for wait in pending for entry in wait.waiting.values())
     return max(AT_WORK_S, min([usual_s, *(one / 1e3 for one in allowed if one)]))
 

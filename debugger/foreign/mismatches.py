@@ -20,7 +20,7 @@ def mismatches(trace: Trace) -> list[Finding]:
     found = (
         one
         for group in trace.groups
-        for one in (_first_mismatch(group), _message_mismatch(trace, group))
+        for one in (_first_mismatch(trace, group), _message_mismatch(trace, group))
     )
     firsts = sorted((one for one in found if one is not None), key=lambda one: one.observable_ns)
     causes: list[Finding] = []
@@ -31,13 +31,18 @@ def mismatches(trace: Trace) -> list[Finding]:
     return causes
 
 
-def _first_mismatch(group: TracedGroup) -> Finding | None:
+def _first_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
     made: dict[int, dict[int, Sequence[Entry]]] = {}
     for rank, calls in group.calls.items():
         for seq, entries in calls.by_seq.items():
             made.setdefault(seq, {})[rank] = entries
+    cut = {
+        rank: id(dump.entries[0])
+        for rank in group.calls
+        if (dump := trace.dumps[rank]).entries and not dump.whole
+    }
     for seq in sorted(made):
-        signatures = _comparable(made[seq])
+        signatures = _comparable(made[seq], cut)
         if len(set(map(id, signatures.values()))) == 1:
             continue  # the same object is the same call
         different = {id(one): one for one in signatures.values()}
@@ -48,12 +53,20 @@ def _first_mismatch(group: TracedGroup) -> Finding | None:
     return None
 
 
-def _comparable(made: Mapping[int, Sequence[Entry]]) -> dict[int, Signature]:
+def _comparable(
+    made: Mapping[int, Sequence[Entry]], cut: Mapping[int, int]
+) -> dict[int, Signature]:
     """What the ranks must agree on. A coalesced call is compared by its ops alone, and a rank that
-    has issued no more than some of its parts (its host stands between them) is not compared."""
-    if all(len(entries) == 1 for entries in made.values()):
+    has issued no more than some of its parts (its host stands between them) is not compared, nor
+    is one whose record begins amid the parts (`cut`: the `id` of its first entry)."""
+    coalesced = any(len(many) > 1 or many[0].signature.op == COALESCED for many in made.values())
+    if not coalesced:
         return {rank: entries[0].signature for rank, entries in made.items()}
-    ops = {rank: [entry.signature.op for entry in entries] for rank, entries in made.items()}
+    ops = {
+        rank: [entry.signature.op for entry in entries]
+        for rank, entries in made.items()
+        if id(entries[0]) != cut.get(rank)
+    }
     whole = {rank for rank, mine in ops.items() if mine[-1] == COALESCED}
     parts = {op for rank in whole for op in ops[rank]}
     return {

@@ -214,13 +214,13 @@ def _unended(
     if wait.beyond:
         return []  # the last calls of a job that is over, of which a record lags
     call = f"{wait.call(min(wait.waiting))} {wait.place}"
-    if wait.group.derived:
+    on_device = all(entry.tells_completion for entry in wait.waiting.values())
+    if wait.group.derived and (trace.missing or not on_device):
         text = f"{ranks_text(ranks)} {verb(list(ranks), 'waits', 'wait')} in {call}: "
         text += "who else is in that group is not in this kind of record"
         return [_stalled(trace, pending, wait, (), text, None)]
     have, none = ("have all", "none has") if len(ranks) > 1 else ("has", "has not")
     text = f"{ranks_text(ranks)} {have} issued {call} and {none} completed it"
-    on_device = all(entry.tells_completion for entry in wait.waiting.values())
     if on_device:
         text += ": the network between them, or the device of one, stands still"
     return [_stalled(trace, pending, wait, ranks, text, "device" if on_device else None)]

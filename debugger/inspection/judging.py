@@ -5,7 +5,7 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
 1. *Gone*: a rank's process is not there any more, and others wait.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
-   `busy_s`, one that moves after `moving_s`: a job at work has slow ranks, too.
+   `busy_s`, one that moves, or saves, after `moving_s`: a job at work has slow ranks, too.
 3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
    receive that face each other with different tags are a mismatch.
 4. *Groups*: ranks make groups of other ranks, or only some make one.
@@ -195,9 +195,9 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
         return False
     if one.cause == "stopped":
         return longest_s >= limits.waiting_s
-    if one.running:
-        limit_s = limits.busy_s if one.still_s else limits.moving_s
-        return longest_s >= limit_s
+    if one.running or (one.moves_data and one.cause == "user_code"):
+        at_one_place = one.still_s and not one.moves_data
+        return longest_s >= (limits.busy_s if at_one_place else limits.moving_s)
     if not one.still_s:
         return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
     # It has slept for a while itself: one that has just gone to sleep is at work.

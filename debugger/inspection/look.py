@@ -19,6 +19,8 @@ from ..supervisor.stacks import Frame, ThreadStack, capture
 FIRST_GAP_S = 0.25
 MOST_GAP_S = 1.2
 """Time between the first and the second look, and between the first and the last one."""
+MOVING_BYTES_PER_S = 100_000
+"""Who saves or loads moves more; a log, or a file that is polled, less."""
 STILL_SHARE = 0.05
 """Who waits in short slices wakes up now and then, and uses less of a core than this."""
 
@@ -35,11 +37,13 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One process. `state` is the kernel's letter, "" when it has gone."""
+    """One process. `state` is the kernel's letter, "" when it has gone. `moves_data`: it reads or
+    writes files, or pipes, as one does that saves or loads; sockets do not count."""
 
     pid: int
     state: str
     threads: Sequence[Thread]
+    moves_data: bool = False
 
     @property
     def stopped(self) -> bool:
@@ -100,6 +104,8 @@ class _Taken:
     threads: Sequence[ThreadStack]
     slept_s: Mapping[int, float]
     """By native id: how long ago the thread last got a core, where the kernel tells."""
+    moved_bytes: int = 0
+    """It has read and written so much since it began, where the kernel tells."""
 
 
 def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _Taken]:
@@ -111,7 +117,9 @@ def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _
         if stat is None or stat.state in "ZX":
             taken[pid] = _Taken("", 0.0, (), {})
         else:
-            taken[pid] = _Taken(stat.state, stat.cpu_ticks / TICKS_PER_S, stacks[pid], slept[pid])
+            taken[pid] = _Taken(
+                stat.state, stat.cpu_ticks / TICKS_PER_S, stacks[pid], slept[pid], _moved_bytes(pid)
+            )
     return taken
 
 
@@ -126,7 +134,8 @@ def _compared(
         threads = [
             _thread(stack, before.get(stack.thread_id), one, gap_s, used) for stack in one.threads
         ]
-        found[pid] = Sight(pid, one.state, threads)
+        moved = one.moved_bytes - first[pid].moved_bytes
+        found[pid] = Sight(pid, one.state, threads, moved >= MOVING_BYTES_PER_S * gap_s)
     return found
 
 
@@ -161,6 +170,16 @@ def _slept(pid: int) -> dict[int, float]:
         if at_ms is not None and now_ms is not None:
             found[int(task.name)] = max(0.0, now_ms - at_ms) / 1000
     return found
+
+
+def _moved_bytes(pid: int) -> int:
+    """What `read` and `write` have moved: 0 where that is not told."""
+    try:
+        with open(f"/proc/{pid}/io") as file:
+            counted = dict(line.split(": ") for line in file if ": " in line)
+        return int(counted["rchar"]) + int(counted["wchar"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _last_scheduled_ms(task: Path) -> float | None:

@@ -128,6 +128,7 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "keys": list(one.keys),
         "arguments": dict(one.arguments),
         "cause": one.cause,
+        "moves_data": one.moves_data,
         "lines": list(one.lines),
     }
 
@@ -177,6 +178,7 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         keys=tuple(map(_text, told["keys"])),
         arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
         cause=None if told["cause"] is None else _text(told["cause"]),
+        moves_data=bool(told.get("moves_data")),
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -82,7 +82,7 @@ class Stance:
     is the source text of its group argument, "" for the default group, None where that is not
     known; `members` are its ranks, where the source tells. `arguments` are those of `_ARGUMENTS`
     and `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`: as the process does.
     """
 
     doing: Doing
@@ -96,6 +96,7 @@ class Stance:
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
+    moves_data: bool = False
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -202,6 +203,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         keys=sources.store_keys(frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
+        moves_data=sight.moves_data,
         lines=lines,
     )
 

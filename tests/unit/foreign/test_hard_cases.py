@@ -146,6 +146,18 @@ def test_a_host_that_stands_between_the_parts_of_a_batch_has_not_issued_it() -> 
     assert [one.kind for one in whole] == ["stalled"]
 
 
+def test_a_ring_that_begins_amid_the_parts_of_a_coalesced_call_is_not_compared() -> None:
+    parts = [call("_all_gather_base", 4), call("_all_gather_base", 4)]
+    end = {**call("coalesced", 4, DONE), "input_sizes": [], "output_sizes": []}
+    after = call("all_reduce", 5, DONE)
+    launch = [*parts, end, after]
+    before = call("all_reduce", 3, DONE)
+    assert judged([before, *launch], launch[1:], launch[2:], launch, first=900) == []
+    other = [call("_reduce_scatter_base", 4), *launch[1:]]
+    found = judged([before, *launch], [before, *launch], [before, *other], first=900)
+    assert said(found) == [("op_mismatch", {2}, None)]
+
+
 def test_members_are_told_by_the_numbers_in_messages_where_no_dump_lists_them() -> None:
     rows = {
         5: [message("send 0->1", 1, DONE, group="7"), message("send 0->1", 2, group="7")],
@@ -194,6 +206,12 @@ def test_a_job_with_steps_of_seconds_is_at_work() -> None:
     assert judged(*ranks(pauses=4), age_s=5.0) == []
     assert said(judged(*ranks(pauses=1), age_s=5.0)) == [("missing_rank", {1}, "host")]
     assert said(judged(*ranks(pauses=4), age_s=100.0)) == [("missing_rank", {1}, "host")]
+
+
+def test_a_dump_of_active_calls_alone_does_not_tell_how_long_steps_are() -> None:
+    waiting = [call("all_reduce", 9)]
+    assert judged(waiting, [], age_s=15.0, first=700) == []
+    assert said(judged(waiting, [], age_s=30.0, first=700)) == [("missing_rank", {1}, "host")]
 
 
 # -- what torch writes when it gives up -----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
         (works(0.0), LIMITS.busy_s),
         (works(0.0, running=True), LIMITS.moving_s),
         (works(20.0, cause="stopped"), LIMITS.waiting_s),
+        (replace(works(2.0), moves_data=True), LIMITS.moving_s),  # a checkpoint is written
+        (replace(works(20.0, cause="stopped"), moves_data=True), LIMITS.waiting_s),
     ],
 )
 def test_who_is_absent_is_late_after_its_limit(absent: Stance, limit_s: float) -> None:

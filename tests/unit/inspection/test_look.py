@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,41 @@ def test_a_third_look_is_taken_where_it_tells_more(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     look([0, 1], NEEDED_S, [])
     assert len(seen) == count, why
+
+
+_WRITES = """
+import sys, time
+sys.stdin.readline()
+with open(sys.argv[1], "wb") as file:
+    file.write(bytes(4_000_000))
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _WRITES, str(tmp_path / "checkpoint")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as saving:
+        assert saving.stdin is not None
+        assert saving.stdout is not None
+        counts = [looks._moved_bytes(saving.pid)]
+        saving.stdin.write(b"\n")
+        saving.stdin.flush()
+        saving.stdout.readline()
+        counts += [looks._moved_bytes(saving.pid), looks._moved_bytes(saving.pid)]
+        saving.stdin.close()
+    assert counts[1] - counts[0] >= 4_000_000
+    assert counts[2] == counts[1]
+    sights = [
+        looks._compared({1: before}, time.monotonic() - 1.0, {1: after})[1]
+        for before, after in (
+            (moved(0), moved(4_000_000)),
+            (moved(4_000_000), moved(4_000_200)),  # a line of a log
+        )
+    ]
+    assert [sight.moves_data for sight in sights] == [True, False]
+
+
+def moved(count: int) -> looks._Taken:
+    return looks._Taken("S", 0.0, [], {}, count)
