@@ -125,7 +125,7 @@ class InOrder:
             self._looks[what] = look
 
     def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
-        """See `data_checks.Inspector.before`."""
+        """See `non_finite.Inspector.before`."""
         found: list[After] = []
         for what, look in list(self._looks.items()):
             try:
