@@ -39,7 +39,8 @@ LIVES = Process(alive=True)
 @dataclass(slots=True)
 class Copy:
     """One file of a node. `process` is what the node's system says of the rank's process;
-    `changes`: how often something was told of it. It is `made` under a hidden name, and `begun` as
+    `changes`: how often something was told of it; `urgent`: what that was when more was told than
+    that ranks go on calling. It is `made` under a hidden name, and `begun` as
     soon as a record has its own."""
 
     path: Path
@@ -49,6 +50,7 @@ class Copy:
     made: bool = False
     begun: bool = False
     changes: int = 0
+    urgent: int = 0
 
 
 class Mirror:
@@ -97,8 +99,9 @@ class Mirror:
             os.rename(copy.path, target)
         copy.path = target
 
-    def apply(self, patches: Iterable[Patch]) -> None:
-        """All of a digest. Raises MirrorError, or OSError; what came before that stands."""
+    def apply(self, patches: Iterable[Patch], urgent: bool = True) -> None:
+        """All of a digest. `urgent`: it says more than that ranks go on calling; what is new in a
+        heap does, where notes are. Raises MirrorError, or OSError; what came before that stands."""
         by_file: dict[int, list[Patch]] = {}
         for patch in patches:
             by_file.setdefault(patch.file, []).append(patch)
@@ -106,9 +109,13 @@ class Mirror:
             copy = self._copies.get(number)
             if copy is None:
                 raise MirrorError("a node changes what it has not")
-            self._apply(copy, rows)
+            noted = any(one.offset >= layout.HEAP_OFFSET for one in rows)
+            self._apply(copy, rows, urgent or noted)
+        if urgent:
+            for copy in self._copies.values():
+                copy.urgent = copy.changes  # of those, too, that had gone on calling before
 
-    def _apply(self, copy: Copy, patches: Sequence[Patch]) -> None:
+    def _apply(self, copy: Copy, patches: Sequence[Patch], urgent: bool) -> None:
         descriptor = self._begin(copy)
         try:
             for patch in patches:
@@ -119,13 +126,13 @@ class Mirror:
                 os.rename(self._hidden(copy), copy.path)
         finally:
             os.close(descriptor)
-            self._changed(copy)
+            self._changed(copy, urgent)
 
-    def _changed(self, copy: Copy) -> None:
-        copy.changes += 1
-        if not copy.is_record:  # it is read with a record, which says that it is there
-            for one in self._copies.values():
-                one.changes += one.is_record
+    def _changed(self, copy: Copy, urgent: bool) -> None:
+        # A replica's file is read with a record, which says that it is there.
+        for one in (copy,) if copy.is_record else (copy, *self._copies.values()):
+            one.changes += 1
+            one.urgent = one.changes if urgent or not copy.is_record else one.urgent
 
     def _write(self, descriptor: int, copy: Copy, patch: Patch) -> None:
         data = patch.data
@@ -144,7 +151,7 @@ class Mirror:
         self.offset_ns = offset_ns
         for copy in self._copies.values():
             if copy.is_record and copy.begun:
-                self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))])
+                self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], True)
 
     def seen(self, number: int, values: Any) -> None:
         """What the node's system says of the process: `process_values`. Raises MirrorError."""

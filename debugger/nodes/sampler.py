@@ -42,7 +42,7 @@ class Sampler:
         self._marks: dict[int, tuple[int, ...]] = {}
         self._still: dict[int, bool] = {}
         self._listed_ns = -1
-        self._serial = self._filled = 0
+        self._serial = self._filled = self._answered = 0
         self._told_s = -1e9
         self._anew = True
         self._stopped = False
@@ -85,7 +85,8 @@ class Sampler:
             every_s = pace.least_s
         if not (names or processes) and since_s < every_s:
             return None
-        self._told_s, self._stopped = now_s, False
+        busy = moved and not (names or processes or self._stopped or self._filled > self._answered)
+        self._told_s, self._stopped, self._answered = now_s, False, self._filled
         taken_ns = time.monotonic_ns()
         patches = [
             Patch(number, offset, data)
@@ -94,6 +95,8 @@ class Sampler:
         ]
         self._serial += 1
         data: dict[str, Any] = {"serial": self._serial, "t": taken_ns}
+        if busy and not self._anew:
+            data["busy"] = True  # it says no more than that ranks go on calling
         if self._anew:
             data["anew"], self._anew = True, False
         if self._filled:

@@ -27,6 +27,8 @@ FAR_HEARTBEAT_S = 30.0
 
 CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
 
+MOST_CALLING_READ = 1000
+"""With one look, of copies of ranks of which no more was told than that they go on calling."""
 MOST_COPIES_MAPPED = 256
 """Of records that other nodes have told of. Ranks of this host have one each, always mapped."""
 
@@ -37,13 +39,16 @@ Observe = Callable[[int, int], Process]
 class Told(Protocol):
     """A copy of another node's record. `process`: what that node says of the rank's process;
     `changes`: how often something was told of the record, so that what has not changed is not read
-    again."""
+    again; `urgent`: what `changes` was when more was told than that the rank goes on calling."""
 
     @property
     def process(self) -> Process: ...
 
     @property
     def changes(self) -> int: ...
+
+    @property
+    def urgent(self) -> int: ...
 
 
 Far = Callable[[Path], Told | None]
@@ -79,7 +84,7 @@ class Records:
         self._far = far
         self._maps = OpenMaps(MOST_COPIES_MAPPED)
         self._copies: dict[FlightReader, _Copy] = {}
-        self._copies_moved = 0
+        self._copies_moved = self._looks = 0
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
         self._last_words: dict[tuple[FlightReader, int], LastWords | None] = {}
@@ -102,14 +107,28 @@ class Records:
                 self._listed_ns = -1 if recent or unread else changed_ns
         except OSError:
             return
+        calling = []
         for reader in self._readers.values():
             copy = self._copy(reader)
             if copy is None:
                 self._refresh(reader)
-            elif copy.begin():
-                self._refresh(reader, copy)
-                reader.keep_waits = True
-                copy.read(self._view(reader, copy.told.process))  # while it is mapped
+            elif copy.urgent:
+                self._look_at(reader, copy)
+            elif copy.changed:
+                calling.append((reader, copy))
+        # Of 16,384 ranks that go on calling, to read all each time would take longer than is good.
+        if len(calling) > MOST_CALLING_READ:
+            calling.sort(key=lambda row: row[1].looked_at)
+        self._looks += 1
+        for reader, copy in calling[:MOST_CALLING_READ]:
+            self._look_at(reader, copy)
+
+    def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
+        """A copy of which something was told: while it is mapped, all of it is read."""
+        copy.looked_at = self._looks
+        self._refresh(reader, copy)
+        reader.keep_waits = True
+        copy.read(self._view(reader, copy.told.process))
 
     def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
         """It may have been cut short, and may have learnt who it is."""
@@ -269,21 +288,24 @@ class Records:
 @dataclass(slots=True)
 class _Copy:
     """What was read of a record of which another node tells: `view`, as of the `changes` and the
-    `process` that it was told then. `mark`: the record's change mark."""
+    `process` that it was told then, with the look `looked_at`. `mark`: its change mark."""
 
     told: Told
     view: Rank | None = None
     seen: int = -1
-    looked: int = -1
+    looked_at: int = -1
     process: Process | None = None
     mark: tuple[int, ...] = ()
 
-    def begin(self) -> bool:
-        """A look begins; whether anything was told since the last one."""
-        if self.looked == self.told.changes:
-            return False
-        self.looked = self.told.changes
-        return True
+    @property
+    def changed(self) -> bool:
+        """Whether anything was told since it was read."""
+        return self.seen != self.told.changes
+
+    @property
+    def urgent(self) -> bool:
+        """Whether more was told than that the rank goes on calling."""
+        return self.seen < self.told.urgent
 
     def moved(self, reader: FlightReader) -> bool:
         """Whether something of interest has happened in the rank since the last call."""
@@ -292,8 +314,8 @@ class _Copy:
 
     @property
     def same(self) -> bool:
-        """Whether `view` is what would be read now."""
-        return self.seen == self.told.changes and self.process is self.told.process
+        """Whether `view` is as good as what would be read now."""
+        return self.process is self.told.process and not self.urgent
 
     def read(self, view: Rank | None) -> None:
         """It was read just now."""

@@ -326,7 +326,7 @@ class Simulation:
             for node in self.nodes:
                 if node.due_s <= now_s and sent[node.number] < steps:
                     node.due_s += every_s
-                    node.digest(blobs[sent[node.number]])
+                    node.digest(blobs[sent[node.number]], busy=True)
                     sent[node.number] += 1
             self.serve(0.02)
             now_s = time.monotonic()

@@ -212,7 +212,7 @@ class Head:
         for number, name, size in data.get("files", ()):
             far.mirror.announced(int(number), str(name), int(size))
             far.mirror.named(int(number), str(name))
-        far.mirror.apply(unpacked(message.blob))
+        far.mirror.apply(unpacked(message.blob), data.get("busy") is not True)
         for number, *values in data.get("processes", ()):
             far.mirror.seen(int(number), values)
         far.told_ns = int(data["t"]) + far.mirror.offset_ns

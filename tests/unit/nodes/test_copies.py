@@ -51,7 +51,7 @@ class Node:
         for number, name, size in digest.data.get("files", ()):
             self.mirror.announced(number, name, size)
             self.mirror.named(number, name)
-        self.mirror.apply(unpacked(digest.blob))
+        self.mirror.apply(unpacked(digest.blob), digest.data.get("busy") is not True)
         for number, *values in digest.data.get("processes", ()):
             self.mirror.seen(number, values)
         return digest
@@ -302,3 +302,36 @@ def test_a_rank_of_another_node_that_was_not_told_anew_has_not_moved(node: Node)
     node.authors[0].call()
     node.tell()
     assert not World(node.seen(), now, Limits()).stable(0)
+
+
+def test_of_many_ranks_that_go_on_calling_some_are_read_with_each_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All in turn; and who stands still, has a note or was asked for is read at once."""
+    monkeypatch.setattr("debugger.record.records.MOST_CALLING_READ", 2)
+    node = Node(tmp_path, range(6))
+    node.tell()
+
+    def call() -> list[int]:
+        for author in node.authors.values():
+            author.call()
+        assert node.tell().data.get("busy") is True
+        return [one.calls for one in node.seen().ranks.values()]
+
+    for author in node.authors.values():
+        author.call()
+    node.tell()
+    assert [one.calls for one in node.seen().ranks.values()] == [1] * 6, (
+        "what is new is in the heap"
+    )
+    seen = [call() for _ in range(3)]
+    assert sorted(seen[0]) == [1, 1, 1, 1, 2, 2]
+    assert all(calls > 1 for calls in seen[2]), "each was read within three looks"
+    node.sampler.fill(1)
+    for author in node.authors.values():
+        author.call()
+    assert "busy" not in node.tell().data
+    assert [one.calls for one in node.seen().ranks.values()] == [5] * 6
+    call()
+    node.tell()
+    assert [one.calls for one in node.seen().ranks.values()] == [6] * 6, "they are still"

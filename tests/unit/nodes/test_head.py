@@ -172,7 +172,7 @@ def test_no_verdict_on_a_node_whose_digest_cannot_be_kept(
     head.take()
     assert head.settled(began_ns)
 
-    def no_room(_self: Mirror, _patches: object) -> None:
+    def no_room(_self: Mirror, _patches: object, _urgent: bool) -> None:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
