@@ -90,8 +90,8 @@ class Heartbeat:
         """
         writer = self._recorder.writer
         free = 0
-        for ident, frame in frames.of_all_threads().items():
-            if ident == threading.get_ident() or writer.is_waiting(ident):
+        for ident, frame in frames.of_other_threads().items():
+            if writer.is_waiting(ident):
                 continue
             if frame.f_code.co_name in _JOINING and frame.f_globals.get("__name__") == "threading":
                 continue

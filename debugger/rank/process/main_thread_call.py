@@ -68,8 +68,6 @@ class MainThreadCall:
 
 def others_in_torch() -> bool:
     """Whether another thread than this one stands in a function of torch's."""
-    mine = threading.get_ident()
     return any(
-        ident != mine and call_site.is_torch(frame.f_code.co_filename)
-        for ident, frame in frames.of_all_threads().items()
+        call_site.is_torch(frame.f_code.co_filename) for frame in frames.of_other_threads().values()
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import gc
 import operator
 import sys
+import threading
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -34,8 +35,19 @@ _WITHOUT_GARBAGE_COLLECTION: tuple[partial[Any], ...] = (
 _f_back = operator.attrgetter("f_back")
 
 
-def of_all_threads() -> dict[int, FrameType]:
-    """The innermost frame of each thread that runs Python code, by the thread's `ident`."""
+def of_other_threads() -> dict[int, FrameType]:
+    """The innermost frame of each other thread that runs Python code, by the thread's `ident`.
+
+    This thread's own must not be among them: it outlives the function that it is of, with the
+    variable in it that holds all of them, and whatever stands in any of these frames, a model or
+    the tensors of a step, would be kept until the next garbage collection.
+    """
+    found = _of_all_threads()
+    found.pop(threading.get_ident(), None)
+    return found
+
+
+def _of_all_threads() -> dict[int, FrameType]:
     if _COLLECTS_LATER or not gc.isenabled():
         return sys._current_frames()
     try:
@@ -49,7 +61,9 @@ def of_all_threads() -> dict[int, FrameType]:
 
 def of_thread(ident: int | None) -> FrameType | None:
     """The innermost frame of this thread; None where it runs no Python code."""
-    return of_all_threads().get(ident or 0)
+    if ident == threading.get_ident():
+        return sys._getframe(1)
+    return of_other_threads().get(ident or 0)
 
 
 def caller(frame: FrameType) -> FrameType | None:

@@ -199,7 +199,7 @@ class Still:
         unwaited = UnwaitedWork(case.recorder)
         self.beats = Heartbeat(case.recorder, unwaited, lambda: None)
         frames = {threading.main_thread().ident: self.frame}
-        monkeypatch.setattr(heartbeat.frames, "of_all_threads", lambda: frames)
+        monkeypatch.setattr(heartbeat.frames, "of_thread", frames.get)
 
     def beat(self, times: int) -> None:
         for _ in range(times):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ LIMIT_S = 60
 PROGRAM = """
 import gc, sys, threading, time
 sys.path.insert(0, {root!r})
-from debugger.rank.record.frames import of_all_threads
+from debugger.rank.record.frames import of_other_threads
 
 under_way, over = threading.Event(), threading.Event()
 
@@ -34,7 +36,7 @@ def park():
 
 def look():
     under_way.wait()
-    assert threading.get_ident() in of_all_threads()
+    assert threading.main_thread().ident in of_other_threads()
 
 gc.disable()
 # Each has a frame that nobody has asked for: as many new objects as it takes to start a collection.
@@ -46,7 +48,7 @@ gc.collect()
 Knot()
 gc.set_threshold(20)
 gc.enable()
-found = of_all_threads()
+found = of_other_threads()
 assert all(thread.ident in found for thread in threads), found
 assert gc.isenabled()
 under_way.set()
@@ -65,6 +67,56 @@ def test_garbage_that_lets_go_of_the_gil(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
+class Tensor:
+    """Something that a step of training makes, and drops at its end."""
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("looks", [frames.of_other_threads, lambda: frames.of_thread(1)])
+def test_what_was_looked_at_is_freed_at_its_end(looks: Callable[[], object], on: bool) -> None:
+    """The function in which a thread stood has returned: what it had is no more, without a
+    garbage collection (torch 2.11: an old DDP that is kept goes on to hear of gradients)."""
+    made: list[weakref.ref[Tensor]] = []
+    stands, over = threading.Event(), threading.Event()
+
+    def step() -> None:
+        tensor = Tensor()
+        made.append(weakref.ref(tensor))
+        stands.set()
+        over.wait()
+
+    was, thresholds = gc.isenabled(), gc.get_threshold()
+    thread = threading.Thread(target=step)
+    try:
+        gc.set_threshold(0)  # no collection, though it is on
+        gc.enable() if on else gc.disable()
+        thread.start()
+        assert stands.wait(LIMIT_S)
+        looks()
+        assert made[0]() is not None
+    finally:
+        over.set()
+        thread.join()
+        kept = made[0]()
+        gc.set_threshold(*thresholds)
+        gc.enable() if was else gc.disable()
+    assert kept is None
+
+
+def test_each_other_thread_is_seen_and_not_the_one_that_looks() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        found = frames.of_other_threads()
+        assert thread.ident in found
+        assert threading.get_ident() not in found
+        assert frames.of_thread(threading.get_ident()) is sys._getframe()
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -91,7 +143,7 @@ def test_no_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_WITHOUT_GARBAGE_COLLECTION", steps)
     assert gc.isenabled()
     with pytest.raises(MemoryError):
-        frames.of_all_threads()
+        frames.of_other_threads()
     assert gc.isenabled()
 
 
@@ -164,7 +216,7 @@ def test_callers_to_the_end() -> None:
         found.append(frame)
         assert frames.caller(frame) is frame.f_back
         frame = frames.caller(frame)
-    assert found[0].f_code.co_name == "of_all_threads"
+    assert found[0].f_code.co_name == "test_callers_to_the_end"
     assert len(found) > 3
     gc.disable()  # as a program may
     try:
