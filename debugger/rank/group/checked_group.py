@@ -76,7 +76,6 @@ CPP_NAMES = {
 }
 """By what name torch's C++ code looks for a method in a group that is written in Python."""
 HARMLESS = {
-    "rank size": "torch's own for the group in front, which has the same default backend",
     "_device_types _get_backend get_backend _backend_id": "the same backends are registered",
     "_get_backend_name bound_device_id group_name group_desc": "copied, or the same backend's",
     "_register_backend _set_default_backend _set_group_name _set_group_desc": "of the making",
@@ -133,6 +132,15 @@ class CheckedGroup(ProcessGroup):
             f"<CheckedGroup {record.name!r} ({record.backend}, rank {self.rank()} of "
             f"{self.size()}, {record.slot.issued} collectives)>"
         )
+
+    # For each of these, torch's own looks in vain for a method of another name: 0.8 µs, not 0.2.
+    def rank(self) -> int:
+        """Of this process in the group; every message asks for it."""
+        return self._inner.rank()  # type: ignore[no-any-return]
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._inner.size()  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
         self._ended()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import types
 from collections.abc import Callable
 from datetime import timedelta
+from sys import _getframe
 from typing import Any
 
 import torch
@@ -22,8 +22,13 @@ from . import planned_batch_norm, planned_random, planned_streams
 from .modules import Wrapped, dist
 from .planned_devices import CPU, Places, answer, asked_by_torch
 from .planned_streams import FakeEvent, FakeStream
-from .probe import patch
+from .probe import Part, Private, patch
 
+ACCELERATOR = Part(
+    "planned_accelerator",
+    "what names the accelerator where GPUs are pretended says that it is the CPU",
+    Private("torch._C", "_get_accelerator"),
+)
 _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
 _NCCL_TIMEOUT = timedelta(minutes=10)
@@ -234,13 +239,13 @@ def _answer_for_accelerators(places: Places) -> None:
 
     def chosen(check_available: bool = False) -> torch.device | None:
         del check_available
-        return None if asked_by_torch(sys._getframe(1)) else torch.device("cuda")
+        return None if asked_by_torch(_getframe(1)) else torch.device("cuda")
 
     def available() -> bool:
-        return not asked_by_torch(sys._getframe(1))
+        return not asked_by_torch(_getframe(1))
 
     def count() -> int:
-        return 0 if asked_by_torch(sys._getframe(1)) else places.devices
+        return 0 if asked_by_torch(_getframe(1)) else places.devices
 
     answers: dict[str, Any] = {
         "current_accelerator": chosen,
@@ -261,8 +266,9 @@ def _answer_for_accelerators(places: Places) -> None:
     for name, found in answers.items():
         if hasattr(home, name):
             setattr(home, name, found)
-    own: Any = torch._C
-    own._get_accelerator = lambda *_: torch.device("cuda")  # for what it names only
+    if ACCELERATOR.works:
+        own: Any = torch._C
+        own._get_accelerator = lambda *_: torch.device("cuda")  # for what it names only
 
 
 def _autocast() -> None:

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable
+from sys import _getframe
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -55,6 +55,11 @@ DEFAULT_DEVICES = Part(
         "DeviceContext.__torch_function__",
         ("self", "func", "types", "args", "kwargs"),
     ),
+)
+SPARSE = Part(
+    "planned_sparse",
+    "a sparse tensor does not say which of the pretended GPUs it is on",
+    Private("torch", "Tensor._values"),
 )
 
 
@@ -241,7 +246,7 @@ class Places:
 
 def _inner(tensor: Tensor) -> Tensor:
     """What holds the elements of this one."""
-    if tensor.layout is torch.sparse_coo:
+    if tensor.layout is torch.sparse_coo and SPARSE.works:
         return Tensor._values(tensor)
     if type(tensor) is Tensor:
         return tensor
@@ -298,7 +303,7 @@ def answer(places: Places) -> None:
 
         def get(tensor: Any) -> Any:
             found = original.__get__(tensor)
-            place = place_of(tensor, sys._getframe(1))
+            place = place_of(tensor, _getframe(1))
             return found if place == CPU else told(place)
 
         return property(get, doc=original.__doc__)
@@ -309,7 +314,7 @@ def answer(places: Places) -> None:
     index_of = kind.get_device
 
     def get_device(tensor: Any) -> Any:
-        place = place_of(tensor, sys._getframe(1))
+        place = place_of(tensor, _getframe(1))
         return index_of(tensor) if place == CPU else place
 
     kind.get_device = get_device
@@ -373,7 +378,7 @@ def _meshes(places: Places) -> None:
     usual = kind.device_type
 
     def device_type(mesh: Any) -> str:
-        frame = sys._getframe(1)
+        frame = _getframe(1)
         if asked_by_torch(frame) and frame.f_code.co_name not in _CALLS_BY_DEVICE:
             return str(usual.__get__(mesh))
         return _asked_for(mesh)
