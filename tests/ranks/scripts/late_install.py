@@ -56,7 +56,8 @@ if what == "mismatch" and rank == 1:
 else:
     dist.all_gather_into_tensor(torch.ones(12), torch.ones(4))
 whole = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
-print("checksum", rank, hashlib.sha256(whole).hexdigest(), flush=True)
-print("left", rank, "_distdebug" in sys.modules, flush=True)
+# Each whole: other ranks write into the same file, and `print` may do it word by word.
+sys.stdout.write(f"checksum {rank} {hashlib.sha256(whole).hexdigest()}\n")
+sys.stdout.write(f"left {rank} {'_distdebug' in sys.modules}\n")
 dist.barrier()
 dist.destroy_process_group()
