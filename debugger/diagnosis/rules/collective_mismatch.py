@@ -7,7 +7,7 @@ Rules:
    is the first mismatch of the group, and the only one reported: after it everything differs.
 3. The culprits are those outside the largest agreeing set; without one, all who called.
 4. Where the chains agree but the shapes do not (same count, other shape), it is a warning.
-5. A verdict which ranks that have not come yet could turn is held back for `settle_s`.
+5. A verdict which ranks that have not come yet could turn is held back (`Limits.hold_ns`).
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ def _judge(
             return None
         kind = "shape_mismatch"
     finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
-    hold = world.limits.settle_ns if result.open else 0
-    return Candidate(finding, ready_ns=finding.observable_ns + hold)
+    return Candidate(finding, ready_ns=finding.observable_ns + world.limits.hold_ns(result))
 
 
 def _stuck(world: World, view: GroupView, rank: int) -> bool:

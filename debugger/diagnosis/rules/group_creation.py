@@ -163,8 +163,7 @@ def _judge(world: World, sequences: Sequences, place: int, choices: list[Choice]
         observable_ns=times[1],
         data={"index": place},
     )
-    hold = world.limits.settle_ns if result.open else 0
-    return Candidate(finding, ready_ns=finding.observable_ns + hold)
+    return Candidate(finding, ready_ns=finding.observable_ns + world.limits.hold_ns(result))
 
 
 def _who_skipped(sequences: Sequences, place: int, choices: list[Choice]) -> tuple[int, ...] | None:

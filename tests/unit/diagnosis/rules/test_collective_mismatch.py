@@ -88,10 +88,22 @@ def test_ranks_in_an_earlier_call_of_the_group_may_still_come_and_vote() -> None
     assert found.culprits == (0,)
 
 
+def test_who_is_late_by_more_than_a_moment_still_decides_where_nobody_has_a_majority() -> None:
+    run = Run(4)
+    run[0].calls(broadcast(8), waits=True)
+    run[1].calls(all_reduce(8), waits=True)
+    run.passes(1.5)
+    assert run.errors(settled=False) == []
+    run[3].calls(all_reduce(8), waits=True)
+    (found,) = run.errors(settled=False)
+    assert found.culprits == (0,)
+
+
 def test_without_further_votes_all_who_called_are_culprits() -> None:
     run = Run(4)
     run[0].calls(broadcast(8), waits=True)
     run[1].calls(all_reduce(8), waits=True)
+    run.passes(1.5)
     (found,) = run.errors()
     assert found.culprits == (0, 1)
 
@@ -101,6 +113,7 @@ def test_ranks_ahead_of_the_slowest_are_compared_too() -> None:
     run.each(all_reduce(8))
     run[0].calls(all_reduce(8), waits=True)
     run[1].calls(all_gather(8), waits=True)
+    run.passes(1.5)
     (found,) = run.errors()
     assert (found.seq, found.culprits) == (1, (0, 1))
 

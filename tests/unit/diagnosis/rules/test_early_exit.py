@@ -202,6 +202,7 @@ class TestFolding:
         run[1].calls(all_reduce(9), waits=True)
         run[0].exits(signal=6)
         assert run.errors(settled=False) == []
+        run.passes(1.5)
         (found,) = run.errors()
         assert found.kind == "shape_mismatch"
 
