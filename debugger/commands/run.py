@@ -51,8 +51,8 @@ class RunCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
+        from ..launch.nodes_of_launcher import nodes_of_torchrun
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
-        from ..launch.world_size import node_range
         from ..nodes.several import Several
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
@@ -64,9 +64,8 @@ class RunCommand(Command):
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
         several = None
-        if _several_nodes(torchrun.nnodes) and not torchrun.standalone:
-            task = _static_node(torchrun)
-            several = Several(*node_range(torchrun.nnodes), request.own.interface, task)
+        if (nodes := nodes_of_torchrun(torchrun)) is not None:
+            several = Several(nodes.fewest, nodes.most, request.own.interface, nodes.node)
         if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
                 "--head with --launcher mpi needs --hostfile: without it all ranks are on this "
@@ -124,13 +123,6 @@ class RunCommand(Command):
                     **options.common(request.own, shown, size),
                 )
             ).run()
-
-
-def _static_node(torchrun: Any) -> str:
-    """What only one node may be. Other rendezvous give the nodes their numbers themselves."""
-    if torchrun.rdzv_backend != "static":
-        return ""
-    return f"--node-rank {torchrun.node_rank}"
 
 
 def _surroundings(request: Any) -> dict[str, str]:

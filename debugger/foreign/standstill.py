@@ -28,14 +28,19 @@ def standstill(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
     return [found] if found else _at_the_front(trace, pending)
 
 
-def _cycle(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
-    """A cycle of ranks of which each waits, in its oldest pending call, for the next one."""
-    waits_in = {
+def _in_front(trace: Trace, pending: Sequence[Wait]) -> dict[int, Wait]:
+    """By rank, the wait for its oldest pending call."""
+    return {
         rank: wait
         for wait in pending
         for rank, entry in wait.waiting.items()
         if entry is trace.first_pending(rank)
     }
+
+
+def _cycle(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
+    """A cycle of ranks of which each waits, in its oldest pending call, for the next one."""
+    waits_in = _in_front(trace, pending)
     over: set[int] = set()
     for start in sorted(waits_in):
         path: list[int] = []
@@ -119,12 +124,7 @@ class _Fronts:
 
     def __init__(self, trace: Trace, pending: Sequence[Wait]) -> None:
         self._trace = trace
-        self.waits = {
-            rank: wait
-            for wait in pending
-            for rank, entry in wait.waiting.items()
-            if entry is trace.first_pending(rank)
-        }
+        self.waits = _in_front(trace, pending)
         self.peers: dict[int, set[int]] = {}
         self.onward: dict[int, set[int]] = {}
         self.collectives: dict[int, Wait] = {}

@@ -1,7 +1,8 @@
-"""Whether a command is a launcher that starts one node's part of a greater job, by its flags.
+"""Whether a launcher starts one node's part of a greater job, by its flags.
 
-For `distdebug exec -- torchrun --nnodes 2 ...`, typed on each node: the launcher runs as it is, but
-the supervisors have to know that there are others to meet. What cannot be read is no such launcher.
+Of `distdebug run --nnodes 2 ...`, and of `distdebug exec -- torchrun --nnodes 2 ...`, typed on each
+node: there the launcher runs as it is, but the supervisors have to know that there are others to
+meet, and what cannot be read is no such launcher.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ def nodes_of_launcher(command: Sequence[str]) -> NodesOfLauncher | None:
     return None if found is None or found.most == 1 else found
 
 
+def nodes_of_torchrun(torchrun: argparse.Namespace) -> NodesOfLauncher | None:
+    """By its flags; None where all ranks are on this node. Raises UsageError."""
+    if torchrun.standalone:
+        return None
+    # Other rendezvous give the nodes their numbers themselves.
+    node = f"--node-rank {torchrun.node_rank}" if torchrun.rdzv_backend == "static" else ""
+    found = NodesOfLauncher(*node_range(torchrun.nnodes), node)
+    return None if found.most == 1 else found
+
+
 def _read(words: list[str]) -> NodesOfLauncher | None:
     name, rest = os.path.basename(words[0]), words[1:]
     if _PYTHON.fullmatch(name):
@@ -54,19 +65,12 @@ def _read(words: list[str]) -> NodesOfLauncher | None:
         elif rest[1] == _ACCELERATE_MODULE:
             name, rest = "accelerate", ["launch", *rest[2:]]
     if name == "torchrun":
-        return _torchrun([word for word in rest if word not in _USES_ENVIRONMENT])
+        own = argparse.ArgumentParser(prog="torchrun", add_help=False)
+        words = [word for word in rest if word not in _USES_ENVIRONMENT]
+        return nodes_of_torchrun(split_command_line(words, own).torchrun)
     if name == "accelerate" and rest[:1] == ["launch"]:
         return _accelerate(rest[1:])
     return None
-
-
-def _torchrun(words: Sequence[str]) -> NodesOfLauncher | None:
-    own = argparse.ArgumentParser(prog="torchrun", add_help=False)
-    torchrun = split_command_line(words, own).torchrun
-    if torchrun.standalone:
-        return None
-    node = f"--node-rank {torchrun.node_rank}" if torchrun.rdzv_backend == "static" else ""
-    return NodesOfLauncher(*node_range(torchrun.nnodes), node)
 
 
 def _accelerate(words: Sequence[str]) -> NodesOfLauncher | None:

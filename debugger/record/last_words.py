@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import stack_dump
+from .bounds import open_regular
 from .sanitize import clean
 from .snapshot import CallSite
 
@@ -65,16 +65,8 @@ def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
 
 def _tail(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(open_regular(path), "rb", buffering=0) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            return file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        text = os.pread(descriptor, _MOST_BYTES, max(0, status.st_size - _MOST_BYTES))
-        return text.decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .bounds import MOST_RANKS, read_regular, whole
+from .json_objects import parsed
 from .replacing import replacing
 from .sanitize import clean
 
@@ -127,7 +128,7 @@ def _answer(said: Mapping[str, Any]) -> Answer:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    value = json.loads(read_regular(path, _MOST_BYTES))
+    value = parsed(read_regular(path, _MOST_BYTES))
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no object")
     return value

@@ -89,6 +89,7 @@ class Records:
         self._seen: dict[FlightReader, Rank] = {}
         self._last_words: dict[tuple[FlightReader, int], LastWords | None] = {}
         self._listed_ns = -1
+        self._unread: list[Path] = []
         self.faults: dict[str, str] = {}
         """By the name of the record; "": about all of them."""
 
@@ -100,11 +101,11 @@ class Records:
             if again or changed_ns != self._listed_ns:
                 # A change within the clock's grain of the listing would be missed: look again.
                 recent = time.time_ns() - changed_ns < 50_000_000
-                paths = sorted(self._directory.glob("*.flight"))
-                # What cannot be read may have been made just now, by who has not come to write in
-                # it: no name in the directory changes when that is done.
-                unread = [path for path in paths if not self._open(path)]
-                self._listed_ns = -1 if recent or unread else changed_ns
+                self._listed_ns = -1 if recent else changed_ns
+                self._unread = sorted(self._directory.glob("*.flight"))
+            # What cannot be read may have been made just now, by who has not come to write in it:
+            # no name in the directory changes when that is done.
+            self._unread = [path for path in self._unread if not self._open(path)]
         except OSError:
             return
         calling = []

@@ -30,8 +30,6 @@ _CLONE_NEWNET = 0x4000_0000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _MOST_WALKS = 4
-_WITHOUT_PARENT = frozenset({1, 2})
-"""init and kthreadd."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -63,9 +61,10 @@ def descendants(*roots: int) -> list[int]:
     lost: set[int] = set()
     for _walk in range(_MOST_WALKS):
         parents, dead = _processes()
-        before, lost = lost, {pid for pid, parent in parents.items() if parent not in parents}
-        # Who was read before its parent ended is below nobody that was read after it.
-        if lost <= before | _WITHOUT_PARENT:
+        # Who was read before its parent ended is below nobody that was read after it. (0 is no
+        # process: init has it, and what was put into a container from outside.)
+        before, lost = lost, {pid for pid, one in parents.items() if one and one not in parents}
+        if lost <= before:
             break
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():

@@ -17,6 +17,8 @@ from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snap
 from ..limits import SECOND_NS, Limits
 
 DEFAULT_GROUP = "default_pg"
+OF_MESH = "mesh_"
+"""What torch puts before the name of an axis of a device mesh to describe its group."""
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
 TEARDOWN_NS = SECOND_NS // 2

@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...record.wording import ranks_text
+from ..facts.world import OF_MESH
 from ..findings import Finding
 from ..limits import SECOND_NS, Candidate
 
 KINDS = frozenset({"unsafe_tensor", "forked"})
 """Of the program's lines alone; which rank had the first NaN, say, is another matter."""
-OF_MESH = "mesh_"
-"""What torch describes a group of a device mesh with, before the name of its axis."""
 TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""
 

@@ -28,7 +28,7 @@ from ...record.replicas import (
 )
 from ...record.snapshot import Column, Digest, GroupKey, Replicas
 from ...record.wording import group_name, printable, ranks_text, verb
-from ..facts.world import World
+from ..facts.world import OF_MESH, World
 from ..findings import Finding, GroupEvidence, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 
@@ -41,8 +41,6 @@ _WORDS = {
     OPTIMIZER_STATE: "the optimizer's state of",
     HYPERPARAMETER: "hyper-parameter",
 }
-_MESH = "mesh_"
-"""What torch puts before the name of an axis to describe its group."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def _finding(
     first = rows[result.parties[0][1][0]]
     group = _group(world, replicas)
     name = group_name(group.name, group.desc) if group else None
-    axis = next(iter(replicas.values())).axis or (name or "").removeprefix(_MESH)
+    axis = next(iter(replicas.values())).axis or (name or "").removeprefix(OF_MESH)
     where = f' in group "{name}"' if name else ""
     message = f"replicas differ {_after(first.step)}{where}: {_which(difference)}; " + _parties(
         result, rows, difference

@@ -12,7 +12,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 
 from ...record.plan_request import Request
@@ -37,6 +37,13 @@ class Named:
     @property
     def for_gpus(self) -> bool:
         return self.nccl or (self.cuda and not self.cpu_backend)
+
+
+def decided(request: Request) -> Request:
+    """The request with what is to be done about calls for `cuda` in place of "auto"."""
+    if request.accelerator != "auto":
+        return request
+    return replace(request, accelerator="cuda" if asks_for_devices(request) else "none")
 
 
 def asks_for_devices(request: Request) -> bool:

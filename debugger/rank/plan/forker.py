@@ -29,7 +29,7 @@ import torch.distributed
 from ...record.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
-from .asked_devices import asks_for_devices
+from .asked_devices import decided
 from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
@@ -52,10 +52,7 @@ class Forker:
         # Where they cannot all be kept, each barrier would have most of them run again.
         fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
         complete = len(request.ranks) == request.world_size
-        accelerator = request.accelerator
-        if accelerator == "auto":
-            accelerator = "cuda" if asks_for_devices(request) else "none"
-        self._request = replace(request, barriers_wait=fit and complete, accelerator=accelerator)
+        self._request = replace(decided(request), barriers_wait=fit and complete)
         limits = Limits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all

@@ -38,7 +38,7 @@ from ...record.plan_request import Outcome, Request
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
 from . import child
-from .asked_devices import asks_for_devices
+from .asked_devices import decided
 from .forker import Forker
 from .refusal import line_of_user, on_started_ranks, refuse
 
@@ -76,9 +76,8 @@ class Launcher:
     def run(self) -> None:
         """The program to its end, and its ranks."""
         self._observe()
-        if self._request.accelerator == "cuda" or (
-            self._request.accelerator == "auto" and asks_for_devices(self._request)
-        ):
+        self._request = decided(self._request)
+        if self._request.accelerator == "cuda":
             planned_accelerator.count_only(self._request.local_size or _USUAL_LOCAL_SIZE)
         signal.signal(signal.SIGALRM, self._out_of_time)
         signal.alarm(max(1, int(self._request.time_s)))

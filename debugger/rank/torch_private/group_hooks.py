@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.base.backend_names import by_device
-
+from ...record.backend_names import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
 from .modules import Wrapped, c10d

@@ -8,7 +8,8 @@ from debugger.record.snapshot import CallSite
 from ..builder import Run, all_reduce
 
 
-def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
+def main_thread_late() -> Run:
+    """Rank 1 runs user code, while another thread of it waits in a call of another group."""
     run = Run(3)
     run.new_group("1", (0, 1, 2))
     run[0, 2].calls(all_reduce(8), waits=True)
@@ -16,6 +17,11 @@ def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
     run[1].free_threads = 1
     run[1].location = CallSite("/home/user/train.py", 55, "step")
     run.passes(100)
+    return run
+
+
+def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
+    run = main_thread_late()
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("missing_rank", (1,))
     assert (
@@ -28,13 +34,7 @@ def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
 
 
 def test_a_lock_stands_where_the_main_thread_is_not_behind_the_call_of_another() -> None:
-    run = Run(3)
-    run.new_group("1", (0, 1, 2))
-    run[0, 2].calls(all_reduce(8), waits=True)
-    run[1].calls(all_reduce(4), group="1", waits=True, thread=7, line=40)
-    run[1].free_threads = 1
-    run[1].location = CallSite("/home/user/train.py", 55, "step")
-    run.passes(100)
+    run = main_thread_late()
     (found,) = run.errors()
     better = refine_cause(found, {1: ["wait (threading.py:355)"]})
     assert better.cause == "lock"
