@@ -106,6 +106,9 @@ class Forker:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             with contextlib.suppress(OSError):
                 os.setsid()
+            # The first thread that asks for torch's pool after a fork makes it anew, and of two at
+            # once one fails with "Invalid thread pool!": it is made before the program has threads.
+            torch.set_num_threads(1)
             self.scheduler.drop_lines(connection)
             code = child.main(self._request, rank, connection, self._entry)
         except BaseException:
