@@ -12,6 +12,8 @@ from .bounds import open_regular
 from .json_objects import object_of
 
 MOST_LINE_BYTES = 1 << 12
+POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""By these a launcher or a person asks a process to end: mostly since another failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Launch:
         self.pid = 0
         """The command's process id; 0 before `start`."""
         # If even the warden is killed, its orphans come to us instead of escaping to init.
-        warden.become_subreaper()
+        self._was_subreaper = warden.become_subreaper()
         hears, self._control = os.pipe()
         self._reports, tells = os.pipe()
         os.set_blocking(self._reports, False)
@@ -169,6 +169,7 @@ class Launch:
         self.poll()
         os.close(self._reports)
         self._reports = -1
+        warden.become_subreaper(self._was_subreaper)  # nobody here would reap what came then
 
     def __enter__(self) -> Launch:
         return self

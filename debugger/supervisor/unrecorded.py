@@ -3,14 +3,10 @@ say while they imported torch. Their parent knows how."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Mapping
 
 from ..diagnosis.findings import Finding
-from ..record.exits import ExitLog, ExitStatus
-
-_CONSEQUENCES = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""What a launcher sends to the others when one has failed."""
+from ..record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 
 
 def early_death(
@@ -22,7 +18,7 @@ def early_death(
         status = exits.find(pid)
         if rank in recorded or status is None or status.shell_code == 0:
             continue
-        dead.append((status.signal in _CONSEQUENCES, status.time_ns, rank, status))
+        dead.append((status.signal in POLITE_SIGNALS, status.time_ns, rank, status))
     if not dead:
         return None
     _, time_ns, rank, status = min(dead, key=lambda one: one[:3])

@@ -25,7 +25,7 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _CLONE_NEWNET = 0x4000_0000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
@@ -33,11 +33,15 @@ _MOST_WALKS = 4
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def become_subreaper() -> bool:
-    """Makes this process the parent of every orphan below it (Linux only)."""
+def become_subreaper(wanted: bool = True) -> bool:
+    """Makes this process the parent of every orphan below it, or no longer (Linux only). Returns
+    whether it was that before."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+        before = ctypes.c_int()
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+        return bool(before.value)
     except (OSError, AttributeError):
         return False
 

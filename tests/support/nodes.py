@@ -36,6 +36,7 @@ NETS = {PLUGGED: 213, SECOND: 214}
 MOST = 8
 START_LIMIT_S = 20.0
 LIMIT_S = 110.0
+ROOT = Path(__file__).resolve().parents[2]
 
 _INIT = """
 set -e
@@ -44,17 +45,28 @@ mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount --bind "$2/hosts" /etc/hosts
 mount --bind "$2/nsswitch.conf" /etc/nsswitch.conf
 mount --bind "$2/boot_id" /proc/sys/kernel/random/boot_id
-mount --bind "$3" /mnt
+shift 2
+mount --bind /tmp /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
-mkdir -p "$3"
-mount --move /mnt "$3"
+for shared; do
+    mkdir -p "$shared"
+    mount --bind "/mnt${shared#/tmp}" "$shared"
+done
+umount /mnt
 echo up
 exec env --ignore-signal=CHLD cat >/dev/null
 """
 """What makes a node's file systems and then stands for its init: children that nobody waits for
-vanish (CHLD is ignored), and the end of the input is the node's. The folder that the nodes share
-is moved around the /tmp that they do not share."""
+vanish (CHLD is ignored), and the end of the input is the node's. What the nodes share of /tmp is
+put into the /tmp that they do not share."""
 _ENTER = 'cd "$0" && exec setsid "$@"'
+
+
+def _shared(directory: Path) -> list[str]:
+    """What of the machine's own /tmp is on every node, from the outside in: this directory, and the
+    code and the environment where they lie there, as a clone made for a test may."""
+    found = {str(path) for path in (directory, ROOT, Path(sys.prefix), Path(sys.base_prefix))}
+    return sorted(path for path in found if path.startswith("/tmp/"))
 
 
 class Unavailable(Exception):
@@ -163,7 +175,7 @@ class Node:
                 *("--time", "--monotonic", str(self.up_before_s)),
                 *("--boottime", str(self.up_before_s)),
             ],
-            ["sh", "-c", _INIT, "sh", self.name, str(etc), str(self._nodes.directory)],
+            ["sh", "-c", _INIT, "sh", self.name, str(etc), *_shared(self._nodes.directory)],
         )
         for interface in NETS:
             self._nodes.switch(

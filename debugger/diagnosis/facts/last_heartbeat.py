@@ -8,11 +8,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from ...record.exits import ExitLog, ExitStatus
+from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from ...record.layout import Phase
 from ...record.snapshot import Process, Rank, Snapshot
 
-_END_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+_END_SIGNALS = POLITE_SIGNALS | {signal.SIGKILL}
 _END_NS = 1_500_000_000
 """Deaths by such a signal this short before the last sign of life belong to the end of the run."""
 _STILL_NS = 1_000_000_000

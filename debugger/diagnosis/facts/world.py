@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, GroupState, Phase
 from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
 from ...record.signature import RULES, Rule
@@ -249,10 +250,15 @@ def _named(wait: Wait) -> Wait:
 
 def caught_exceptions(rank: Rank) -> list[Note]:
     """What a test runner has caught in a rank that ended with another status than 0: it ended of
-    the first."""
-    if rank.process.alive or not exit_status(rank):
+    the first. So did one that others ended before it could, where it had called nothing since."""
+    found = CaughtExceptionNote.among(rank.notes)
+    if not found or rank.process.alive:
         return []
-    return CaughtExceptionNote.among(rank.notes)
+    if exit_status(rank):
+        return found
+    last = rank.history.recent(1) if rank.history else ()
+    called_since = any(call.issued_ns > found[0].time_ns for call in last)
+    return found if rank.process.signal in POLITE_SIGNALS and not called_since else []
 
 
 def exit_status(rank: Rank) -> int | None:

@@ -15,15 +15,13 @@ Rules, on the findings in order of time:
 
 from __future__ import annotations
 
-import signal as signals
-
+from ...record.exits import POLITE_SIGNALS
 from ...record.kinds import Family
 from ..findings import Finding
 from ..limits import Candidate
 
 SEEN_FIRST_NS = 2_000_000_000
 POLITE_NS = 250_000_000
-POLITE = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 
 
 def fold(candidates: list[Candidate]) -> list[Candidate]:
@@ -62,7 +60,7 @@ def _seen_first(weak: Candidate, errors: list[Candidate]) -> bool:
 
 
 def _lead_ns(candidate: Candidate) -> int:
-    polite = candidate.finding.data.get("signal") in POLITE
+    polite = candidate.finding.data.get("signal") in POLITE_SIGNALS
     return POLITE_NS if polite else SEEN_FIRST_NS
 
 

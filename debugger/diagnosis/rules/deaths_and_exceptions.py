@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal as signals
 
+from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Phase
 from ...record.notes import FindingRaisedNote, raised
 from ...record.snapshot import Note, Rank
@@ -19,7 +20,7 @@ from ..facts.world import World, exit_status
 from ..findings import Finding
 from ..limits import Candidate
 
-WEAK_SIGNALS = frozenset({signals.SIGABRT, signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+WEAK_SIGNALS = POLITE_SIGNALS | {signals.SIGABRT}
 LEAVING_NS = 5_000_000_000
 TOGETHER_NS = 250_000_000
 """Ranks killed by the same signal within this time are one finding: one cause killed them."""

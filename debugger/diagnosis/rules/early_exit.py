@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState, GroupState
-from ...record.notes import DataExhaustedNote, DestroyedNote
+from ...record.notes import CaughtExceptionNote, DataExhaustedNote, DestroyedNote
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
@@ -32,6 +32,8 @@ from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
 
+FAILING_NS = 10 * SECOND_NS
+"""So long a test runner may take from a test that failed to the end of its process."""
 ARRIVING_NS = 2 * SECOND_NS
 """What has left a process that has ended may take to arrive, on a busy machine."""
 MOST_UNFINISHED = 64
@@ -134,7 +136,7 @@ def _collective(
         cause="data_exhausted" if _batches(world, left[0]) is not None else None,
         data={"batches": _batches(world, left[0])},
     )
-    return Candidate(finding)
+    return Candidate(finding, _told_ns(world, left))
 
 
 def _lost_contact(world: World, rank: int) -> bool:
@@ -164,7 +166,7 @@ def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candida
         ranks=_stand(world, left, victims, call),
         observable_ns=_left_ns(world, left, pending),
     )
-    return Candidate(finding)
+    return Candidate(finding, _told_ns(world, left))
 
 
 def _stand(
@@ -218,6 +220,14 @@ def _batches(world: World, rank: int) -> int | None:
 def _left_ns(world: World, left: list[int], pending: Pending) -> int:
     times = [world.ranks[rank].process.ended_ns or 0 for rank in left if world.ended(rank)]
     return max([pending.wait.since_ns, *times])
+
+
+def _told_ns(world: World, left: list[int]) -> int:
+    """Until when one of them, that has destroyed the group and lives, may yet end of a test that
+    has failed: then that is why it left."""
+    alive = (world.ranks[rank] for rank in left if not world.ended(rank))
+    failed = [note.time_ns for rank in alive for note in CaughtExceptionNote.among(rank.notes)]
+    return max(failed) + FAILING_NS if failed else 0
 
 
 def _parting(
@@ -293,7 +303,7 @@ def _message(
         details=_last_message(world, peer) if rounds else (),
         observable_ns=_left_ns(world, partners, pending),
     )
-    return Candidate(finding)
+    return Candidate(finding, _told_ns(world, partners))
 
 
 def _rounds(channels: Channels, rank: int, call: Call) -> int:

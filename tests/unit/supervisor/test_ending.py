@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from debugger.supervisor import warden
 from debugger.supervisor.ending import end_tree
 from debugger.supervisor.launch import Launch
 from tests.unit.supervisor.process_tools import pids_in, python, until
@@ -135,3 +136,10 @@ def test_a_silenced_launcher_says_nothing_and_its_ranks_end_politely(tmp_path: P
         status = launch.exits.find(rank)
         assert status is not None
         assert status.code == 3
+
+
+def test_a_launch_that_has_ended_adopts_nobody() -> None:
+    """Nobody here would reap them: they would be zombies for as long as this process lives."""
+    with Launch():
+        assert warden.become_subreaper()  # it was one already
+    assert not warden.become_subreaper(False)
