@@ -40,6 +40,31 @@ class TestLeft:
             'all_reduce(sum, float32[8]) #1 of group "default_pg"'
         )
 
+    def test_the_call_that_one_rank_made_too_many(self) -> None:
+        """All calls are alike: only the lines tell which of them is the extra one."""
+        run = Run(3)
+        run.each(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=61)
+        run[0, 2].calls(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=88, waits=True)
+        for rank in (0, 2):
+            run[rank].exits(0)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits) == ("early_exit", (0, 2))
+        assert found.details[-1] == (
+            "the lines part earlier: rank 1 made #1 all_reduce(sum, float32[8]) at train.py:61 "
+            "in step, ranks 0,2 at train.py:88 in step"
+        )
+
+    def test_no_line_is_told_where_all_are_alike(self) -> None:
+        run = Run(3)
+        run.each(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=88, waits=True)
+        for rank in (0, 2):
+            run[rank].exits(0)
+        (found,) = run.errors(settled=False)
+        assert not any("lines part" in detail for detail in found.details)
+
     def test_out_of_data(self) -> None:
         run = waiting()
         run[2].notes_down("data_exhausted", batches=6)
