@@ -89,7 +89,7 @@ def _mismatch(
         answers.setdefault(key, []).append(rank)
         calls.setdefault(key, signatures[rank])
     result = vote(answers, 0)
-    usual, odd = opponents(result)
+    usual, odd = opponents(result, calls)
     where = f"{place(group.key[0], group.key[1], seq)} ({len(group.ranks)} ranks)"
     headline = dispute_headline(where)
     absent = tuple(rank for rank in group.ranks if rank not in signatures)

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .majority import Vote, vote
-from .signature import Signature, describe_tensors, disagreement, disagreements, exact_key
+from .signature import (
+    Signature,
+    describe_tensors,
+    disagreement,
+    disagreements,
+    exact_key,
+    gravity,
+)
 from .wording import printable, ranks_text, verb
 
 K = TypeVar("K", bound=Hashable)
@@ -59,7 +66,7 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
         message = pair_text(pairs[0], ranks, f"{signatures[0].op} {place}")
         return Dispute("split_mismatch", message, culprits, victims)
     result = vote(answers, 0)
-    usual, odd = opponents(result)
+    usual, odd = opponents(result, calls)
     kind = disagreement(calls[usual], calls[odd])
     headline = dispute_headline(f"{place} ({len(ranks)} ranks)")
     message = f"{headline}: {parties_text(result, calls)}"
@@ -67,11 +74,15 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
     return Dispute(kind or "shape_mismatch", message, result.culprits, result.others, headline)
 
 
-def opponents(result: Vote[K]) -> tuple[K, K]:
-    """The answer of most, and that of the first culprit (without a majority: the next one)."""
-    keys = [key for key, _ in result.parties]
-    odd = next((key for key, ranks in result.parties if result.culprits[0] in ranks), keys[-1])
-    return keys[0], keys[1] if odd == keys[0] else odd
+def opponents(result: Vote[K], calls: Mapping[K, Signature]) -> tuple[K, K]:
+    """The answer of most, and of the others that which differs most from it; of equally different
+    ones that of the first culprit."""
+    usual = result.parties[0][0]
+    odd = min(
+        result.parties[1:],
+        key=lambda party: (gravity(calls[usual], calls[party[0]]), party[1]),
+    )
+    return usual, odd[0]
 
 
 def dispute_headline(where: str) -> str:

@@ -76,6 +76,14 @@ RULES: dict[str, Rule] = {
 }
 OPS: tuple[str, ...] = tuple(RULES)
 OP_CODES: dict[str, int] = {op: code for code, op in enumerate(OPS)}
+GRAVEST_FIRST = (
+    "op_mismatch",
+    "root_mismatch",
+    "shape_mismatch",
+    "dtype_mismatch",
+    "reduce_op_mismatch",
+)
+"""The kinds of `disagreements`, in its order."""
 POINT_TO_POINT = frozenset({"send", "recv"})
 
 
@@ -230,6 +238,13 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
         yield "dtype_mismatch"  # to torch a tensor's type is both: torch.cuda.FloatTensor
     if rule.reduces and one.reduce_op != other.reduce_op:
         yield "reduce_op_mismatch"
+
+
+def gravity(one: Signature, other: Signature) -> int:
+    """The smaller, the more the two differ: where ranks disagree in several ways, that of the
+    smallest decides what the call's finding is."""
+    kind = disagreement(one, other)
+    return GRAVEST_FIRST.index(kind) if kind in GRAVEST_FIRST else len(GRAVEST_FIRST)
 
 
 def hash64(key: object) -> int:

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
 
-from ...record.majority import Vote
 from ...record.signature import agreement_key
 from ...record.snapshot import Call, CallSite
 from ...record.wording import at_site, call_text, ranks_text
@@ -27,10 +25,17 @@ class Story:
     sentence: str
 
 
-def compare_histories(world: World, view: GroupView, result: Vote[Any], seq: int) -> Story:
-    """The largest party's calls around the mismatch against those of the first culprit."""
-    reference = result.parties[0][1]
-    odd = result.parties[1][1]
+def compare_histories(
+    world: World,
+    view: GroupView,
+    reference: tuple[int, ...],
+    odd: tuple[int, ...],
+    seq: int,
+    *,
+    blame: bool,
+) -> Story:
+    """The largest party's calls around the mismatch against those of another. `blame`: the largest
+    one is right."""
     left = _calls(world, view, reference[0], seq)
     right = _calls(world, view, odd[0], seq)
     rows = list(
@@ -49,20 +54,21 @@ def compare_histories(world: World, view: GroupView, result: Vote[Any], seq: int
         f"+++ {ranks_text(odd)}, from #{start}",
         *(row for row in rows[2:] if not row.startswith("@@")),
     ]
-    sentence = _sentence(left, right, seq, odd) if result.majority is not None else ""
+    sentence = _sentence(left, right, seq, odd) if blame else ""
     return Story(tuple(lines), sentence)
 
 
-def lines_part(world: World, view: GroupView, result: Vote[Any], seq: int) -> str:
-    """Where the culprit made an equal call at another line than the others, shortly before the
-    mismatch: a call too many is noticed only once the next one differs. "" where it did not.
+def lines_part(
+    world: World, view: GroupView, usual: tuple[int, ...], odd: tuple[int, ...], seq: int
+) -> str:
+    """Where one party made an equal call at another line than the other, shortly before they came
+    to differ: a call too many is noticed only once the next one differs. "" where it did not.
 
     Ranks may make one call at two lines throughout (`if rank == 0: ... else: ...`), so a pair of
     lines counts only the first time that it is seen.
     """
-    if result.majority is None or seq == 0:
+    if seq == 0:
         return ""
-    usual, odd = result.parties[0][1], result.parties[1][1]
     sites = {call.seq: call.site for call in _before(world, view, usual[0], seq)}
     known: set[tuple[CallSite, CallSite]] = set()
     parted: Call | None = None

@@ -2,8 +2,8 @@
 
 Every rank tells of its own: the tensor that it gives, the child that it has forked. Along one axis
 of a device mesh every row of ranks is a group of its own, and what all of them get from one line
-(a learning rate, say) differs in each. What the first of them said stands for all; who made the
-same mistake is a culprit, too.
+(a learning rate, say) differs in each; so does a call that a wrong branch makes in every row. What
+the first of them said stands for all; who made the same mistake is a culprit, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...record.wording import ranks_text
-from ..facts.world import OF_MESH
-from ..findings import Finding
+from ..facts.world import DEFAULT_GROUP, OF_MESH
+from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
 
 KINDS = frozenset({"unsafe_tensor", "forked"})
@@ -28,6 +28,8 @@ def alike(candidates: Iterable[Candidate]) -> list[Candidate]:
     parties: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda one: one.finding.observable_ns):
         key = _key(candidate.finding)
+        while key is not None and key in parties and _overlap(candidate, parties[key]):
+            key = (*key, "again")
         if key is None:
             found.append(candidate)
         else:
@@ -46,7 +48,26 @@ def _key(finding: Finding) -> tuple[object, ...] | None:
     if finding.kind == "divergence" and desc.startswith(OF_MESH):
         what = (finding.data[name] for name in ("quantity", "name", "step"))
         return (finding.kind, desc, *what, where.location)
+    if finding.about.of_signatures and finding.group is not None and desc != DEFAULT_GROUP:
+        calls = frozenset((_op(evidence), evidence.location) for evidence in finding.ranks.values())
+        size = len(finding.group.ranks)
+        return (finding.kind, finding.severity, desc, size, finding.seq, calls)
     return None
+
+
+def _op(evidence: RankEvidence) -> str:
+    """Without the root, which has another number in every row."""
+    return (evidence.call or "").partition("(")[0]
+
+
+def _overlap(candidate: Candidate, party: list[Candidate]) -> bool:
+    """Whether a rank of it is in a group of the party: that is no other row, but what became of a
+    rank that had gone wrong."""
+    group = candidate.finding.group
+    if group is None or not candidate.finding.about.of_signatures:
+        return False
+    others = (one.finding.group for one in party)
+    return any(other and not set(group.ranks).isdisjoint(other.ranks) for other in others)
 
 
 def _joined(party: list[Candidate]) -> Candidate:

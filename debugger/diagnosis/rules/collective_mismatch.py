@@ -117,7 +117,8 @@ def _judge(
     absent = world.absent(view, seq)
     coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, view, rank)]
     result = vote(answers, len(coming))
-    usual, unusual = (speakers[key] for key in opponents(result))
+    signatures = {key: call.signature for key, call in speakers.items()}
+    usual, unusual = (speakers[key] for key in opponents(result, signatures))
     kind = disagreement(usual.signature, unusual.signature)
     if kind is None:
         if which == CHAIN and agreement_key(usual.signature) == agreement_key(unusual.signature):
@@ -156,16 +157,20 @@ def _finding(
     before = "" if divergence.exact else "at or before "
     headline = dispute_headline(f"{before}{numbered(group, seq)} ({len(view.ranks)} ranks)")
     message = f"{headline}: {parties_text(result, calls)}"
-    message += differences_text(*(calls[key] for key in opponents(result)))
+    usual, odd = opponents(result, calls)
+    message += differences_text(calls[usual], calls[odd])
+    parties = dict(result.parties)
     story = Story((), "")
     if kind == "op_mismatch":
-        story = compare_histories(world, view, result, seq)
+        story = compare_histories(
+            world, view, parties[usual], parties[odd], seq, blame=result.majority is not None
+        )
         if story.sentence:
             message += f"; {story.sentence}"
     if warning:
         message += " (same number of elements, other shape)"
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
-    parted = "" if warning else lines_part(world, view, result, seq)
+    parted = "" if warning else lines_part(world, view, parties[usual], parties[odd], seq)
     return Finding(
         kind=kind,
         message=message,

@@ -16,6 +16,7 @@ from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.broken_links import broken, link_of
 from ..facts.evidence import chosen, ending_text, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception
+from ..facts.other_models import models_text, other_models
 from ..facts.world import World, exit_status
 from ..findings import Finding
 from ..limits import Candidate
@@ -120,10 +121,15 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
     if invalid:
         culprits = _same_mistake(world, rank.rank, note)
+    models = other_models(world, rank.rank, note)
+    if models is not None:
+        culprits = models.culprits
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))
     who = ranks_text(culprits if invalid else (rank.rank,))
     message = f"{who} raised {printable(note.message)}{at_site(note.site)}"
+    if models is not None:
+        message = f"{models_text(models)}: {message}"
     finding = Finding(
         kind="invalid_argument" if invalid else "rank_exception",
         message=message if link is None else f"{broken(note, link)}: {message}",
@@ -137,6 +143,8 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     ready_ns = note.time_ns
     if invalid and len(culprits) < len(world.ranks):
         ready_ns += TOGETHER_NS  # others may be about to make the same mistake
+    if models is not None:
+        ready_ns += world.limits.hold_ns(models)
     if weakness:
         ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)

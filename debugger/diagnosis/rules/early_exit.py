@@ -22,6 +22,7 @@ from ...record.notes import CaughtExceptionNote, DataExhaustedNote, DestroyedNot
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
+from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, last_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
@@ -233,7 +234,8 @@ def _told_ns(world: World, left: list[int]) -> int:
 def _parting(
     world: World, view: GroupView, left: list[int], victims: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """The last call of the group that the leaver made, and what the others made after it."""
+    """The last call of the group that the leaver made, what the others made after it, and whether
+    one of them had made a call too many, or too few, before."""
     first = left[0]
     history, state = world.ranks[first].history, view.states.get(first)
     if history is None or state is None:
@@ -250,6 +252,9 @@ def _parting(
             made = f"{call_text(after)} #{after.seq}{at_site(after.site)}"
             texts.append(f"what rank {rank} called after it: {made}")
             break
+    parties = sorted([tuple(left), victims], key=len, reverse=True)
+    if all(parties) and (parted := lines_part(world, view, parties[0], parties[1], state.issued)):
+        texts.append(parted)
     return tuple(texts)
 
 

@@ -354,6 +354,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             writer.break_off(number, thread)
             better = recorder.waits.instead(error)
             if better is error:
+                recorder.failed(number, error)
                 raise
             raise better from None
         # It is over: its result may be used.

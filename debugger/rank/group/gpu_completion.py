@@ -37,23 +37,27 @@ def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) 
     outstanding.followed.setdefault(key, deque()).append(Followed(recorder, group, number, work))
 
 
-def has_failed(work: Any) -> bool:
-    """Asked of the work's future: torch's own `Work.exception` and `is_success` print a warning
-    that they are deprecated. gloo's sends and receives have no future; they become complete only
-    in `wait()`, whose caller sees the error."""
+def failure_of(work: Any) -> BaseException | None:
+    """What the work failed with, if it did.
+
+    Asked of the work's future: torch's own `Work.exception` and `is_success` print a warning that
+    they are deprecated. gloo's sends and receives have no future; they become complete only in
+    `wait()`, whose caller sees the error.
+    """
     if type(work).exception is not Work.exception:
-        return work.exception() is not None
+        failure: BaseException | None = work.exception()
+        return failure
     try:
         future = work.get_future()
         if not future.done():
-            return False
+            return None
     except Exception:
-        return False
+        return None
     try:
         future.value()
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return error
+    return None
 
 
 def times_ns(work: Any) -> tuple[int, int]:
@@ -88,7 +92,7 @@ def _is_over(call: Followed) -> bool:
     try:
         if not call.work.is_completed():
             return False
-        failed = has_failed(call.work)
+        failed = failure_of(call.work) is not None
     except Exception:  # the GPU cannot be asked any more
         failed = True
     if failed:

@@ -69,8 +69,10 @@ class HookedWork:
         if self._number not in outstanding.works or not self._work.is_completed():
             return False
         outstanding.remove(self._number)
-        if gpu_completion.has_failed(self._work):
+        error = gpu_completion.failure_of(self._work)
+        if error is not None:
             writer.break_off(self._number, None)
+            self._recorder.failed(self._number, error)
         else:
             times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
             writer.finish(self._number, None, *times)

@@ -17,7 +17,6 @@ from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, whole
 from . import gpu_completion, outstanding
-from .gpu_completion import has_failed
 from .outstanding import Handle, dropped
 
 _getframe = sys._getframe
@@ -105,6 +104,7 @@ class TrackedWork(ForwardingWork):
             self._close(failed=True, thread=thread)
             better = self._recorder.waits.instead(error)
             if better is error:
+                self._recorder.failed(self._number, error)
                 raise
             raise better from None
         if known.streams or not self._open:
@@ -177,7 +177,10 @@ class TrackedWork(ForwardingWork):
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""
         done = bool(self._work.is_completed())
         if done and self._open and not self._waiting:
-            self._close(failed=has_failed(self._work))
+            error = gpu_completion.failure_of(self._work)
+            self._close(failed=error is not None)
+            if error is not None:
+                self._recorder.failed(self._number, error)
         return done
 
     def synchronize(self) -> None:

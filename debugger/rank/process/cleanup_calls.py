@@ -1,8 +1,8 @@
 """Puts on record that a collective is called while an exception is on its way out.
 
-`finally: dist.barrier()` and `finally: dist.destroy_process_group()` run before Python tells
-anybody of the exception, and to the other ranks look like a call that does not fit, or like an
-early end.
+`finally: dist.barrier()`, `finally: dist.destroy_process_group()` and `except Exception:
+dist.barrier(); raise` run before Python tells anybody of the exception, and to the other ranks look
+like a call that does not fit, or like an early end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .exceptions import Exceptions, users_site
 
 _MOST_NOTES = 64
 _ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
+_EXITS = ("sys.exit", "os._exit", "exit")
 
 
 def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], None]:
@@ -54,7 +55,8 @@ def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], 
 
 
 def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
-    """Whether the exception goes on after what runs now: a `finally`, or the end of a `with`."""
+    """Whether the exception goes on after what runs now: a `finally`, the end of a `with`, or an
+    `except` that raises or exits at its end."""
     passed = set()
     trace = error.__traceback__
     while trace is not None:
@@ -70,7 +72,7 @@ def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
 
 @functools.cache
 def _cleanups(filename: str) -> list[range]:
-    """The lines of a file's `finally` blocks and `with` statements' heads."""
+    """The lines of a file's `finally` blocks, `with` statements' heads and handlers that fail."""
     found = []
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         for node in ast.walk(ast.parse("".join(linecache.getlines(filename)))):
@@ -79,4 +81,21 @@ def _cleanups(filename: str) -> list[range]:
                 found.append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
             elif isinstance(node, (ast.With, ast.AsyncWith)):
                 found.append(range(node.lineno, node.body[0].lineno))
+            elif isinstance(node, ast.ExceptHandler) and _fails(node):
+                found.append(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
     return found
+
+
+def _fails(handler: ast.ExceptHandler) -> bool:
+    """Whether there is no way out of it but to raise, or to end with a status that is not 0."""
+    if any(isinstance(node, (ast.Return, ast.Continue, ast.Break)) for node in ast.walk(handler)):
+        return False
+    last = handler.body[-1]
+    if isinstance(last, ast.Raise):
+        return True
+    if not (isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)):
+        return False
+    if ast.unparse(last.value.func) not in _EXITS or not last.value.args:
+        return False
+    status = last.value.args[0]
+    return not (isinstance(status, ast.Constant) and status.value in (0, None))

@@ -75,6 +75,24 @@ class Exceptions:
         )
         recorder.note(note, titled(error), site)
 
+    def record_lost_call(self) -> None:
+        """The process ends with a status of failure, and says no other reason: the last call that
+        it made has lost its communication, which the program has swallowed."""
+        recorder = self._recorder
+        lost = recorder.lost_call
+        if lost is None or lost.calls != recorder.writer.calls:
+            return
+        made = recorder.writer.call_at(lost.number)
+        note = ExceptionNote(
+            type=lost.type,
+            link=lost.link,
+            own_fault=False,
+            invalid_argument=False,
+            communication=True,
+            address_in_use=False,
+        )
+        recorder.note(note, lost.message, made[1] if made is not None else 0)
+
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""
         summary = traceback.extract_tb(error.__traceback__)

@@ -214,11 +214,13 @@ class Exits:
         if isinstance(cause, Exception) and _came_through_users_code(cause):
             self._ending(cause, status)
         else:
+            with contextlib.suppress(Exception):
+                self._exceptions.record_lost_call()
             self._leaving(status)
 
     def _wrap_os_exit(self) -> None:
-        """os._exit comes past every handler: the line and the status are all that can be kept. The
-        status is not always told by others: mpiexec keeps its ranks' to itself."""
+        """os._exit comes past every handler: the line, the status and what is handled are all that
+        can be kept. The status is not always told by others: mpiexec keeps its ranks' to itself."""
         original = os._exit
 
         def leave(status: int) -> NoReturn:
@@ -226,6 +228,7 @@ class Exits:
                 self._note_exit(f"os._exit({status})")
                 with contextlib.suppress(Exception):
                     if not self._recorder.writer.detached:
+                        self._left(status, sys.exc_info()[1])
                         self._recorder.writer.phase(Phase.ENDED, status & 0xFF)
             original(status)
 

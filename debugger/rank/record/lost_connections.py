@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 import torch.distributed
 
@@ -13,7 +14,7 @@ from distcore.errors import GroupFailed
 
 from ...errors.in_ranks import FindingRaised
 from ...record import network
-from .exception_text import text_of
+from .exception_text import text_of, titled
 
 _DistError: type[Exception] = torch.distributed.DistError
 
@@ -26,6 +27,26 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class LostCall:
+    """The last call of this process that ended because communication was lost: its number, how
+    many calls there were by then, and its error in words. The error itself would keep alive what
+    its frames hold."""
+
+    number: int
+    calls: int
+    type: str
+    message: str
+    link: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, error: BaseException, number: int, calls: int) -> LostCall | None:
+        """None where the error is of another kind."""
+        if not isinstance(error, Exception) or not is_lost(error):
+            return None
+        return cls(number, calls, type(error).__name__, titled(error), named_by(error))
 
 
 def is_lost(error: BaseException) -> bool:

@@ -47,7 +47,7 @@ from ...record.writer import FlightWriter
 from ..log import rank_log
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
-from . import call_site, describe, frames, waiting
+from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
@@ -170,6 +170,7 @@ class Recorder:
         self._functions: dict[int, tuple[str, str]] = {}
         self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
+        self.lost_call: lost_connections.LostCall | None = None
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
         self._blind = False
@@ -395,6 +396,11 @@ class Recorder:
                 }
             )
         return group.channels[key]
+
+    def failed(self, number: int, error: BaseException) -> None:
+        """The call with this number ended with this error, which the program is given."""
+        lost = lost_connections.LostCall.of(error, number, self.writer.calls)
+        self.lost_call = lost or self.lost_call
 
     # -- waits that are no call ----------------------------------------------------------------
 

@@ -76,8 +76,65 @@ def in_except_of_try_finally(seen: Seen) -> None:
         seen.append(False)
 
 
+def in_except_that_raises_again(seen: Seen) -> None:
+    try:
+        raise KeyError("state")
+    except KeyError:
+        look(seen)
+        raise
+
+
+def in_a_function_of_except_that_raises_another(seen: Seen) -> None:
+    def save() -> None:
+        look(seen)
+
+    try:
+        raise OSError("state")
+    except OSError as error:
+        save()
+        raise KeyError("state") from error
+
+
+def in_except_that_exits(seen: Seen) -> None:
+    with suppress(SystemExit):
+        try:
+            raise KeyError("state")
+        except KeyError:
+            look(seen)
+            sys.exit(3)
+
+
+def in_except_that_exits_well(seen: Seen) -> None:
+    with suppress(SystemExit):
+        try:
+            raise KeyError("state")
+        except KeyError:
+            look(seen)
+            sys.exit(0)
+
+
+def in_except_that_may_go_on(seen: Seen) -> None:
+    for attempt in range(2):
+        try:
+            raise KeyError("state")
+        except KeyError:
+            look(seen)
+            if attempt < 2:
+                continue
+            raise
+
+
 @pytest.mark.parametrize(
-    "clean_up", [in_finally, in_a_function_of_finally, in_exit, in_a_context_manager]
+    "clean_up",
+    [
+        in_finally,
+        in_a_function_of_finally,
+        in_exit,
+        in_a_context_manager,
+        in_except_that_raises_again,
+        in_a_function_of_except_that_raises_another,
+        in_except_that_exits,
+    ],
 )
 def test_the_exception_goes_on(clean_up: Callable[[Seen], None]) -> None:
     seen: Seen = []
@@ -86,7 +143,15 @@ def test_the_exception_goes_on(clean_up: Callable[[Seen], None]) -> None:
     assert seen == [True]
 
 
-@pytest.mark.parametrize("handler", [in_except, in_except_of_try_finally])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        in_except,
+        in_except_of_try_finally,
+        in_except_that_exits_well,
+        in_except_that_may_go_on,
+    ],
+)
 def test_the_exception_is_handled(handler: Callable[[Seen], None]) -> None:
     seen: Seen = []
     handler(seen)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from debugger.record.replicas import HYPERPARAMETER, bits_of
@@ -158,6 +160,39 @@ def test_what_differs_in_each_row_of_a_mesh_is_one_finding() -> None:
     assert (found.culprits, found.victims) == ((0, 1, 2, 3), ())
     assert found.message.endswith("; ranks 1,3 as well")
     assert sorted(found.ranks) == [0, 1, 2, 3]
+
+
+def rows(run: Run, *groups: tuple[int, ...], lines: Sequence[int] = ()) -> None:
+    """In each of these groups the second rank calls something else than the first."""
+    for number, (one, other) in enumerate(groups):
+        for rank in (one, other):
+            run[rank].has_group(f"row{number}", [one, other], desc="mesh_tp")
+        run[one].calls(all_reduce(8), group=f"row{number}", waits=True, line=10)
+        line = lines[number] if lines else 13
+        run[other].calls(all_to_all([1, 1], [1, 1]), group=f"row{number}", waits=True, line=line)
+
+
+def test_a_wrong_branch_in_each_row_of_a_mesh_is_one_finding() -> None:
+    run = Run(4)
+    rows(run, (0, 1), (2, 3))
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("op_mismatch", (0, 1, 2, 3), ())
+    assert found.group.ranks == (0, 1)
+    assert found.message.endswith("; ranks 2,3 as well")
+
+
+def test_mistakes_on_other_lines_stay_apart() -> None:
+    run = Run(4)
+    rows(run, (0, 1), (2, 3), lines=(13, 19))
+    assert [found.culprits for found in run.errors()] == [(0, 1), (2, 3)]
+
+
+def test_what_became_of_a_rank_that_had_gone_wrong_makes_nobody_else_a_culprit() -> None:
+    """Rank 1 is in both groups: the second one is no row beside the first."""
+    run = Run(4)
+    rows(run, (0, 1), (1, 3))
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("op_mismatch", (0, 1))
 
 
 @pytest.mark.parametrize(("desc", "line"), [("team", 90), ("mesh_replicate", 91)])

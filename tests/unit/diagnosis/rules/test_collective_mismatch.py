@@ -156,6 +156,45 @@ def test_a_call_too_many_is_told_by_its_line_though_it_agrees() -> None:
     )
 
 
+def test_of_two_ranks_too_the_line_at_which_they_part_is_told() -> None:
+    run = Run(2)
+    for _ in range(3):
+        run.each(all_reduce(1), line=14)
+    run[0].calls(all_reduce(1), line=11)
+    run[0].calls(all_reduce(1), line=14, waits=True)
+    run[1].calls(all_reduce(1), line=14)
+    run[1].calls(barrier(), line=15, waits=True)
+    (found,) = run.errors()
+    assert found.culprits == (0, 1)
+    assert any(
+        "rank 1 made #3 all_reduce(sum, float32[1]) at train.py:14 in step, "
+        "rank 0 at train.py:11 in step" in detail
+        for detail in found.details
+    )
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_several_parties_the_one_that_differs_most_gives_the_kind(
+    order: tuple[int, int],
+) -> None:
+    """Whichever of them has the lower rank: an op that is another one outweighs a root."""
+    run = Run(5)
+    run[0, 3, 4].calls(broadcast(4, root=0), waits=True)
+    run[order[0]].calls(broadcast(4, root=1), waits=True)
+    run[order[1]].calls(all_reduce(4), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("op_mismatch", (1, 2))
+
+
+def test_of_several_parties_a_root_outweighs_a_shape() -> None:
+    run = Run(5)
+    run[0, 3, 4].calls(broadcast(4, root=0), waits=True)
+    run[1].calls(broadcast(4, root=1), waits=True)
+    run[2].calls(broadcast(8, root=0), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("root_mismatch", (1, 2))
+
+
 def test_lines_that_always_differ_between_ranks_are_not_told() -> None:
     run = Run(3)
     for _ in range(70):

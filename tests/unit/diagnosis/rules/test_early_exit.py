@@ -40,6 +40,31 @@ class TestLeft:
             'all_reduce(sum, float32[8]) #1 of group "default_pg"'
         )
 
+    def test_the_call_that_one_rank_made_too_many(self) -> None:
+        """All calls are alike: only the lines tell which of them is the extra one."""
+        run = Run(3)
+        run.each(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=61)
+        run[0, 2].calls(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=88, waits=True)
+        for rank in (0, 2):
+            run[rank].exits(0)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits) == ("early_exit", (0, 2))
+        assert found.details[-1] == (
+            "the lines part earlier: rank 1 made #1 all_reduce(sum, float32[8]) at train.py:61 "
+            "in step, ranks 0,2 at train.py:88 in step"
+        )
+
+    def test_no_line_is_told_where_all_are_alike(self) -> None:
+        run = Run(3)
+        run.each(all_reduce(8), line=88)
+        run[1].calls(all_reduce(8), line=88, waits=True)
+        for rank in (0, 2):
+            run[rank].exits(0)
+        (found,) = run.errors(settled=False)
+        assert not any("lines part" in detail for detail in found.details)
+
     def test_out_of_data(self) -> None:
         run = waiting()
         run[2].notes_down("data_exhausted", batches=6)
@@ -154,6 +179,42 @@ class TestDeaths:
         run[2].raises("ValueError: list of the wrong length", invalid_argument=True)
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("invalid_argument", (2,))
+
+    def test_of_different_models_the_one_that_is_alone(self) -> None:
+        """DistributedDataParallel raises on every rank; the first is the wrong one by chance."""
+        run = Run(3)
+        run.each(all_gather(1))
+        words = "RuntimeError: DDP expects same model across all ranks, but Rank {} has {} params, "
+        words += "while rank {} has inconsistent {} params."
+        run[0].raises(words.format(0, 4, 2, 3), line=10)
+        assert run.errors(settled=False) == []  # rank 1 may yet side with rank 2
+        run[1].raises(words.format(1, 4, 2, 3), line=10)
+        run[2].raises(words.format(2, 3, 0, 4), line=10)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits, found.victims) == ("rank_exception", (2,), (0, 1))
+        assert found.message.startswith(
+            "ranks wrap different models: rank 2 has 3 parameters, ranks 0,1 have 4 parameters: "
+            "rank 0 raised RuntimeError: DDP expects same model"
+        )
+
+    def test_different_models_in_a_group_are_told_by_its_numbers(self) -> None:
+        run = Run(4)
+        for rank in (1, 3):
+            run[rank].has_group("g", [1, 3])
+            run[rank].calls(all_gather(1), group="g")
+        words = "RuntimeError: Rank {} has {} params, while rank {} has inconsistent {} params."
+        run[3].raises(words.format(1, 4, 0, 3))
+        run[1].raises(words.format(0, 3, 1, 4))
+        (found,) = run.errors()
+        assert found.culprits == (1, 3)
+
+    def test_an_exception_of_all_is_still_the_first_ones(self) -> None:
+        run = Run(3)
+        run.each(all_gather(1))
+        for rank in (1, 0, 2):
+            run[rank].raises("RuntimeError: the model has 3 params")
+        (found,) = run.errors()
+        assert found.culprits == (1,)
 
     def test_a_fault_of_this_tool_is_nobody_elses(self) -> None:
         run = waiting()
