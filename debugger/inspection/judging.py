@@ -5,7 +5,8 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
 1. *Gone*: a rank's process is not there any more, and others wait.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
-   `busy_s`, one that moves, or saves, after `moving_s`: a job at work has slow ranks, too.
+   `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
+   `moving_s`: a job at work has slow ranks, too.
 3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
    receive that face each other with different tags are a mismatch.
 4. *Groups*: ranks make groups of other ranks, or only some make one.
@@ -72,7 +73,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
         return [_finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
     if not waiting or longest_s < limits.waiting_s:
         return []
-    found = _twice(look, waiting) or _gone(look, waiting) or _absent(look, waiting, limits)
+    found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
     if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
         found = (
             _messages(look, waiting)
@@ -150,11 +151,12 @@ def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     )
 
 
-def _gone(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     gone = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
-    if not gone:
-        return None
     joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    # Ranks may be started one after the other, and who comes last has no process yet.
+    if not gone or (joining and max(one.still_s for one in waiting.values()) < limits.still_s):
+        return None
     return _finding(
         "join_timeout" if joining else "early_exit",
         f"suspected: {ranks_text(gone)} {verb(gone, 'has', 'have')} no process any more, and "
@@ -195,8 +197,8 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
         return False
     if one.cause == "stopped":
         return longest_s >= limits.waiting_s
-    if one.running or (one.moves_data and one.cause == "user_code"):
-        at_one_place = one.still_s and not one.moves_data
+    if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
+        at_one_place = one.still_s and not one.moves_data and not one.at_work
         return longest_s >= (limits.busy_s if at_one_place else limits.moving_s)
     if not one.still_s:
         return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls

@@ -129,6 +129,7 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "arguments": dict(one.arguments),
         "cause": one.cause,
         "moves_data": one.moves_data,
+        "at_work": one.at_work,
         "lines": list(one.lines),
     }
 
@@ -179,6 +180,7 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
         cause=None if told["cause"] is None else _text(told["cause"]),
         moves_data=bool(told.get("moves_data")),
+        at_work=bool(told.get("at_work")),
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -60,11 +60,12 @@ _ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "ranks", "world_siz
 _OF_JOINS = ("group_name", "hostname", "port", "world_size")
 """What torch's own frames below the making of a group tell: its name, and where the store is."""
 _COMMUNICATION = re.compile(
-    r"/torch/distributed/(?!elastic/|launcher/|run\.py|launch\.py)|/torch/nn/parallel/distributed\.py|"
-    r"/distcore/"
+    r"/torch/distributed/(?!elastic/|launcher/|checkpoint/|run\.py|launch\.py)|"
+    r"/torch/nn/parallel/distributed\.py|/distcore/"
 )
+"""Who saves a distributed checkpoint waits for nobody, unless a call of these is below."""
 _BACKWARD = "_engine_run_backward"
-_A_WAIT = re.compile(r"\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
+_A_WAIT = re.compile(r"(?<!\bos)\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
 _OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
 """How a call of `torch.ops` gets to its C++: functional collectives are such calls."""
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
@@ -82,7 +83,8 @@ class Stance:
     is the source text of its group argument, "" for the default group, None where that is not
     known; `members` are its ranks, where the source tells. `arguments` are those of `_ARGUMENTS`
     and `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`: as the process does.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data` and `at_work`: as the
+    process does and is.
     """
 
     doing: Doing
@@ -97,6 +99,7 @@ class Stance:
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
     moves_data: bool = False
+    at_work: bool = False
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -123,8 +126,8 @@ def stance(sight: Sight) -> Stance:
         return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
     if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
         helpers = [one for one in found if one.doing in WAITS and one.site is not None]
-        if len(helpers) == 1:
-            return helpers[0]
+        if helpers:
+            return max(helpers, key=lambda one: one.still_s)
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
@@ -145,12 +148,30 @@ def started_as(sight: Sight) -> int | None:
         if frame.file.endswith(_SPAWNED[0]) and frame.function == _SPAWNED[1]:
             value = dict(frame.values).get(_SPAWNED[2], "")
             return int(value) if value.isdigit() else None
+    return None
+
+
+def calls_itself(sight: Sight) -> tuple[int, bool] | None:
+    """The number that the outermost function of the user's calls `rank`, and whether it also has
+    the size of a world that this is in. It may be another number (of a matrix, of a group of some
+    kind), and counts only beside those of the other processes."""
     main = sight.main
     for frame in reversed(main.stack.frames if main is not None else ()):
-        value = dict(frame.values).get("rank", "")
-        if value.isdigit() and users_frame([frame]) is not None:
-            return int(value)
+        local = dict(frame.values)
+        rank, size = local.get("rank", ""), local.get("world_size", "")
+        if rank.isdigit() and users_frame([frame]) is not None:
+            return int(rank), size.isdigit() and int(rank) < int(size)
     return None
+
+
+def waits_for_children(sight: Sight) -> bool:
+    """Whether it does nothing but wait for the end of processes that it has started."""
+    main = sight.main
+    return any(
+        frame.file.endswith(("torch/multiprocessing/spawn.py", "multiprocessing/process.py"))
+        and frame.function.rpartition(".")[2] in ("join", "spawn", "start_processes")
+        for frame in (main.stack.frames if main is not None else ())
+    )
 
 
 def is_helper(sight: Sight) -> bool:
@@ -175,6 +196,8 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
             still_s=still_s,
             running=running,
             cause="stopped" if sight.stopped else "unknown",
+            moves_data=sight.moves_data,
+            at_work=sight.at_work,
             lines=lines,
         )
     frame, through = found
@@ -204,6 +227,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         arguments=arguments,
         cause=cause,
         moves_data=sight.moves_data,
+        at_work=sight.at_work,
         lines=lines,
     )
 
