@@ -8,10 +8,19 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
+from ..supervisor.source_text import text_of
 from ..supervisor.stacks import Frame
 
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
-_MOST_SOURCE = 1 << 21
+_GROUP_IS_AT = {
+    "barrier": 0,
+    "monitored_barrier": 0,
+    "batch_isend_irecv": -1,
+    "all_to_all_single": 4,
+    **dict.fromkeys(("reduce", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor"), 3),
+    **dict.fromkeys(("gather_object", "scatter_object_list"), 3),
+}
+"""Where a group stands among the arguments that have no names; of all others, it is the third."""
 _N = TypeVar("_N", bound=ast.AST)
 
 
@@ -20,7 +29,14 @@ def group_argument(frame: Frame, call: str) -> str | None:
     the variables in it; "" for the default group, None where that is not known."""
     found = set()
     for node in _calls_at(frame, call):
+        if any(one.arg is None for one in node.keywords) or any(
+            isinstance(one, ast.Starred) for one in node.args
+        ):
+            return None
         given = next((one.value for one in node.keywords if one.arg == "group"), None)
+        place = _GROUP_IS_AT.get(call, 2)
+        if given is None and 0 <= place < len(node.args):
+            given = node.args[place]
         text = "" if given is None else ast.unparse(given)
         shown = _shown(values_in(frame, given)) if given is not None else ""
         found.add("" if text in _DEFAULT_GROUPS else f"{text}{shown}")
@@ -30,7 +46,7 @@ def group_argument(frame: Frame, call: str) -> str | None:
 def group_members(frame: Frame, group: str) -> tuple[int, ...] | None:
     """The ranks of a group, where the file makes it once, and from numbers."""
     found = set()
-    for node in _nodes(frame.file, ast.Assign):
+    for node in _nodes(frame.root + frame.file, ast.Assign):
         if len(node.targets) != 1 or ast.unparse(node.targets[0]) != group:
             continue
         ranks = None
@@ -65,7 +81,7 @@ def made_around(frame: Frame, names: set[str]) -> set[str]:
     name = frame.function.rpartition(".")[2]
     around = [
         node
-        for node in _nodes(frame.file, ast.FunctionDef)
+        for node in _nodes(frame.root + frame.file, ast.FunctionDef)
         if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
     calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
@@ -77,13 +93,13 @@ def called_at(frame: Frame) -> list[str]:
     """The names that the line calls."""
     return [
         _name(node)
-        for node in _nodes(frame.file, ast.Call)
+        for node in _nodes(frame.root + frame.file, ast.Call)
         if node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
 
 
 def _calls_at(frame: Frame, *names: str) -> Iterator[ast.Call]:
-    for node in _nodes(frame.file, ast.Call):
+    for node in _nodes(frame.root + frame.file, ast.Call):
         if node.lineno <= frame.line <= (node.end_lineno or node.lineno) and _name(node) in names:
             yield node
 
@@ -139,8 +155,7 @@ def _shown(values: Mapping[str, str]) -> str:
 def _nodes(file: str, kind: type[_N]) -> list[_N]:
     """The parts of a source file that are of this kind; none where it cannot be read."""
     try:
-        with open(file, "rb") as source:
-            tree = ast.parse(source.read(_MOST_SOURCE))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(text_of(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return [node for node in ast.walk(tree) if isinstance(node, kind)]

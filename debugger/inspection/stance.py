@@ -6,7 +6,6 @@ arguments (who is the peer, which the root) and the user's own line of source ar
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from enum import Enum
 
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
+from ..supervisor.source_text import line_of
 from ..supervisor.stack_tree import users_frame, waits_for_lock
 from ..supervisor.stacks import Frame
 from . import source as sources
@@ -175,12 +175,16 @@ def waits_for_children(sight: Sight) -> bool:
 
 
 def is_helper(sight: Sight) -> bool:
-    """Whether it is a worker of a data loader or of a pool: no rank."""
+    """Whether it is a worker of a data loader or of a pool: no rank. (Who has a pool of his own has
+    threads for it, in the same files.)"""
+    main = sight.main
     return any(
-        frame.file.endswith(("torch/utils/data/_utils/worker.py", "multiprocessing/pool.py"))
-        or (frame.file.endswith("concurrent/futures/process.py") and "worker" in frame.function)
-        for one in sight.threads
-        for frame in one.stack.frames
+        frame.file.endswith("torch/utils/data/_utils/worker.py")
+        or (
+            frame.file.endswith(("multiprocessing/pool.py", "concurrent/futures/process.py"))
+            and frame.function.rpartition(".")[2] in ("worker", "_process_worker")
+        )
+        for frame in (main.stack.frames if main is not None else ())
     )
 
 
@@ -238,7 +242,7 @@ def _reading(
     """What goes on below the user's line: what, torch's innermost name for it, how it is printed,
     and with which arguments."""
     named = [one for one in below if _COMMUNICATION.search(one.file)]
-    source = linecache.getline(frame.file, frame.line)
+    source = line_of(frame)
     for kind, names in (
         (Doing.JOIN, JOINS),
         (Doing.MESSAGE, MESSAGES),
