@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
+from .awaiting import awaited, cycle_in, is_unknown, peer_of, sends
 from .in_store import all_in_store, in_store
 from .stance import Doing, Stance
 
@@ -74,9 +75,9 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     if not waiting or longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
-    if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
+    if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits.waiting_s):
         found = (
-            _messages(look, waiting)
+            _messages(look, waiting, limits)
             or _unserved(look, waiting)
             or _elsewhere(look, waiting)
             or _groups(look, waiting)
@@ -206,18 +207,18 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
     return longest_s >= limits.still_s and one.still_s >= min(limits.still_s, 1.0)
 
 
-def _all_wait(waiting: Mapping[int, Stance], limits: Limits) -> bool:
-    return all(one.still_s >= limits.waiting_s for one in waiting.values())
+def _all_wait(waiting: Mapping[int, Stance], for_s: float) -> bool:
+    return all(one.still_s >= for_s for one in waiting.values())
 
 
-def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _messages(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     talking = {rank for rank, one in waiting.items() if one.doing is Doing.MESSAGE}
     if not talking:
         return None
     for rank in sorted(talking):
-        peer = _peer(waiting[rank])
+        peer = peer_of(waiting[rank])
         other = waiting.get(peer) if peer is not None else None
-        if other is None or _peer(other) != rank or _sends(waiting[rank]) == _sends(other):
+        if other is None or peer_of(other) != rank or sends(waiting[rank]) == sends(other):
             continue
         tags = (waiting[rank].number("tag") or 0, other.number("tag") or 0)
         if tags[0] != tags[1]:
@@ -229,10 +230,18 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
                 pair,
                 look,
             )
-    cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+    cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
+    to_each_other = any(
+        rank in waiting[peer].peers
+        for rank in sorted(talking)
+        for peer in waiting[rank].peers
+        if peer in waiting
+    )
     if not cycle:
-        return None
-    if any(waiting[rank].doing is Doing.MESSAGE and _peer(waiting[rank]) is None for rank in cycle):
+        # They may be under way, or not be the ones that the other waits for.
+        late = to_each_other and _all_wait(waiting, limits.busy_s)
+        return _unknown_peers(look, waiting) if late else None
+    if any(is_unknown(waiting[rank]) for rank in cycle):
         return _unknown_peers(look, waiting)
     steps = [f"{_at(rank, waiting)}" for rank in cycle]
     return _finding(
@@ -354,7 +363,7 @@ def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     if not in_groups:
         return None
     if all(waiting[rank].members for rank in in_groups):
-        cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+        cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
         in_groups = cycle or in_groups
     calls = _calls_of(
         _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
@@ -434,58 +443,10 @@ def _at(rank: int, waiting: Mapping[int, Stance], ranks: Sequence[int] = ()) -> 
     return f"{who} {verb(ranks or [rank], 'waits', 'wait')} in {one.call}{where}"
 
 
-def _peer(one: Stance) -> int | None:
-    if one.doing is not Doing.MESSAGE:
-        return None
-    names = ("dst", "group_dst") if _sends(one) else ("src", "group_src")
-    return next((peer for name in names if (peer := one.number(name)) is not None), None)
-
-
 def _store_of(one: Stance) -> str:
     """Where it waits for the job's store to have everybody; "" where it does not."""
     port = one.arguments.get("port", "")
     return f"port {port}" if port else ""
-
-
-def _sends(one: Stance) -> bool:
-    return "send" in one.op
-
-
-def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
-    """For whom this rank waits: its peer, or who is not in the same collective."""
-    one = waiting[rank]
-    if one.doing is Doing.MESSAGE:
-        peer = _peer(one)
-        if peer is None:
-            return [other for other in sorted(waiting) if other != rank]
-        other = waiting.get(peer)
-        faces = other is not None and _peer(other) == rank and _sends(other) != _sends(one)
-        return [] if faces else [peer]  # two ends of one message are under way
-    return [
-        other
-        for other, stance in sorted(waiting.items())
-        if other != rank
-        and (one.members is None or other in one.members)
-        and (stance.op, stance.group) != (one.op, one.group)
-    ]
-
-
-def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
-    """The shortest cycle through the lowest rank that is in one; empty where there is none."""
-    for start in awaited:
-        paths = [[start]]
-        seen = {start}
-        while paths:
-            onward = []
-            for path in paths:
-                for peer in awaited.get(path[-1], ()):
-                    if peer == start:
-                        return path
-                    if peer not in seen:
-                        seen.add(peer)
-                        onward.append([*path, peer])
-            paths = onward
-    return []
 
 
 def _vote(of: Mapping[int, Hashable]) -> Vote[Hashable]:

@@ -4,7 +4,8 @@ members, the values that its arguments are made of, the keys of the store that i
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -21,6 +22,21 @@ _GROUP_IS_AT = {
     **dict.fromkeys(("gather_object", "scatter_object_list"), 3),
 }
 """Where a group stands among the arguments that have no names; of all others, it is the third."""
+_PEER_IS_AT: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "P2POp": (2, ("peer",)),
+    "isend": (1, ("dst",)),
+    "irecv": (1, ("src",)),
+}
+"""Where the other end of a message stands among the arguments, and how it is named."""
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+    ast.BitXor: operator.xor,
+}
+_MOST_RANKS = 1 << 20
 _N = TypeVar("_N", bound=ast.AST)
 
 
@@ -78,15 +94,68 @@ def store_keys(frame: Frame) -> tuple[str, ...]:
 
 def made_around(frame: Frame, names: set[str]) -> set[str]:
     """Which of these calls the user's function makes: what its handles are of."""
-    name = frame.function.rpartition(".")[2]
-    around = [
-        node
-        for node in _nodes(frame.root + frame.file, ast.FunctionDef)
-        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
-    ]
-    calls = [one for node in around[:1] for one in ast.walk(node) if isinstance(one, ast.Call)]
+    calls = [one for one in _around(frame) if isinstance(one, ast.Call)]
     written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
     return written & names
+
+
+def peers_around(frame: Frame) -> tuple[int, ...]:
+    """To and from whom the messages are that the user's function starts: () where one of them is
+    not known, as in a loop over peers."""
+    around = _around(frame)
+    changing = {
+        name.id
+        for node in around
+        if isinstance(node, (ast.For, ast.comprehension, ast.AugAssign))
+        for name in ast.walk(node.target)
+        if isinstance(name, ast.Name)
+    }
+    local = {name: text for name, text in frame.values if name not in changing}
+    found: set[int | None] = set()
+    for node in around:
+        if isinstance(node, ast.Call) and _name(node) in _PEER_IS_AT:
+            place, words = _PEER_IS_AT[_name(node)]
+            given = [one.value for one in node.keywords if one.arg in words]
+            given += node.args[place : place + 1]
+            found.add(_whole_number(given[0], local) if len(given) == 1 else None)
+    known = {one for one in found if one is not None}
+    return tuple(sorted(known)) if len(known) == len(found) else ()
+
+
+def _around(frame: Frame) -> list[ast.AST]:
+    """All that is in the function of the user's that the line is in, or in no function at all."""
+    path, name = frame.root + frame.file, frame.function.rpartition(".")[2]
+    if name == "<module>":
+        return [
+            one
+            for statement in (node for module in _nodes(path, ast.Module) for node in module.body)
+            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            for one in ast.walk(statement)
+        ]
+    around: list[ast.FunctionDef | ast.AsyncFunctionDef] = [
+        *_nodes(path, ast.FunctionDef),
+        *_nodes(path, ast.AsyncFunctionDef),
+    ]
+    for node in around:
+        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno):
+            return list(ast.walk(node))
+    return []
+
+
+def _whole_number(node: ast.expr, local: Mapping[str, str]) -> int | None:
+    """A number, or a sum of numbers and variables: `1 - rank`, `(rank + 1) % size`."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name) if local.get(name, "").lstrip("-").isdigit():
+            return int(local[name])
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
+            one, other = _whole_number(left, local), _whole_number(right, local)
+            if one is None or other is None or max(abs(one), abs(other)) > _MOST_RANKS:
+                return None
+            is_division = isinstance(sign, (ast.Mod, ast.FloorDiv))
+            return None if is_division and not other else _ARITHMETIC[type(sign)](one, other)
+    return None
 
 
 def called_at(frame: Frame) -> list[str]:

@@ -81,8 +81,9 @@ class Stance:
 
     `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
     is the source text of its group argument, "" for the default group, None where that is not
-    known; `members` are its ranks, where the source tells. `arguments` are those of `_ARGUMENTS`
-    and `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
+    known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
+    handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
+    `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
     `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data` and `at_work`: as the
     process does and is.
     """
@@ -95,6 +96,7 @@ class Stance:
     running: bool = False
     group: str | None = None
     members: tuple[int, ...] | None = None
+    peers: tuple[int, ...] = ()
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
@@ -227,6 +229,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         running=running,
         group=group,
         members=sources.group_members(frame, group) if group else None,
+        peers=sources.peers_around(frame) if doing is Doing.MESSAGE and op == "wait" else (),
         keys=sources.store_keys(frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
