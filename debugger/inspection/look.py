@@ -35,11 +35,12 @@ WORKING_SHARE = 0.2
 @dataclass(frozen=True, slots=True)
 class Thread:
     """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
-    the same values in its frames."""
+    the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round."""
 
     stack: ThreadStack
     still_s: float
     running: bool
+    woke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +92,22 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
     Only threads that may be a rank's count: a pool's thread wakes up now and then whatever its rank
     does. Where the kernel tells how long each has slept, and none has for as long as is needed, a
-    second more changes nothing: that is a job at work. `told`: it does.
+    second more changes nothing: that is a job at work. `told`: it does. But where all stand still
+    and one has woken up meanwhile, they may wait in slices, or on a core.
     """
-    slept = [
-        one.still_s
+    sights = list(sights)
+    standing = [
+        one
         for sight in sights
         for one in sight.threads
-        if one.still_s and not one.running and (one is sight.main or _has_code(one.stack))
+        if one.still_s and (one is sight.main or (not one.running and _has_code(one.stack)))
     ]
-    enough = any(still_s >= needed_s for still_s in slept)
-    return any(still_s < needed_s for still_s in slept) and (
-        enough or not told or needed_s <= MOST_GAP_S
+    enough = any(one.still_s >= needed_s and not one.running for one in standing)
+    mains = [sight.main for sight in sights if sight.state]
+    all_still = all(one is not None and one.still_s for one in mains)
+    all_still = all_still and any(one is not None and one.woke for one in mains)
+    return any(one.still_s < needed_s for one in standing) and (
+        enough or not told or needed_s <= MOST_GAP_S or all_still
     )
 
 
@@ -180,10 +186,11 @@ def _thread(
     if before is None or _place(before) != _place(stack):
         return Thread(stack, 0.0, running)
     slept_s = taken.slept_s.get(stack.native_id, 0.0)
+    woke = running or slept_s < gap_s
     if not running and used > STILL_SHARE:
         # It may have gone round between the looks; while it has slept it has not.
-        return Thread(stack, slept_s, running)
-    return Thread(stack, gap_s if running else max(gap_s, slept_s), running)
+        return Thread(stack, slept_s, running, woke)
+    return Thread(stack, gap_s if running else max(gap_s, slept_s), running, woke)
 
 
 def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]], ...]:

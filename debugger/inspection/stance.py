@@ -107,8 +107,10 @@ class Stance:
 
     @property
     def waits(self) -> bool:
-        """Whether it stands in a call that waits for other ranks."""
-        return self.doing in WAITS and not self.running and self.cause != "stopped"
+        """Whether it stands in a call that waits for other ranks: asleep, or on a core at one
+        place, as MPI waits and a store's host does that accepts connections."""
+        moves = self.running and not self.still_s
+        return self.doing in WAITS and not moves and self.cause != "stopped"
 
     def number(self, name: str) -> int | None:
         """An argument that is a rank or a tag."""
