@@ -154,7 +154,7 @@ def _run_py_spy(
             check=False,
         )
         if done.returncode == 0:
-            root = _root_of(pid)
+            root = root_of(pid)
             return [_from_py_spy(pid, thread, root) for thread in json.loads(done.stdout)]
     except subprocess.TimeoutExpired:
         return f"no answer within {left_s:.0f} s"
@@ -164,7 +164,7 @@ def _run_py_spy(
     return clean(text.splitlines()[0].removeprefix("Error: "), 200)
 
 
-def _root_of(pid: int) -> str:
+def root_of(pid: int) -> str:
     """ "" of a process that has the same files as this one."""
     try:
         apart = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
