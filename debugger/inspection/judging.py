@@ -7,8 +7,9 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
    `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
    `moving_s`: a job at work has slow ranks, too.
-3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
-   receive that face each other with different tags are a mismatch.
+3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
+   is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
+   different tags are a mismatch.
 4. *Groups*: ranks make groups of other ranks, or only some make one.
 5. *Calls*: ranks wait in different calls of one group (or with different roots).
 6. *Sub-groups*: everybody waits in calls of groups, and nobody is absent: a cycle of groups.
@@ -217,6 +218,14 @@ def _messages(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Find
         return None
     for rank in sorted(talking):
         peer = peer_of(waiting[rank])
+        if peer is not None and 0 < look.world_size <= peer:
+            return _finding(
+                "invalid_argument",
+                f"suspected: {_at(rank, waiting)}, and there is no rank {peer} in a world of "
+                f"{look.world_size}",
+                [rank],
+                look,
+            )
         other = waiting.get(peer) if peer is not None else None
         if other is None or peer_of(other) != rank or sends(waiting[rank]) == sends(other):
             continue
@@ -347,10 +356,16 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
             kind = "root_mismatch"
         if len(voted.parties) < 2:
             continue
+        culprits = voted.culprits
+        if len(culprits) == len(members):
+            # No more on one side than on the other: who waits in backward waits for gradients that
+            # the others have gone on without.
+            beyond = [rank for rank in culprits if members[rank].doing is not Doing.BACKWARD]
+            culprits = tuple(beyond) or culprits
         return _finding(
             kind,
             f"suspected: ranks wait in different calls: {_calls_of(voted, members)}",
-            voted.culprits,
+            culprits,
             look,
         )
     return None

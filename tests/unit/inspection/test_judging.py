@@ -118,6 +118,10 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
         ([message("send", 1), message("send", 0)], ("deadlock", [0, 1])),
         ([message("recv", 1), waits("barrier"), waits("barrier")], ("deadlock", [0, 1])),
         ([message("send", 1, 1), message("recv", 0, 2)], ("p2p_mismatch", [0, 1])),
+        ([message("send", 1), message("send", 2), message("send", 3)], ("invalid_argument", [2])),
+        ([waits("barrier"), waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [0])),
+        ([waits("barrier")] + [waits("backward", doing=Doing.BACKWARD)] * 2, ("op_mismatch", [0])),
+        ([waits("barrier")] * 2 + [waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [2])),
         (
             [waits("all_reduce", 20, group="a"), waits("all_reduce", 22, group="b")],
             ("deadlock", [0, 1]),

@@ -193,15 +193,13 @@ def test_where_torch_has_the_group() -> None:
         assert list(inspect.signature(getattr(dist, name)).parameters)[2] == "group", name
 
 
+SENDS, RECEIVES = "dist.P2POp(dist.isend, x, peer)", "dist.P2POp(dist.irecv, y, 0)"
+
+
 @pytest.mark.parametrize(
     ("before", "local", "peers"),
     [
-        (
-            "    ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, 0)]; "
-            "reqs = dist.batch_isend_irecv(ops)",
-            "1",
-            (0, 1),
-        ),
+        (f"    reqs = dist.batch_isend_irecv([{SENDS}, {RECEIVES}])", "1", (0, 1)),
         ("    reqs = [dist.isend(x, dst=peer), dist.irecv(y, (peer + 3) % 4)]", "2", (1, 2)),
         ("    reqs = [dist.isend(x, 1 - peer)]", "0", (1,)),
         ("    reqs = [dist.isend(x, peer) for peer in others]", "1", ()),
