@@ -221,12 +221,12 @@ def _job(args: argparse.Namespace) -> Job:
     from ..inspection.processes import find_jobs
 
     below: Sequence[int] = [args.job] if args.job is not None else args.pid or []
-    jobs = find_jobs(below)
-    if args.pid:
-        jobs = _of_pids(jobs, args.pid)
     gone = [pid for pid in below if not os.path.exists(f"/proc/{pid}")]
     if gone:
         raise UsageError(f"there is no process {gone[0]}")
+    if args.pid:
+        return _of_pids(args.pid)
+    jobs = find_jobs(below)
     if not jobs:
         where = f"process {below[0]} and those below it" if below else "this host"
         raise UsageError(
@@ -240,12 +240,18 @@ def _job(args: argparse.Namespace) -> Job:
     return jobs[0]
 
 
-def _of_pids(jobs: Sequence[Job], pids: Sequence[int]) -> list[Job]:
+def _of_pids(pids: Sequence[int]) -> Job:
+    """These processes, and no others. Where they are ranks of one job that was found, that tells
+    who they are; else they are taken as they are, whoever has started them."""
     from dataclasses import replace
 
-    found = []
-    for job in jobs:
+    from ..inspection.processes import find_jobs, job_of
+
+    for job in find_jobs():
         chosen = tuple(one for one in job.processes if one.pid in pids)
-        if chosen:
-            found.append(replace(job, processes=chosen))
-    return found
+        if len(chosen) == len(set(pids)):
+            return replace(job, processes=chosen, partial=len(chosen) < len(job.processes))
+    job = job_of(pids)
+    if not job.processes:
+        raise UsageError(f"process {pids[0]} is not yours to look at")
+    return replace(job, partial=True)

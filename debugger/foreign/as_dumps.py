@@ -2,16 +2,17 @@
 
 One file a rank, as gloo's recorder of torch 2.13 writes it: a pickle of plain data, version 2.10,
 in which `retired` says that a call is over. torch's own analyser (`torchfrtrace`, from 2.12 on)
-loads it. What the format cannot say is in keys of our own: of a call `reduce_op`, `root`, `sends`,
-`receives`, `async`; of a rank its host, backends and `messages`. Those are no entries, since gloo's
-recorder has none of them either, and the analyser takes a message for a collective that others
-have missed.
+loads it. A call that a rank stood in when the verdict ended it is not over; one that the backend
+refused was never made, and is left out. What the format cannot say is in keys of our own: of a call
+`reduce_op`, `root`, `sends`, `receives`, `async`; of a rank its host, backends and `messages`.
+Those are no entries, since gloo's recorder has none of them either, and the analyser takes a
+message for a collective that others have missed.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ _TORCHS_OPS = {
     "all_gather_coalesced": "ALLGATHER_coalesced",
     "monitored_barrier": "barrier",
 }
-_ENDED = (CallState.COMPLETED, CallState.FAILED)
 
 
 def write(ranks: Mapping[int, Rank], folder: Path) -> int:
@@ -49,8 +49,13 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
     own = {**groups, **rank.groups}
     numbers = {key: number for number, key in enumerate(rank.groups)}
     collectives = [
-        call for call in calls if call.group in own and call.signature.op not in POINT_TO_POINT
+        call
+        for call in calls
+        if call.group in own
+        and call.signature.op not in POINT_TO_POINT
+        and not (call.state is CallState.FAILED and call.seq >= own[call.group].issued)
     ]
+    last_ns = _last_ns(calls)
     completed = {
         call.group: call.seq + 1 for call in collectives if call.state is CallState.COMPLETED
     }
@@ -77,7 +82,13 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
             for key, group in rank.groups.items()
         },
         "entries": [
-            _entry(call, own[call.group], first + number, numbers.get(call.group, len(numbers)))
+            _entry(
+                call,
+                own[call.group],
+                first + number,
+                numbers.get(call.group, len(numbers)),
+                _is_over(call, last_ns),
+            )
             for number, call in enumerate(collectives)
         ],
         "rank": rank.rank,
@@ -101,10 +112,24 @@ def _groups(ranks: Mapping[int, Rank]) -> dict[GroupKey, Group]:
     return {key: group for rank in ranks.values() for key, group in rank.groups.items()}
 
 
-def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, Any]:
+def _last_ns(calls: Sequence[Call]) -> int:
+    """When the rank last made a call, or came out of one by itself."""
+    made = (call.issued_ns for call in calls)
+    done = (call.completed_ns for call in calls if call.state is CallState.COMPLETED)
+    return max([*made, *done], default=0)
+
+
+def _is_over(call: Call, last_ns: int) -> bool:
+    """Whether the rank had left the call behind. One that broke off after all else the rank did is
+    where it stood when its end came."""
+    if call.state is CallState.FAILED:
+        return call.completed_ns < last_ns
+    return call.state is CallState.COMPLETED
+
+
+def _entry(call: Call, group: Group, record_id: int, pg_id: int, is_over: bool) -> dict[str, Any]:
     signature = call.signature
     inputs, outputs = sides_as_one(signature, len(group.ranks))
-    ended = call.state in _ENDED
     return {
         "record_id": record_id,
         "pg_id": pg_id,
@@ -125,7 +150,7 @@ def _entry(call: Call, group: Group, record_id: int, pg_id: int) -> dict[str, An
         "time_discovered_completed_ns": (
             call.completed_ns or None if call.state is CallState.COMPLETED else None
         ),
-        "retired": ended,
+        "retired": is_over,
         "timeout_ms": round(1000 * (group.timeout_s or 0)),
         "is_p2p": False,
         "frames": [{"name": call.site.function, "filename": call.site.file, "line": call.site.line}]

@@ -74,6 +74,15 @@ def sockets_of(pids: Iterable[int], proc: Path = Path("/proc")) -> list[Socket]:
     return found
 
 
+def is_this_network(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether an address means the same to this process: not where it is in a container that has
+    its own network, in which localhost is another one."""
+    try:
+        return os.readlink(proc / str(pid) / "ns/net") == os.readlink(proc / "self/ns/net")
+    except OSError:
+        return True
+
+
 def links(sockets: Iterable[Socket], ranks: Mapping[int, int]) -> list[Link]:
     """What connects the ranks; `ranks` has them by their pids."""
     open_ = [one for one in sockets if not one.listens]

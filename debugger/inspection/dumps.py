@@ -17,6 +17,7 @@ from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
 from ..record.process_stat import TICKS_PER_S
+from ..supervisor.stacks import root_of
 from .processes import Process
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -69,7 +70,8 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
             continue
         try:
             # Without a reader opening it fails at once.
-            pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            at = f"{root_of(one.pid)}{stem}{rank}.pipe"
+            pipe = os.open(at, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError as error:
             problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
             continue
@@ -107,7 +109,7 @@ def _of(rank: int, one: Process) -> Iterator[Path]:
     named = [one.told[name] for name in PREFIX_VARIABLES if one.told.get(name)]
     cache = one.told.get("XDG_CACHE_HOME") or f"{one.told.get('HOME', '')}/.cache"
     for prefix in named or [f"{cache}/{_DEFAULT}"]:
-        yield Path(f"{prefix}{rank}")
+        yield Path(f"{root_of(one.pid)}{prefix}{rank}")
 
 
 def _written_s(path: Path) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
@@ -19,9 +20,18 @@ from .joining import joined
 from .judging import Limits, Look, judge
 from .look import Sight, look
 from .parts import Part, Whole
-from .processes import Job
+from .processes import Job, below_launchers, is_loopback
 from .rights import needed
-from .stance import Doing, Stance, is_helper, stance, started_as
+from .stance import (
+    WAITS,
+    Doing,
+    Stance,
+    calls_itself,
+    is_helper,
+    stance,
+    started_as,
+    waits_for_children,
+)
 from .surroundings import Surroundings, look_around
 
 
@@ -109,6 +119,10 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     have the ranks write dumps of their flight recorders, where they have a FIFO for that."""
     problems: list[str] = []
     sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
+    started = _started_by_launchers(job, sights)
+    if started is not None:
+        job, problems = started, []
+        sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
     ranks, twice = _who_is_who(job, sights)
     pids = {rank: sight.pid for rank, sight in ranks.items()}
     stances = {rank: stance(sight) for rank, sight in ranks.items()}
@@ -147,11 +161,19 @@ def of_nodes(name: str, seen: Whole, limits: Limits) -> Inspection:
     )
 
 
+def _started_by_launchers(job: Job, sights: Mapping[int, Sight]) -> Job | None:
+    """The ranks themselves, where a number was given to a program that has started them itself (a
+    script with `mp.spawn`, in a job of Slurm's); None where the job's processes are the ranks."""
+    given = all(one.rank is not None and one.local_rank is None for one in job.processes)
+    if not given or not all(waits_for_children(one) for one in sights.values()):
+        return None
+    return below_launchers(job, sights.keys())
+
+
 def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight], tuple[int, ...]]:
     """The processes by rank, and ranks that two of them claim. Where nothing says which is which,
     they are numbered in the order of their start."""
-    ranks: dict[int, Sight] = {}
-    twice: set[int] = set()
+    claims: dict[int, list[Sight]] = {}
     unnumbered = []
     for one in job.processes:
         sight = sights[one.pid]
@@ -160,14 +182,29 @@ def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight]
         rank = one.rank if one.rank is not None else started_as(sight)
         if rank is None:
             unnumbered.append(sight)
-        elif rank in ranks:
-            twice.add(rank)
         else:
-            ranks[rank] = sight
+            claims.setdefault(rank, []).append(sight)
+    ranks: dict[int, Sight] = {}
+    twice = []
+    for rank, claimants in claims.items():
+        # What a rank has left behind (a logger, the worker of a loader that was killed) has its
+        # number too, and talks to nobody.
+        talking = [one for one in claimants if stance(one).doing in WAITS]
+        ranks[rank] = (talking or claimants)[0]
+        if len(talking) > 1:
+            twice.append(rank)
+    numbers = _told_apart([calls_itself(sight) for sight in unnumbered], ranks.keys())
     free = (rank for rank in range(len(job.processes) + len(ranks) + 1) if rank not in ranks)
-    for sight in unnumbered:
-        ranks[next(free)] = sight
+    ranks |= dict(zip(numbers or list(islice(free, len(unnumbered))), unnumbered, strict=True))
     return ranks, tuple(sorted(twice))
+
+
+def _told_apart(told: Sequence[tuple[int, bool] | None], taken: Container[int]) -> list[int]:
+    """The numbers that these processes have for themselves, [] where they are not those of ranks:
+    some have none, or the same, or one alone says a number of which it does not say of how many."""
+    numbers = [one[0] for one in told if one is not None and one[0] not in taken]
+    sure = len(numbers) > 1 or any(one is not None and one[1] for one in told)
+    return numbers if sure and len(set(numbers)) == len(told) else []
 
 
 def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Look:
@@ -175,14 +212,35 @@ def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Lo
     told += [size for one in stances.values() if (size := one.number("world_size"))]
     world_size = max(told, default=0)
     local_size = max((one.local_size or 0 for one in job.processes), default=0)
-    missing: tuple[int, ...] = ()
-    if world_size and (local_size >= world_size or not job.numbered):
-        missing = tuple(rank for rank in range(world_size) if rank not in stances)
-    elif local_size > len(stances):
-        # On one of several hosts: ranks are numbered without a gap here.
-        low = min(stances, default=0) // local_size * local_size
-        missing = tuple(rank for rank in range(low, low + local_size) if rank not in stances)
+    should: Iterable[int] = ()
+    if job.partial:
+        pass  # somebody has chosen these: the others may be well
+    elif world_size and (local_size >= world_size or _all_are_here(job, stances)):
+        should = range(world_size)
+    elif local_size > len(stances) and (first := _first_of_host(job)) is not None:
+        should = range(first, first + local_size)
+    missing = tuple(rank for rank in should if rank not in stances)
     return Look(dict(stances), missing, twice, world_size=world_size)
+
+
+def _all_are_here(job: Job, stances: Mapping[int, Stance]) -> bool:
+    """Whether all ranks must be on this host: they meet at an address of one host alone, or, of a
+    program that starts them itself, at none that is known (a file)."""
+    met = {one.told["MASTER_ADDR"] for one in job.processes if one.told.get("MASTER_ADDR")}
+    met |= {host for one in stances.values() if (host := one.arguments.get("hostname"))}
+    return all(map(is_loopback, met)) and (bool(met) or not job.numbered)
+
+
+def _first_of_host(job: Job) -> int | None:
+    """The lowest rank that should be on this host, where they are numbered without a gap here: as
+    their launcher does it, or as two of them show."""
+    firsts = {
+        one.rank - one.local_rank
+        for one in job.processes
+        if one.rank is not None and one.local_rank is not None
+    }
+    known = len(firsts) == 1 and (len(job.processes) > 1 or job.processes[0].consecutive)
+    return min(firsts) if known else None
 
 
 def described(job: Job) -> str:

@@ -22,15 +22,17 @@ def joined(
 ) -> list[Finding]:
     """The findings, the verdict first, with what else bears on it.
 
-    A flight recorder proves what no stack shows: other sizes or types at one sequence number. What
-    it only suspects counts where the stacks have no culprit: nobody is absent, and all stand in the
-    same call. So does NCCL's own count of calls.
+    A flight recorder proves what no stack shows: other sizes or types at one sequence number; of a
+    job in which nobody stands still that is history, which the program has outlived. What it only
+    suspects counts where the stacks have no culprit: nobody is absent, and all stand in the same
+    call. So does NCCL's own count of calls.
     """
     recorded = around.recorded.findings if around.recorded is not None else ()
     waits_s = max((one.still_s for one in look.ranks.values() if one.waits), default=0.0)
     blind = all(one.doing is Doing.UNREADABLE for one in look.ranks.values())
     open_ = not found or found[0].kind == "stalled"
-    proven = next((one for one in recorded if one.proven), None)
+    stands = blind or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
+    proven = next((one for one in recorded if one.proven and stands), None)
     verdict: Finding | None = found[0] if found else None
     if proven is not None:
         verdict = _with_stacks(proven, look)

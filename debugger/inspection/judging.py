@@ -5,9 +5,11 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
 1. *Gone*: a rank's process is not there any more, and others wait.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
-   `busy_s`, one that moves, or saves, after `moving_s`: a job at work has slow ranks, too.
-3. *Messages*: who waits for whom, by the peers on the stacks. A cycle is a deadlock; a send and a
-   receive that face each other with different tags are a mismatch.
+   `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
+   `moving_s`: a job at work has slow ranks, too.
+3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
+   is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
+   different tags are a mismatch.
 4. *Groups*: ranks make groups of other ranks, or only some make one.
 5. *Calls*: ranks wait in different calls of one group (or with different roots).
 6. *Sub-groups*: everybody waits in calls of groups, and nobody is absent: a cycle of groups.
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
+from .awaiting import awaited, cycle_in, is_unknown, peer_of, sends
 from .in_store import all_in_store, in_store
 from .stance import Doing, Stance
 
@@ -72,10 +75,10 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
         return [_finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
     if not waiting or longest_s < limits.waiting_s:
         return []
-    found = _twice(look, waiting) or _gone(look, waiting) or _absent(look, waiting, limits)
-    if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits):
+    found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
+    if found is None and len(waiting) == len(look.ranks) and _all_wait(waiting, limits.waiting_s):
         found = (
-            _messages(look, waiting)
+            _messages(look, waiting, limits)
             or _unserved(look, waiting)
             or _elsewhere(look, waiting)
             or _groups(look, waiting)
@@ -150,11 +153,12 @@ def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     )
 
 
-def _gone(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     gone = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
-    if not gone:
-        return None
     joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    # Ranks may be started one after the other, and who comes last has no process yet.
+    if not gone or (joining and max(one.still_s for one in waiting.values()) < limits.still_s):
+        return None
     return _finding(
         "join_timeout" if joining else "early_exit",
         f"suspected: {ranks_text(gone)} {verb(gone, 'has', 'have')} no process any more, and "
@@ -195,8 +199,8 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
         return False
     if one.cause == "stopped":
         return longest_s >= limits.waiting_s
-    if one.running or (one.moves_data and one.cause == "user_code"):
-        at_one_place = one.still_s and not one.moves_data
+    if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
+        at_one_place = one.still_s and not one.moves_data and not one.at_work
         return longest_s >= (limits.busy_s if at_one_place else limits.moving_s)
     if not one.still_s:
         return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
@@ -204,18 +208,26 @@ def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
     return longest_s >= limits.still_s and one.still_s >= min(limits.still_s, 1.0)
 
 
-def _all_wait(waiting: Mapping[int, Stance], limits: Limits) -> bool:
-    return all(one.still_s >= limits.waiting_s for one in waiting.values())
+def _all_wait(waiting: Mapping[int, Stance], for_s: float) -> bool:
+    return all(one.still_s >= for_s for one in waiting.values())
 
 
-def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _messages(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     talking = {rank for rank, one in waiting.items() if one.doing is Doing.MESSAGE}
     if not talking:
         return None
     for rank in sorted(talking):
-        peer = _peer(waiting[rank])
+        peer = peer_of(waiting[rank])
+        if peer is not None and 0 < look.world_size <= peer:
+            return _finding(
+                "invalid_argument",
+                f"suspected: {_at(rank, waiting)}, and there is no rank {peer} in a world of "
+                f"{look.world_size}",
+                [rank],
+                look,
+            )
         other = waiting.get(peer) if peer is not None else None
-        if other is None or _peer(other) != rank or _sends(waiting[rank]) == _sends(other):
+        if other is None or peer_of(other) != rank or sends(waiting[rank]) == sends(other):
             continue
         tags = (waiting[rank].number("tag") or 0, other.number("tag") or 0)
         if tags[0] != tags[1]:
@@ -227,10 +239,18 @@ def _messages(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
                 pair,
                 look,
             )
-    cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+    cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
+    to_each_other = any(
+        rank in waiting[peer].peers
+        for rank in sorted(talking)
+        for peer in waiting[rank].peers
+        if peer in waiting
+    )
     if not cycle:
-        return None
-    if any(waiting[rank].doing is Doing.MESSAGE and _peer(waiting[rank]) is None for rank in cycle):
+        # They may be under way, or not be the ones that the other waits for.
+        late = to_each_other and _all_wait(waiting, limits.busy_s)
+        return _unknown_peers(look, waiting) if late else None
+    if any(is_unknown(waiting[rank]) for rank in cycle):
         return _unknown_peers(look, waiting)
     steps = [f"{_at(rank, waiting)}" for rank in cycle]
     return _finding(
@@ -336,10 +356,16 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
             kind = "root_mismatch"
         if len(voted.parties) < 2:
             continue
+        culprits = voted.culprits
+        if len(culprits) == len(members):
+            # No more on one side than on the other: who waits in backward waits for gradients that
+            # the others have gone on without.
+            beyond = [rank for rank in culprits if members[rank].doing is not Doing.BACKWARD]
+            culprits = tuple(beyond) or culprits
         return _finding(
             kind,
             f"suspected: ranks wait in different calls: {_calls_of(voted, members)}",
-            voted.culprits,
+            culprits,
             look,
         )
     return None
@@ -352,7 +378,7 @@ def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     if not in_groups:
         return None
     if all(waiting[rank].members for rank in in_groups):
-        cycle = _cycle({rank: _awaited(rank, waiting) for rank in sorted(waiting)})
+        cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
         in_groups = cycle or in_groups
     calls = _calls_of(
         _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
@@ -432,58 +458,10 @@ def _at(rank: int, waiting: Mapping[int, Stance], ranks: Sequence[int] = ()) -> 
     return f"{who} {verb(ranks or [rank], 'waits', 'wait')} in {one.call}{where}"
 
 
-def _peer(one: Stance) -> int | None:
-    if one.doing is not Doing.MESSAGE:
-        return None
-    names = ("dst", "group_dst") if _sends(one) else ("src", "group_src")
-    return next((peer for name in names if (peer := one.number(name)) is not None), None)
-
-
 def _store_of(one: Stance) -> str:
     """Where it waits for the job's store to have everybody; "" where it does not."""
     port = one.arguments.get("port", "")
     return f"port {port}" if port else ""
-
-
-def _sends(one: Stance) -> bool:
-    return "send" in one.op
-
-
-def _awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
-    """For whom this rank waits: its peer, or who is not in the same collective."""
-    one = waiting[rank]
-    if one.doing is Doing.MESSAGE:
-        peer = _peer(one)
-        if peer is None:
-            return [other for other in sorted(waiting) if other != rank]
-        other = waiting.get(peer)
-        faces = other is not None and _peer(other) == rank and _sends(other) != _sends(one)
-        return [] if faces else [peer]  # two ends of one message are under way
-    return [
-        other
-        for other, stance in sorted(waiting.items())
-        if other != rank
-        and (one.members is None or other in one.members)
-        and (stance.op, stance.group) != (one.op, one.group)
-    ]
-
-
-def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
-    """The shortest cycle through the lowest rank that is in one; empty where there is none."""
-    for start in awaited:
-        paths = [[start]]
-        seen = {start}
-        while paths:
-            onward = []
-            for path in paths:
-                for peer in awaited.get(path[-1], ()):
-                    if peer == start:
-                        return path
-                    if peer not in seen:
-                        seen.add(peer)
-                        onward.append([*path, peer])
-            paths = onward
-    return []
 
 
 def _vote(of: Mapping[int, Hashable]) -> Vote[Hashable]:

@@ -7,51 +7,66 @@ not tell (`/proc/<pid>/task/<tid>/sched`), only the time between two looks count
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..record.process_stat import TICKS_PER_S, read_stat
+from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
 
 FIRST_GAP_S = 0.25
 MOST_GAP_S = 1.2
 """Time between the first and the second look, and between the first and the last one."""
+LONGEST_GAP_S = 10.0
+"""The same where the kernel does not tell for how long a thread has slept: so long is waited for
+those that stand still."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
+_STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
 """Who waits in short slices wakes up now and then, and uses less of a core than this."""
+WORKING_SHARE = 0.2
+"""Who works uses more of a core than this; a loop that polls, less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
     """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
-    the same values in its frames."""
+    the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round."""
 
     stack: ThreadStack
     still_s: float
     running: bool
+    woke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One process. `state` is the kernel's letter, "" when it has gone. `moves_data`: it reads or
-    writes files, or pipes, as one does that saves or loads; sockets do not count."""
+    writes files, or pipes, as one does that saves or loads, or waits for a disk; sockets do not
+    count. `at_work`: those that it has started compute or move data (workers of its data loader,
+    a compiler, `tar`), or it computes itself and does not stand at one place."""
 
     pid: int
     state: str
     threads: Sequence[Thread]
     moves_data: bool = False
+    at_work: bool = False
 
     @property
     def stopped(self) -> bool:
-        return self.state in ("T", "t")
+        return self.state in _STOPPED
 
     @property
     def main(self) -> Thread | None:
-        return next((one for one in self.threads if one.stack.name == "MainThread"), None)
+        """The thread that the process began with. It may have another name: a child that a thread
+        has forked keeps that thread's; of some Pythons, only the name is known."""
+        by_id = (one for one in self.threads if one.stack.native_id == self.pid)
+        named = (one for one in self.threads if one.stack.name == "MainThread")
+        return next(by_id, None) or next(named, None)
 
 
 def look(
@@ -66,7 +81,8 @@ def look(
     sights = _compared(first, began_s, second)
     told = any(one.slept_s for one in second.values())
     if _further_look_helps(sights.values(), needed_s, told):
-        time.sleep(max(0.0, began_s + MOST_GAP_S - time.monotonic()))
+        gap_s = MOST_GAP_S if told or needed_s > LONGEST_GAP_S else max(MOST_GAP_S, needed_s + 0.2)
+        time.sleep(max(0.0, began_s + gap_s - time.monotonic()))
         sights = _compared(first, began_s, _take(wanted, [], native))
     return sights
 
@@ -76,17 +92,22 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
     Only threads that may be a rank's count: a pool's thread wakes up now and then whatever its rank
     does. Where the kernel tells how long each has slept, and none has for as long as is needed, a
-    second more changes nothing: that is a job at work. `told`: it does.
+    second more changes nothing: that is a job at work. `told`: it does. But where all stand still
+    and one has woken up meanwhile, they may wait in slices, or on a core.
     """
-    slept = [
-        one.still_s
+    sights = list(sights)
+    standing = [
+        one
         for sight in sights
         for one in sight.threads
-        if one.still_s and not one.running and (one is sight.main or _has_code(one.stack))
+        if one.still_s and (one is sight.main or (not one.running and _has_code(one.stack)))
     ]
-    enough = any(still_s >= needed_s for still_s in slept)
-    return any(still_s < needed_s for still_s in slept) and (
-        enough or not told or needed_s <= MOST_GAP_S
+    enough = any(one.still_s >= needed_s and not one.running for one in standing)
+    mains = [sight.main for sight in sights if sight.state]
+    all_still = all(one is not None and one.still_s for one in mains)
+    all_still = all_still and any(one is not None and one.woke for one in mains)
+    return any(one.still_s < needed_s for one in standing) and (
+        enough or not told or needed_s <= MOST_GAP_S or all_still
     )
 
 
@@ -106,10 +127,13 @@ class _Taken:
     """By native id: how long ago the thread last got a core, where the kernel tells."""
     moved_bytes: int = 0
     """It has read and written so much since it began, where the kernel tells."""
+    below: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    """The processes below it that are looked at only for this: seconds on a core, bytes moved."""
 
 
 def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _Taken]:
     slept = {pid: _slept(pid) for pid in pids}  # before anything disturbs them
+    below = _below(pids)
     stacks = capture(pids, native=native, problems=problems, values=True)
     taken = {}
     for pid in pids:
@@ -117,9 +141,9 @@ def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _
         if stat is None or stat.state in "ZX":
             taken[pid] = _Taken("", 0.0, (), {})
         else:
-            taken[pid] = _Taken(
-                stat.state, stat.cpu_ticks / TICKS_PER_S, stacks[pid], slept[pid], _moved_bytes(pid)
-            )
+            cpu_s = stat.cpu_ticks / TICKS_PER_S
+            moved = _moved_bytes(pid)
+            taken[pid] = _Taken(stat.state, cpu_s, stacks[pid], slept[pid], moved, below[pid])
     return taken
 
 
@@ -135,21 +159,38 @@ def _compared(
             _thread(stack, before.get(stack.thread_id), one, gap_s, used) for stack in one.threads
         ]
         moved = one.moved_bytes - first[pid].moved_bytes
-        found[pid] = Sight(pid, one.state, threads, moved >= MOVING_BYTES_PER_S * gap_s)
+        both = {one.state, first[pid].state}
+        # Who looks at a rank, or traces it, stops it for a moment.
+        state = one.state if one.state not in _STOPPED or both <= _STOPPED else first[pid].state
+        sight = Sight(pid, state, threads, moved >= MOVING_BYTES_PER_S * gap_s or both == {"D"})
+        main = sight.main
+        moves_on = main is not None and not main.still_s and used >= WORKING_SHARE
+        found[pid] = replace(sight, at_work=moves_on or _others_work(first[pid], one, gap_s))
     return found
+
+
+def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
+    """Whether those below it do. Of one that has come since, all that it has done counts."""
+    cpu_s, moved = 0.0, 0
+    for pid, (last_s, last_bytes) in last.below.items():
+        first_s, first_bytes = first.below.get(pid, (0.0, 0))
+        cpu_s += max(0.0, last_s - first_s)
+        moved += max(0, last_bytes - first_bytes)
+    return cpu_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
 
 
 def _thread(
     stack: ThreadStack, before: ThreadStack | None, taken: _Taken, gap_s: float, used: float
 ) -> Thread:
-    running = taken.state not in ("T", "t") and (stack.active or stack.holds_gil)
+    running = taken.state not in _STOPPED and (stack.active or stack.holds_gil)
     if before is None or _place(before) != _place(stack):
         return Thread(stack, 0.0, running)
     slept_s = taken.slept_s.get(stack.native_id, 0.0)
+    woke = running or slept_s < gap_s
     if not running and used > STILL_SHARE:
         # It may have gone round between the looks; while it has slept it has not.
-        return Thread(stack, slept_s, running)
-    return Thread(stack, gap_s if running else max(gap_s, slept_s), running)
+        return Thread(stack, slept_s, running, woke)
+    return Thread(stack, gap_s if running else max(gap_s, slept_s), running, woke)
 
 
 def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]], ...]:
@@ -172,12 +213,34 @@ def _slept(pid: int) -> dict[int, float]:
     return found
 
 
+def _below(pids: Sequence[int]) -> dict[int, dict[int, tuple[float, int]]]:
+    """Of each process those below it, without these processes themselves and what they started:
+    seconds on a core, and bytes moved."""
+    stats = {
+        int(name): stat
+        for name in os.listdir("/proc")
+        if name.isdigit() and (stat := read_stat(int(name))) is not None
+    }
+    found: dict[int, dict[int, tuple[float, int]]] = {pid: {} for pid in pids}
+    for pid, stat in stats.items():
+        above = stat.parent
+        seen = {pid}
+        while above in stats and above not in found and above not in seen:
+            seen.add(above)
+            above = stats[above].parent
+        if above in found and pid not in found and stat.state not in DEAD_STATES:
+            found[above][pid] = (stat.cpu_ticks / TICKS_PER_S, _moved_bytes(pid))
+    return found
+
+
 def _moved_bytes(pid: int) -> int:
-    """What `read` and `write` have moved: 0 where that is not told."""
+    """What `read` and `write` have moved, or what came of files that are mapped: 0 where that is
+    not told."""
     try:
         with open(f"/proc/{pid}/io") as file:
             counted = dict(line.split(": ") for line in file if ": " in line)
-        return int(counted["rchar"]) + int(counted["wchar"])
+        called = int(counted["rchar"]) + int(counted["wchar"])
+        return max(called, int(counted["read_bytes"]) + int(counted["write_bytes"]))
     except (OSError, ValueError, KeyError):
         return 0
 

@@ -125,10 +125,12 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "running": one.running,
         "group": one.group,
         "members": one.members,
+        "peers": list(one.peers),
         "keys": list(one.keys),
         "arguments": dict(one.arguments),
         "cause": one.cause,
         "moves_data": one.moves_data,
+        "at_work": one.at_work,
         "lines": list(one.lines),
     }
 
@@ -175,10 +177,12 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         running=bool(told["running"]),
         group=None if told["group"] is None else _text(told["group"]),
         members=None if members is None else tuple(map(_rank, members)),
+        peers=tuple(map(_rank, told.get("peers", ()))),
         keys=tuple(map(_text, told["keys"])),
         arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
         cause=None if told["cause"] is None else _text(told["cause"]),
         moves_data=bool(told.get("moves_data")),
+        at_work=bool(told.get("at_work")),
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

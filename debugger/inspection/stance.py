@@ -6,7 +6,6 @@ arguments (who is the peer, which the root) and the user's own line of source ar
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from enum import Enum
 
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
+from ..supervisor.source_text import line_of
 from ..supervisor.stack_tree import users_frame, waits_for_lock
 from ..supervisor.stacks import Frame
 from . import source as sources
@@ -60,11 +60,12 @@ _ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "ranks", "world_siz
 _OF_JOINS = ("group_name", "hostname", "port", "world_size")
 """What torch's own frames below the making of a group tell: its name, and where the store is."""
 _COMMUNICATION = re.compile(
-    r"/torch/distributed/(?!elastic/|launcher/|run\.py|launch\.py)|/torch/nn/parallel/distributed\.py|"
-    r"/distcore/"
+    r"/torch/distributed/(?!elastic/|launcher/|checkpoint/|run\.py|launch\.py)|"
+    r"/torch/nn/parallel/distributed\.py|/distcore/"
 )
+"""Who saves a distributed checkpoint waits for nobody, unless a call of these is below."""
 _BACKWARD = "_engine_run_backward"
-_A_WAIT = re.compile(r"\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
+_A_WAIT = re.compile(r"(?<!\bos)\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
 _OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
 """How a call of `torch.ops` gets to its C++: functional collectives are such calls."""
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
@@ -80,9 +81,11 @@ class Stance:
 
     `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
     is the source text of its group argument, "" for the default group, None where that is not
-    known; `members` are its ranks, where the source tells. `arguments` are those of `_ARGUMENTS`
-    and `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`: as the process does.
+    known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
+    handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
+    `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data` and `at_work`: as the
+    process does and is.
     """
 
     doing: Doing
@@ -93,17 +96,21 @@ class Stance:
     running: bool = False
     group: str | None = None
     members: tuple[int, ...] | None = None
+    peers: tuple[int, ...] = ()
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
     moves_data: bool = False
+    at_work: bool = False
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
     @property
     def waits(self) -> bool:
-        """Whether it stands in a call that waits for other ranks."""
-        return self.doing in WAITS and not self.running and self.cause != "stopped"
+        """Whether it stands in a call that waits for other ranks: asleep, or on a core at one
+        place, as MPI waits and a store's host does that accepts connections."""
+        moves = self.running and not self.still_s
+        return self.doing in WAITS and not moves and self.cause != "stopped"
 
     def number(self, name: str) -> int | None:
         """An argument that is a rank or a tag."""
@@ -123,8 +130,8 @@ def stance(sight: Sight) -> Stance:
         return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
     if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
         helpers = [one for one in found if one.doing in WAITS and one.site is not None]
-        if len(helpers) == 1:
-            return helpers[0]
+        if helpers:
+            return max(helpers, key=lambda one: one.still_s)
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
@@ -145,21 +152,43 @@ def started_as(sight: Sight) -> int | None:
         if frame.file.endswith(_SPAWNED[0]) and frame.function == _SPAWNED[1]:
             value = dict(frame.values).get(_SPAWNED[2], "")
             return int(value) if value.isdigit() else None
-    main = sight.main
-    for frame in reversed(main.stack.frames if main is not None else ()):
-        value = dict(frame.values).get("rank", "")
-        if value.isdigit() and users_frame([frame]) is not None:
-            return int(value)
     return None
 
 
-def is_helper(sight: Sight) -> bool:
-    """Whether it is a worker of a data loader or of a pool: no rank."""
+def calls_itself(sight: Sight) -> tuple[int, bool] | None:
+    """The number that the outermost function of the user's calls `rank`, and whether it also has
+    the size of a world that this is in. It may be another number (of a matrix, of a group of some
+    kind), and counts only beside those of the other processes."""
+    main = sight.main
+    for frame in reversed(main.stack.frames if main is not None else ()):
+        local = dict(frame.values)
+        rank, size = local.get("rank", ""), local.get("world_size", "")
+        if rank.isdigit() and users_frame([frame]) is not None:
+            return int(rank), size.isdigit() and int(rank) < int(size)
+    return None
+
+
+def waits_for_children(sight: Sight) -> bool:
+    """Whether it does nothing but wait for the end of processes that it has started."""
+    main = sight.main
     return any(
-        frame.file.endswith(("torch/utils/data/_utils/worker.py", "multiprocessing/pool.py"))
-        or (frame.file.endswith("concurrent/futures/process.py") and "worker" in frame.function)
-        for one in sight.threads
-        for frame in one.stack.frames
+        frame.file.endswith(("torch/multiprocessing/spawn.py", "multiprocessing/process.py"))
+        and frame.function.rpartition(".")[2] in ("join", "spawn", "start_processes")
+        for frame in (main.stack.frames if main is not None else ())
+    )
+
+
+def is_helper(sight: Sight) -> bool:
+    """Whether it is a worker of a data loader or of a pool: no rank. (Who has a pool of his own has
+    threads for it, in the same files.)"""
+    main = sight.main
+    return any(
+        frame.file.endswith("torch/utils/data/_utils/worker.py")
+        or (
+            frame.file.endswith(("multiprocessing/pool.py", "concurrent/futures/process.py"))
+            and frame.function.rpartition(".")[2] in ("worker", "_process_worker")
+        )
+        for frame in (main.stack.frames if main is not None else ())
     )
 
 
@@ -175,6 +204,8 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
             still_s=still_s,
             running=running,
             cause="stopped" if sight.stopped else "unknown",
+            moves_data=sight.moves_data,
+            at_work=sight.at_work,
             lines=lines,
         )
     frame, through = found
@@ -200,10 +231,12 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         running=running,
         group=group,
         members=sources.group_members(frame, group) if group else None,
+        peers=sources.peers_around(frame) if doing is Doing.MESSAGE and op == "wait" else (),
         keys=sources.store_keys(frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
         moves_data=sight.moves_data,
+        at_work=sight.at_work,
         lines=lines,
     )
 
@@ -214,7 +247,7 @@ def _reading(
     """What goes on below the user's line: what, torch's innermost name for it, how it is printed,
     and with which arguments."""
     named = [one for one in below if _COMMUNICATION.search(one.file)]
-    source = linecache.getline(frame.file, frame.line)
+    source = line_of(frame)
     for kind, names in (
         (Doing.JOIN, JOINS),
         (Doing.MESSAGE, MESSAGES),

@@ -11,12 +11,13 @@ from types import MappingProxyType
 from ..foreign.flight_recorder import Dump
 from ..record.wording import ranks_text, verb
 from . import debug_server, dumps, nccl_ras
-from .connections import Link, Socket, links, sockets_of
-from .processes import Job, Process
+from .connections import Link, Socket, is_this_network, links, sockets_of
+from .processes import Job, Process, is_loopback
 from .stance import Doing, Stance
 from .store import Keys, keys_of
 
 _MOST_LINES = 8
+_ELSEWHERE = "is in another network (a container's): look from inside it to ask it, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,16 @@ def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
     """Of the store that ranks are connecting to, or of the one that their environment names."""
     named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
     named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
+    here = all(is_this_network(one.pid) for one in job.processes)
     for host, port in named:
-        if host and port and port.isdigit() and 0 < int(port) < 65536:
-            return keys_of(host, int(port))
+        if not (host and port and port.isdigit() and 0 < int(port) < 65536):
+            continue
+        if not here and is_loopback(host):
+            return f"the job's store, {host}:{port}, {_ELSEWHERE}"
+        keys = keys_of(host, int(port))
+        if not here and isinstance(keys, Keys) and keys.refused:
+            return f"the job's store, {host}:{port}, cannot be reached from here: it {_ELSEWHERE}"
+        return keys
     return None
 
 
@@ -132,6 +140,8 @@ def _communicators(job: Job, sockets: Sequence[Socket]) -> Sequence[nccl_ras.Com
     at = next((one for one in sockets if one.listens and one.port == wanted), None)
     if at is None:
         return []
+    if not is_this_network(at.pid):
+        return f"NCCL's RAS {_ELSEWHERE}"
     host = at.local.rpartition(":")[0]
     if ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"

@@ -7,7 +7,6 @@ hidden in text; JSON has every frame.
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.sanitize import clean
+from .source_text import line_of
 from .stacks import Frame, ThreadStack
 
 SCHEMA = "distdebug.stacks/1"
@@ -83,7 +83,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     # `with lock:` has no Python frame of its own: the line and the kernel have to tell.
     if below or not python or not any(word in stack.wait for word in _KERNEL_LOCKS):
         return False
-    return bool(_LOCK_LINE.search(linecache.getline(python[0].file, python[0].line)))
+    return bool(_LOCK_LINE.search(line_of(python[0])))
 
 
 def rank_ranges(ranks: Iterable[int], word: str = "rank") -> str:

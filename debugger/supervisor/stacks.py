@@ -9,6 +9,7 @@ program) and sees who holds the GIL. A signal makes `faulthandler` in the rank w
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -41,6 +42,8 @@ class Frame:
     line: int
     native: bool = False
     values: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    root: str = field(default="", compare=False, repr=False)
+    """Where the files of its process are seen from here: of one in a container, elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,8 @@ def _run_py_spy(
             check=False,
         )
         if done.returncode == 0:
-            return [_from_py_spy(pid, thread) for thread in json.loads(done.stdout)]
+            root = root_of(pid)
+            return [_from_py_spy(pid, thread, root) for thread in json.loads(done.stdout)]
     except subprocess.TimeoutExpired:
         return f"no answer within {left_s:.0f} s"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -160,7 +164,17 @@ def _run_py_spy(
     return clean(text.splitlines()[0].removeprefix("Error: "), 200)
 
 
-def _from_py_spy(pid: int, thread: dict[str, Any]) -> ThreadStack:
+def root_of(pid: int) -> str:
+    """ "" of a process that has the same files as this one."""
+    try:
+        apart = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+        apart = apart or os.readlink(f"/proc/{pid}/root") != os.readlink("/proc/self/root")
+    except OSError:
+        return ""
+    return f"/proc/{pid}/root" if apart else ""
+
+
+def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:
     name = clean(str(thread["thread_name"] or ""), 80)
     native_id = int(thread["os_thread_id"] or 0)
     active = bool(thread["active"])
@@ -176,23 +190,37 @@ def _from_py_spy(pid: int, thread: dict[str, Any]) -> ThreadStack:
         name=name,
         holds_gil=bool(thread["owns_gil"]),
         active=active,
-        frames=tuple(_py_spy_frame(frame) for frame in thread["frames"]),
+        frames=tuple(_py_spy_frame(pid, frame, root) for frame in thread["frames"]),
         wait="" if active or not native_id else _kernel_wait(pid, native_id),
     )
 
 
-def _py_spy_frame(frame: dict[str, Any]) -> Frame:
+def _py_spy_frame(pid: int, frame: dict[str, Any], root: str) -> Frame:
     # Only native frames carry the module that they were found in.
+    native = frame["module"] is not None
+    file = clean(str(frame["filename"]), _MAX_TEXT)
     return Frame(
         function=clean(str(frame["name"]), _MAX_TEXT),
-        file=clean(str(frame["filename"]), _MAX_TEXT),
+        file=file if native else _whole_path(pid, file, root),
         line=int(frame["line"]),
-        native=frame["module"] is not None,
+        native=native,
+        root=root,
         values=tuple(
             (clean(str(one["name"]), 80), clean(str(one.get("repr") or ""), _MAX_TEXT))
             for one in frame.get("locals") or ()
         ),
     )
+
+
+def _whole_path(pid: int, file: str, root: str) -> str:
+    """A path is told as the program was started with it: `runpy` keeps `train.py`."""
+    if file.startswith(("/", "<")):
+        return file
+    try:
+        whole = os.path.join(os.readlink(f"/proc/{pid}/cwd"), file)
+    except OSError:
+        return file
+    return whole if os.path.exists(root + whole) else file
 
 
 def parse_faulthandler(pid: int, text: str) -> list[ThreadStack]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,18 @@ def exported(name: str, folder: Path) -> Path:
     return dumps
 
 
+def loaded(dumps: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The exported dumps by rank."""
+    found = [(int(file.name.removeprefix("rank_")), file) for file in dumps.iterdir()]
+    return [(rank, pickle.loads(file.read_bytes())) for rank, file in found]
+
+
+def pending_of(dumped: dict[str, Any]) -> list[str]:
+    """The calls that the rank stood in; a handle that nobody waited for may look so too."""
+    entries = (one for one in dumped["entries"] if not one["retired"] and not one["async"])
+    return [one["profiling_name"] for one in entries]
+
+
 def verdict(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[int]]:
     """What `report` says of a run, or of dumps."""
     capsys.readouterr()
@@ -78,6 +92,16 @@ def test_torch_and_we_agree_on_a_fault(
     dumps = exported(name, tmp_path)
     assert said in torchfrtrace[name]
     assert verdict(dumps, capsys) == verdict(tmp_path / "run", capsys)
+
+
+def test_who_still_waits_is_told_after_the_verdict(tmp_path: Path) -> None:
+    """The verdict has ended the calls that ranks stood in; to the dumps they are not over."""
+    pending = {rank: pending_of(dumped) for rank, dumped in loaded(exported("missing", tmp_path))}
+    assert pending == {0: [], 1: ["gloo:all_reduce"]}
+
+
+def test_nobody_waits_in_a_run_that_is_right(tmp_path: Path) -> None:
+    assert not any(pending_of(one) for _, one in loaded(exported("finished", tmp_path)))
 
 
 def test_torch_finds_nothing_in_a_run_that_is_right(

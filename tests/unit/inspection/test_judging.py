@@ -47,6 +47,9 @@ def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
         (works(20.0, cause="stopped"), LIMITS.waiting_s),
         (replace(works(2.0), moves_data=True), LIMITS.moving_s),  # a checkpoint is written
         (replace(works(20.0, cause="stopped"), moves_data=True), LIMITS.waiting_s),
+        (replace(works(20.0), at_work=True), LIMITS.moving_s),  # its data loader's workers are
+        (replace(works(20.0, cause="lock"), at_work=True), LIMITS.moving_s),
+        (replace(works(0.0), at_work=True), LIMITS.moving_s),  # it computes between short waits
     ],
 )
 def test_who_is_absent_is_late_after_its_limit(absent: Stance, limit_s: float) -> None:
@@ -62,6 +65,25 @@ def test_who_has_gone() -> None:
     joins = waits("init_process_group", doing=Doing.JOIN)
     assert verdict(joins, joins, missing=(2,)) == ("join_timeout", [2])
     assert verdict(joins, joins, twice=(1,)) == ("join_timeout", [1])
+
+
+def test_who_has_not_been_started_yet_is_not_gone() -> None:
+    """Ranks may be started one after the other."""
+    joins = waits("init_process_group", doing=Doing.JOIN, still_s=LIMITS.still_s - 0.1)
+    assert verdict(joins, joins, missing=(2,)) is None
+    stuck = waits("barrier", still_s=LIMITS.waiting_s + 0.1)
+    assert verdict(stuck, stuck, missing=(2,)) == ("early_exit", [2])
+
+
+def exchanges(*peers: int, still_s: float = 30.0) -> Stance:
+    return waits("wait", doing=Doing.MESSAGE, group=None, peers=peers, still_s=still_s)
+
+
+def test_handles_of_which_the_source_tells_the_peers() -> None:
+    assert verdict(exchanges(1), waits("barrier"), waits("barrier")) == ("deadlock", [0, 1])
+    # Of two that exchange messages nobody knows which these are: at first they are under way.
+    assert verdict(exchanges(1, still_s=9.0), exchanges(0, still_s=9.0)) is None
+    assert verdict(exchanges(1), exchanges(0)) == ("deadlock", [0, 1])
 
 
 def connects(port: int, **more: Any) -> Stance:
@@ -96,6 +118,10 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
         ([message("send", 1), message("send", 0)], ("deadlock", [0, 1])),
         ([message("recv", 1), waits("barrier"), waits("barrier")], ("deadlock", [0, 1])),
         ([message("send", 1, 1), message("recv", 0, 2)], ("p2p_mismatch", [0, 1])),
+        ([message("send", 1), message("send", 2), message("send", 3)], ("invalid_argument", [2])),
+        ([waits("barrier"), waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [0])),
+        ([waits("barrier")] + [waits("backward", doing=Doing.BACKWARD)] * 2, ("op_mismatch", [0])),
+        ([waits("barrier")] * 2 + [waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [2])),
         (
             [waits("all_reduce", 20, group="a"), waits("all_reduce", 22, group="b")],
             ("deadlock", [0, 1]),

@@ -41,7 +41,7 @@ def taken(slept_s: dict[int, float]) -> looks._Taken:
         ([{1: 3.0}, {1: 2.0}], 2, "a job at work: nobody has waited for long, and is not late"),
         ([{1: 30.0}, {1: 0.0}], 3, "one waits for long, and another stands still since a moment"),
         ([{1: 30.0}, {1: 29.0, 3: 0.0}], 3, "the same, and it is no main thread"),
-        ([{1: 0.1}, {1: 0.0}], 2, "a job at work, whose calls are short"),
+        ([{1: 0.1}, {1: 0.0}], 3, "all stand at one place, where one has woken up: in slices?"),
         ([{}, {}], 3, "the kernel does not tell"),
     ],
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
-from debugger.inspection.processes import Job, Process, _without_helpers, find_jobs
+from debugger.inspection.processes import Job, Process, _without_helpers, find_jobs, job_of
 
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 PARENT = (
@@ -106,3 +108,160 @@ def test_what_ranks_start_is_no_job(below: dict[int, list[int]], launchers: list
         for parent, children in below.items()
     ]
     assert [job.launcher for job in _without_helpers(jobs)] == launchers
+
+
+MAPPED = """
+import mmap, os, subprocess, sys, time
+def has_torch():
+    file = open(sys.argv[1], "rb")
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+"""
+"""What makes a process look as if it had loaded torch, in a millisecond instead of seconds."""
+WORKER = MAPPED + "kept = has_torch(); print(flush=True); sys.stdin.read()"
+LAUNCHER = (
+    MAPPED
+    + f"""
+import json
+kept = has_torch()
+rank, pipe = [sys.executable, "-c", {WORKER!r}, sys.argv[1]], subprocess.PIPE
+told = [{{**os.environ, **one}} for one in json.loads(sys.argv[2])]
+children = [subprocess.Popen(rank, env=one, stdin=sys.stdin, stdout=pipe) for one in told]
+for child in children:
+    child.stdout.readline()
+print(flush=True)
+sys.stdin.read()
+"""
+)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> str:
+    """A file that is called as torch's library is."""
+    path = tmp_path / "libtorch_cpu.so"
+    path.write_bytes(b"not really")
+    return str(path)
+
+
+def launcher(library: str, *told: dict[str, str]) -> list[str]:
+    return [*python(LAUNCHER), library, json.dumps(told)]
+
+
+def elastic(rank: int, size: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_PORT": "29500",
+    }
+
+
+@pytest.mark.parametrize(
+    "inherited",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"},  # srun torchrun
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "23456"},  # torchrun in a numbered pod
+        {
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        },
+    ],
+)
+def test_a_launcher_that_has_inherited_a_number_is_no_rank(
+    library: str, inherited: dict[str, str]
+) -> None:
+    command = launcher(library, elastic(0, 2), elastic(1, 2))
+    with process(command, **inherited) as agent:
+        (job,) = find_jobs([agent.pid])
+        assert [one.rank for one in job.processes] == [0, 1]
+        assert all(one.parent == agent.pid for one in job.processes)
+        assert job.launcher == agent.pid
+
+
+def test_a_job_that_a_rank_has_started_is_its_helper(library: str) -> None:
+    evaluation = {**elastic(0, 1), "MASTER_PORT": "29600", "TORCHELASTIC_RUN_ID": "y"}
+    with process(launcher(library, evaluation), **elastic(0, 1)) as rank:
+        (job,) = find_jobs([rank.pid])
+        assert [one.pid for one in job.processes] == [rank.pid]
+
+
+def test_two_launchers_that_tell_their_ranks_the_same_have_two_jobs(library: str) -> None:
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    with process(launcher(library, *ranks)) as one, process(launcher(library, *ranks)) as other:
+        jobs = find_jobs([one.pid, other.pid])
+        assert [job.launcher for job in jobs] == [one.pid, other.pid]
+        assert [[rank.rank for rank in job.processes] for job in jobs] == [[0, 1], [0, 1]]
+        assert not any(job.partial for job in jobs)
+    # But two processes that one launcher has given the same number are one job: of that it is ill.
+    with process(launcher(library, ranks[0], ranks[0])) as one:
+        (job,) = find_jobs([one.pid])
+        assert [rank.rank for rank in job.processes] == [0, 0]
+
+
+def test_a_part_of_a_job_is_told_to_be_one(library: str) -> None:
+    with process(launcher(library, elastic(0, 2), elastic(1, 2))) as agent:
+        (whole,) = find_jobs([agent.pid])
+        (part,) = find_jobs([whole.processes[1].pid])
+        assert ([one.rank for one in part.processes], part.partial) == ([1], True)
+        assert not whole.partial
+
+
+FORK_SERVER = (
+    MAPPED
+    + """
+import multiprocessing
+def work(told):
+    kept = has_torch()
+    told.put(os.getpid())
+    time.sleep(600)
+if __name__ == "__main__":
+    kept = has_torch()
+    context = multiprocessing.get_context("forkserver")
+    told = context.Queue()
+    for _ in range(2):
+        context.Process(target=work, args=(told,), daemon=True).start()
+    pids = sorted(told.get() for _ in range(2))
+    print(*pids, flush=True)
+    sys.stdin.read()
+"""
+)
+
+
+def test_ranks_of_a_fork_server_are_those_of_the_program(tmp_path: Path, library: str) -> None:
+    script = tmp_path / "spawning.py"
+    script.write_text(FORK_SERVER)
+    command = [sys.executable, str(script), library]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as main:
+        assert main.stdout is not None
+        assert main.stdin is not None
+        pids = [int(word) for word in main.stdout.readline().split()]
+        (job,) = find_jobs([main.pid])
+        assert (job.launcher, sorted(one.pid for one in job.processes)) == (main.pid, pids)
+        main.stdin.close()
+
+
+def test_the_compilers_of_a_rank_are_no_job(tmp_path: Path, library: str) -> None:
+    """Each rank has one process for them, and that has several."""
+    folder = tmp_path / "torch" / "_inductor" / "compile_worker"
+    folder.mkdir(parents=True)
+    (folder / "__main__.py").write_text(
+        MAPPED + "kept = has_torch()\nos.fork()\nos.fork()\nprint(flush=True)\nsys.stdin.read()\n"
+    )
+    with process([sys.executable, str(folder / "__main__.py"), library]) as compiler:
+        assert compiler.stdout is not None
+        for _ in range(3):
+            compiler.stdout.readline()
+        assert find_jobs([compiler.pid]) == []
+
+
+def test_processes_that_are_named_are_a_job_whoever_started_them(library: str) -> None:
+    with process([*python(WORKER), library], RANK="3", WORLD_SIZE="4", LOCAL_RANK="1") as one:
+        job = job_of([one.pid, one.pid])
+        (only,) = job.processes
+        assert (only.pid, only.rank, only.local_rank) == (one.pid, 3, 1)
+    with process([*python(WORKER), library]) as one:
+        (only,) = job_of([one.pid]).processes
+        assert only.rank is None
+    assert job_of([one.pid]).processes == ()

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from debugger.inspection import source
 from debugger.inspection.look import Sight, Thread
-from debugger.inspection.stance import Doing, Stance, stance, started_as
+from debugger.inspection.stance import (
+    Doing,
+    Stance,
+    calls_itself,
+    is_helper,
+    stance,
+    started_as,
+    waits_for_children,
+)
 from debugger.supervisor.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
@@ -134,3 +146,136 @@ def test_own_code_is_no_wait(tmp_path: Path) -> None:
         folder.mkdir()
         found = seen(folder, line)
         assert (found.doing, found.waits) == (Doing.CODE, False), line
+
+
+def thread(name: str, number: int, *frames: Frame, still_s: float = 9.0) -> Thread:
+    stack = ThreadStack(number, number, name, False, False, frames, "futex_do_wait")
+    return Thread(stack, still_s, False)
+
+
+def test_who_saves_a_checkpoint_waits_for_nobody(tmp_path: Path) -> None:
+    """But for the others, where it comes to a call."""
+    saves = [
+        ("write_data", "distributed/checkpoint/filesystem.py"),
+        ("save", "distributed/checkpoint/state_dict_saver.py"),
+    ]
+    line = "dcp.save(state, checkpoint_id=path)"
+    assert seen(tmp_path, line, *saves).doing is Doing.CODE
+    gathers = ("gather_object", "distributed/distributed_c10d.py")
+    assert seen(tmp_path, line, gathers, *saves[1:]).doing is Doing.COLLECTIVE
+
+
+def test_a_group_may_have_no_name(tmp_path: Path) -> None:
+    """The third argument of most calls; of what a star stands for nothing is known."""
+    calls = {
+        "dist.all_reduce(x, dist.ReduceOp.SUM, pair)": ("all_reduce", "pair"),
+        "dist.all_reduce(x, dist.ReduceOp.SUM)": ("all_reduce", ""),
+        "dist.reduce(x, 0, dist.ReduceOp.SUM, pair)": ("reduce", "pair"),
+        "dist.broadcast(x, 0, pair)": ("broadcast", "pair"),
+        "dist.barrier(pair)": ("barrier", "pair"),
+        "dist.all_to_all_single(x, y, None, None, pair)": ("all_to_all_single", "pair"),
+        "dist.all_reduce(*given)": ("all_reduce", None),
+        "dist.all_reduce(x, **given)": ("all_reduce", None),
+    }
+    for number, (line, (op, group)) in enumerate(calls.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = seen(folder, line, (op, "distributed/distributed_c10d.py"))
+        assert found.group == group, line
+
+
+def test_where_torch_has_the_group() -> None:
+    for name, place in source._GROUP_IS_AT.items():
+        if place >= 0:
+            parameters = list(inspect.signature(getattr(dist, name)).parameters)
+            assert parameters[place] == "group", name
+    for name in ("all_reduce", "broadcast", "all_gather", "all_to_all", "send", "recv", "isend"):
+        assert list(inspect.signature(getattr(dist, name)).parameters)[2] == "group", name
+
+
+SENDS, RECEIVES = "dist.P2POp(dist.isend, x, peer)", "dist.P2POp(dist.irecv, y, 0)"
+
+
+@pytest.mark.parametrize(
+    ("before", "local", "peers"),
+    [
+        (f"    reqs = dist.batch_isend_irecv([{SENDS}, {RECEIVES}])", "1", (0, 1)),
+        ("    reqs = [dist.isend(x, dst=peer), dist.irecv(y, (peer + 3) % 4)]", "2", (1, 2)),
+        ("    reqs = [dist.isend(x, 1 - peer)]", "0", (1,)),
+        ("    reqs = [dist.isend(x, peer) for peer in others]", "1", ()),
+        ("    for peer in others: reqs.append(dist.isend(x, peer))", "1", ()),
+        ("    reqs = [dist.isend(x, peer), dist.irecv(y, chosen())]", "1", ()),
+        ("    reqs = [dist.isend(x, peer % 0)]", "1", ()),
+    ],
+)
+def test_whose_messages_a_handle_waits_for(
+    tmp_path: Path, before: str, local: str, peers: tuple[int, ...]
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"def step(peer):\n{before}\n    for req in reqs:\n        req.wait()\n")
+    user = Frame("step", str(file), 4, values=(("peer", local),))
+    found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
+    assert (found.doing, found.op, found.peers) == (Doing.MESSAGE, "wait", peers)
+
+
+def test_a_wait_for_a_child_is_no_handle(tmp_path: Path) -> None:
+    assert seen(tmp_path, "os.wait()").doing is Doing.CODE
+
+
+def test_the_thread_that_a_process_began_with_may_have_another_name(tmp_path: Path) -> None:
+    """A child that a thread has forked keeps that thread's name."""
+    (main,) = at(tmp_path, "dist.all_reduce(x)", ("all_reduce", "distributed/x.py")).threads
+    renamed = Thread(replace(main.stack, name="Thread-3 (start)"), 9.0, False)
+    assert stance(Sight(1, "S", [renamed])).doing is Doing.COLLECTIVE
+
+
+def test_of_several_threads_that_communicate_one_counts(tmp_path: Path) -> None:
+    joins = Frame("join", "/usr/lib/python3.12/threading.py", 5)
+    line = "worker.join()"
+    (call,) = at(tmp_path, "dist.all_reduce(x)", ("all_reduce", "distributed/x.py")).threads
+    (tmp_path / "main.py").write_text(f"{line}\n")
+    main = thread("MainThread", 1, joins, Frame("main", str(tmp_path / "main.py"), 1))
+    others = [
+        Thread(replace(call.stack, native_id=number, name="w"), still_s, False)
+        for number, still_s in ((2, 3.0), (3, 8.0))
+    ]
+    found = stance(Sight(1, "S", [main, *others]))
+    assert (found.doing, found.still_s) == (Doing.COLLECTIVE, 8.0)
+
+
+def test_who_has_a_pool_is_no_worker_of_one() -> None:
+    pool = "/usr/lib/python3.12/multiprocessing/pool.py"
+    trains = thread("MainThread", 1, Frame("step", "/u/train.py", 9))
+    rank = Sight(1, "S", [trains, thread("Thread-1", 2, Frame("_handle_workers", pool, 500))])
+    worker = Sight(2, "S", [thread("MainThread", 2, Frame("worker", pool, 100))])
+    assert (is_helper(rank), is_helper(worker)) == (False, True)
+
+
+def test_who_waits_on_a_core_waits(tmp_path: Path) -> None:
+    """As MPI does. Who runs elsewhere at each look is at work."""
+    (call,) = at(tmp_path, "dist.barrier()", ("barrier", "distributed/x.py")).threads
+    for still_s, waits in ((1.2, True), (0.0, False)):
+        found = stance(Sight(1, "R", [Thread(call.stack, still_s, True)]))
+        assert (found.doing, found.waits) == (Doing.COLLECTIVE, waits)
+
+
+def test_what_a_program_calls_rank_may_be_another_number() -> None:
+    def local(**values: str) -> Sight:
+        frame = Frame("train", "/u/train.py", 9, values=tuple(values.items()))
+        return Sight(1, "S", [thread("MainThread", 1, frame)])
+
+    assert calls_itself(local(rank="2", world_size="4")) == (2, True)
+    assert calls_itself(local(rank="16")) == (16, False)
+    assert calls_itself(local(rank="[0]")) is None
+
+
+def test_who_only_waits_for_the_ranks_that_it_has_started() -> None:
+    spawn = f"{TORCH}/multiprocessing/spawn.py"
+    user = Frame("main", "/u/train.py", 9)
+    for frames, launches in (
+        ((Frame("join", spawn, 150), Frame("spawn", spawn, 300), user), True),
+        ((Frame("BaseProcess.join", "/usr/lib/python3.12/multiprocessing/process.py", 1), user), 1),
+        ((user,), False),
+        ((user, Frame("_wrap", spawn, 90)), False),
+    ):
+        assert waits_for_children(Sight(1, "S", [thread("MainThread", 1, *frames)])) == launches
