@@ -34,6 +34,7 @@ from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
 from .refusal import line_of_user, on_started_ranks, refuse
+from .sent_objects import SentObjects
 from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
@@ -86,6 +87,7 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
     Values(taint, decisions, _accelerator(request)).follow()
+    planning.write_sent_objects_with(SentObjects(taint).pickler)
     if request.steps:
         Steps(request.steps).observe()
     _planned_time(planner)
