@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .numbers import LOST, Undecided, unknown_in
+from .numbers import LOST, Undecided, plain, unknown_in
 
 _OF_LISTS = (
     *("array", "asarray", "asanyarray", "ascontiguousarray", "fromiter"),
@@ -33,11 +33,12 @@ def _telling(usual: Any) -> Any:
     @functools.wraps(usual)
     def function(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        for one in args[:2]:
+        for one in args[:1]:
             if isinstance(one, list | tuple | Undecided):
                 decisions = unknown_in(one if _is_short(one) else [*one[:_MANY], one[-1]])
                 if decisions is not None:
                     decisions.depends(LOST)
+                    args = (plain(one), *args[1:])
         return usual(*args, **kwargs)
 
     return function

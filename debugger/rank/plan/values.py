@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private.planned_devices import Places
+from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
     Watching,
     looks_at_elements,
@@ -53,6 +54,7 @@ class Values(Watching):
         self._taint = taint
         self._decisions = decisions
         self._devices = devices
+        self._captured: list[Tensor] | None = None
         self._reading = threading.local()
 
     def __repr__(self) -> str:
@@ -61,6 +63,8 @@ class Values(Watching):
     def follow(self) -> None:
         """From now on, in all threads that Python starts."""
         teach(self._decisions)
+        if self._devices is not None:
+            FakeGraph.captures = self
         if "numpy" in sys.modules:
             teach_numpy(sys.modules["numpy"])
         for name in _READS:
@@ -84,6 +88,16 @@ class Values(Watching):
         __tracebackhide__ = True
         if self._devices is not None:
             call = functools.partial(self._devices.operator, func, args, kwargs, call)
+        if self._captured is None:
+            return self._followed(func, args, kwargs, call)
+        found = self._followed(func, args, kwargs, call)
+        self._captured += [*tensors_of(found), *written_by(func, args, kwargs)]
+        return found
+
+    def _followed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        __tracebackhide__ = True
         taint = self._taint
         if not taint:
             return call()
@@ -110,6 +124,17 @@ class Values(Watching):
         for one in written_by(func, args, kwargs):
             taint.add(one)
         return found
+
+    def capture_begins(self) -> None:
+        self._captured = []
+
+    def capture_ends(self) -> list[Tensor]:
+        written, self._captured = self._captured or [], None
+        return written
+
+    def replayed(self, written: list[Tensor]) -> None:
+        for one in written:
+            self._taint.add(one)
 
     def _is_shaped_by_values(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
         if name == "index":
