@@ -88,8 +88,9 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
         raise RuntimeError("the layer of a planned rank cannot be installed")
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
-    Values(taint, decisions, _accelerator(request)).follow()
-    if request.accelerator == "cuda":
+    layer.places = _accelerator(request)
+    Values(taint, decisions, layer.places).follow()
+    if layer.places is not None:
         writer.find_stream = planned_streams.number_at
     planning.write_sent_objects_with(SentObjects(taint).pickler)
     if request.steps:

@@ -62,3 +62,15 @@ def answer_for_types(places: Places) -> None:
         return usual(tensor, dtype, non_blocking, **kwargs)
 
     kind.type = type_of
+    whole: Any = torch
+    usual_default = whole.set_default_tensor_type
+
+    def set_default_tensor_type(wanted: Any) -> None:
+        found = by_name.get(wanted, wanted) if isinstance(wanted, str) else wanted
+        if isinstance(found, _OldType):
+            torch.set_default_dtype(found.dtype)
+            torch.set_default_device("cuda")
+        else:
+            usual_default(wanted)
+
+    whole.set_default_tensor_type = set_default_tensor_type
