@@ -172,6 +172,13 @@ def _accelerate(words: list[str], environment: Mapping[str, str] | None = None) 
     )
 
 
+_MPI_VARIABLES = (
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""What it says to each rank, which gets its own."""
+
+
 def _mpi(name: str, words: list[str]) -> Job:
     ranks: int | None = None
     local: int | None = None
@@ -194,6 +201,7 @@ def _mpi(name: str, words: list[str]) -> Job:
             raise UsageError(f"plan exec does not know {name}'s flag {flag}: {_INSTEAD}")
     if ":" in words:
         raise UsageError(f"{name} starts several programs here, which a plan cannot: {_INSTEAD}")
+    settings = {**dict.fromkeys(_MPI_VARIABLES, ""), **settings}
     unsaid = "" if ranks else f"{name} takes it from the machine: there is no -n"
     return Job(_program(name, words, settings), ranks, local, settings, unsaid=unsaid)
 

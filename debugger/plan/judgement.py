@@ -3,7 +3,9 @@
 1. The programs are executed as at best they run (`model`). Who is stuck then, is stuck for ever.
 2. Where somebody stands still and nothing is proven, the clock goes on until it may be suspected:
    nothing can come any more that would say otherwise.
-3. Where nothing is wrong at best, they are executed as at worst: what is stuck then needs luck, and
+3. Where nothing is wrong at best, they are executed with the calls of a device one after the other:
+   who is stuck then is stuck for ever where nothing but calls of one stream is to come (`streams`).
+4. Where nothing is wrong then, they are executed as at worst: what is stuck by that needs luck, and
    is a warning.
 """
 
@@ -23,6 +25,7 @@ from ..record.wording import at_site, printable, ranks_text
 from .model import Model
 from .outcome import Outcome, simulate
 from .program import Made, Program
+from .streams import on_devices, stuck_for_ever
 
 NEVER_S = 1e8
 """Nobody is late in a plan: who has not come does not come."""
@@ -57,9 +60,15 @@ def judge_programs(
     """Execute and judge them. `start_ns`: when they began, in Unix time."""
     model = model or Model()
     outcome = simulate(programs, model, start_ns)
-    findings = _findings(outcome)
+    findings = [one for one in _findings(outcome) if not _is_behind_the_steps(one, programs)]
     if verdict(findings) is None and not outcome.through:
-        findings += [one for one in _suspected(outcome) if one.severity == "error"]
+        suspected = (one for one in _suspected(outcome) if one.severity == "error")
+        findings += [one for one in suspected if not _is_behind_the_steps(one, programs)]
+    if verdict(findings) is None and outcome.through and on_devices(programs):
+        in_order = simulate(programs, replace(model, in_order=True), start_ns)
+        if stuck_for_ever(in_order, model):
+            outcome = in_order
+            findings += [one for one in _findings(in_order) if one.kind in NEEDS_LUCK]
     if verdict(findings) is None and outcome.through and may_need_luck(programs):
         at_worst = simulate(programs, replace(model, strict=True), start_ns)
         findings += [_needs_luck(one) for one in _findings(at_worst) if one.kind in NEEDS_LUCK]
@@ -115,6 +124,14 @@ def _suspected(outcome: Outcome) -> list[Finding]:
     }
     now = replace(outcome.now, taken_ns=taken_ns, ranks=ranks)
     return judge([now], [outcome.before], limits).findings
+
+
+def _is_behind_the_steps(finding: Finding, programs: Mapping[int, Program]) -> bool:
+    """A rank without an optimiser goes on where the others were ended after their steps, and waits
+    for them."""
+    left = all(programs[rank].enough for rank in finding.culprits if rank in programs)
+    waits = any(programs[rank].enough for rank in finding.victims if rank in programs)
+    return finding.about.leaves and left and not waits
 
 
 def _took_another_way(outcome: Outcome) -> bool:

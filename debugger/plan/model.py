@@ -18,11 +18,15 @@ and a broadcast goes down a binomial tree (gloo's `broadcast.cc`). A call of no 
 nothing. Of other backends the table is what they may do at best: whoever is stuck by it is stuck
 wherever the program runs. `strict` is the other extreme: nothing is buffered, every call waits for
 its whole group, and all streams of a device are one. What is stuck only by that needs luck.
+
+`in_order` is at best, but for what a device does: calls of one stream follow each other there, and
+so does a program that stands still at each that it waits for (`streams` says where that is so).
 """
 
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,10 +50,11 @@ class Waits(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Model:
     """`buffered_bytes`: of each channel of messages, on every backend; None: as the backend does.
-    `strict`: nobody is lucky."""
+    `strict`: nobody is lucky. `in_order`: the program goes on when the device has."""
 
     buffered_bytes: int | None = None
     strict: bool = False
+    in_order: bool = False
 
     def collective(self, backend: str, signature: Signature, size: int, rank: int) -> Waits:
         """What ends this call of a group with so many ranks, for this global rank."""
@@ -71,11 +76,14 @@ class Model:
             return 0
         if self.buffered_bytes is not None:
             return self.buffered_bytes
+        if self.in_order and on_device(backend):
+            return sys.maxsize  # it depends on links and versions
         return 0 if backend == "gloo" else EAGER_BYTES
 
     def blocks_host(self, backend: str, op: str) -> bool:
         """Whether a thread that waits for this call stands still."""
-        return self.strict or not on_device(backend) or op in ("barrier", "monitored_barrier")
+        waits = self.strict or self.in_order or not on_device(backend)
+        return waits or op in ("barrier", "monitored_barrier")
 
     def creation_blocks(self, backend: str) -> bool:
         """Whether the members of a new group wait for each other in `new_group`."""

@@ -18,17 +18,21 @@ from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A collective, send or receive was called; one that is synchronous is waited for at once."""
+    """A collective, send or receive was called; one that is synchronous is waited for at once.
+    `stream`: of the device, that the program was in; below 0 where that is not known."""
 
     call: Call
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The thread waited for the asynchronous call with this number, at this line."""
+    """The thread waited for the asynchronous call with this number, at this line. On a device it is
+    the stream that waits."""
 
     number: int
     site: CallSite | None = None
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,8 @@ class Program:
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
     number of events that came before it. `came_from`: who sent what a receive from any source has
-    taken, by the number of the call, where the program knows: it may go on by that.
+    taken, by the number of the call, where the program knows: it may go on by that. `enough`: it was
+    ended after as many steps as the plan was asked for.
     """
 
     rank: int
@@ -96,3 +101,4 @@ class Program:
     notes: Sequence[tuple[int, Note]] = ()
     undecided: Sequence[Undecided] = ()
     came_from: Mapping[int, int] = field(default_factory=dict)
+    enough: bool = False

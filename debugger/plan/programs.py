@@ -99,6 +99,7 @@ class _Reader:
         self._calls: dict[int, tuple[int, _Counts]] = {}
         self._waits: list[tuple[int, int, int]] = []
         self._ended = False
+        self._enough = False
 
     def read(self, path: Path) -> Program:
         with open(open_regular(path), "rb") as file:
@@ -125,6 +126,7 @@ class _Reader:
             notes=tuple(self._notes),
             undecided=tuple(self._undecided),
             came_from=self._came_from,
+            enough=self._enough,
         )
 
     def _group(self, index: int) -> Group:
@@ -192,7 +194,15 @@ class _Reader:
     # -- events --------------------------------------------------------------------------------
 
     def _on_call(
-        self, number: int, slot: int, kind: int, site: int, flags: int, thread: int, channel: int
+        self,
+        number: int,
+        slot: int,
+        kind: int,
+        site: int,
+        flags: int,
+        thread: int,
+        channel: int,
+        stream: int = 0,
     ) -> None:
         _, signature, agree, exact, contribution = self._kinds[kind]
         message = channel >= 0
@@ -224,7 +234,7 @@ class _Reader:
             exact=counts.exact if not message else 0,
             balance=counts.balance if not message else 0,
         )
-        self._events.append(Made(call))
+        self._events.append(Made(call, whole(stream) if stream >= 0 else -1))
 
     def _on_refused(self, number: int) -> None:
         at, counts = self._calls[number]
@@ -239,8 +249,9 @@ class _Reader:
             ranks = next(group.ranks for group in self._slots.values() if group.key == key)
             self._came_from[number] = ranks[source]
 
-    def _on_wait(self, number: int, site: int) -> None:
-        self._events.append(Waited(number, self._sites.get(site)))
+    def _on_wait(self, number: int, site: int, stream: int = 0) -> None:
+        at = whole(stream) if stream >= 0 else -1
+        self._events.append(Waited(number, self._sites.get(site), at))
 
     def _on_destroyed(self, index: int, site: int) -> None:
         self._states[index] = GroupState.DESTROYED
@@ -257,6 +268,9 @@ class _Reader:
         said = Undecided(self._sites.get(site) or CallSite("", 0, ""), str(what))
         if said not in self._undecided:
             self._undecided.append(said)
+
+    def _on_enough(self) -> None:
+        self._enough = True
 
     def _on_ended(self, exit_code: int | None, signal: int | None) -> None:
         if not self._ended:

@@ -11,13 +11,14 @@ A line is a list that begins with a word:
      number, JSON]                                    definitions, numbered from 1 by their kind
     ["slot", index, group definition]                 a group has this place from now on
     ["kind", number, op code, signature, agree, exact, contribution]    a distinct call
-    ["call", number, slot, kind, site, flags, thread, channel]
-    ["wait", call, site]                              for an asynchronous call
+    ["call", number, slot, kind, site, flags, thread, channel, stream]
+    ["wait", call, site, stream]                      for an asynchronous call
     ["came", call, source]                            who sent it, in the order of the group
     ["refused", call]                                 it counts as if it had not been made
     ["destroyed", slot, site]
     ["waits", activity, detail, site] ["left"]        for something that is no call
     ["undecided", site, what]
+    ["enough"]                                        it ends, for it has made all steps asked for
     ["phase", phase, exit code]
     ["ended", exit code, signal] ["cut", why, site, waits]     by whoever runs the ranks
 """
@@ -65,6 +66,8 @@ class ProgramWriter(FlightWriter):
     """The program of this process, from which nothing is ever dropped.
 
     `find_line`: the id of the user's line at or above a frame, once somebody can tell.
+    `find_stream`: the number of the device's stream that the program is in; below 0 where that is
+    not known.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,6 +76,7 @@ class ProgramWriter(FlightWriter):
         self._kinds: dict[tuple[int, int, int, int, int], int] = {}
         self._open: set[int] = set()
         self.find_line: Callable[[FrameType | None], int] = _nowhere
+        self.find_stream: Callable[[FrameType | None], int] = _nowhere
         self._of_thread = threading.local()
         self._thread_numbers = itertools.count(1)
         # Its file has its rank's name from the start: there is none that could be given another.
@@ -161,6 +165,7 @@ class ProgramWriter(FlightWriter):
             flags,
             self._thread_number(),
             channel,
+            self.find_stream(sys._getframe(1)),
         )
         if flags & ASYNC_FLAG:
             self._open.add(number)
@@ -208,7 +213,7 @@ class ProgramWriter(FlightWriter):
         """The program waits for this asynchronous call, if it has not done so before."""
         if number in self._open:
             self._open.discard(number)
-            self.put("wait", number, site)
+            self.put("wait", number, site, self.find_stream(sys._getframe(1)))
 
     def came(self, source: int) -> None:
         """The receive from any source, in which this thread is, has taken a message of this rank of

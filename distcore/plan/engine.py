@@ -2,7 +2,8 @@
 
 Every call is counted, and every tensor keeps its shape. Of small tensors the real values are
 exchanged (see `exchange`); all others are marked as not known, and hold what is likeliest: that all
-ranks have what this one has.
+ranks have what this one has. What all ranks get alike from a call they get alike here, known or
+not: a loss that all have reduced lets them all stop at the same step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ COPIED_BYTES = 1 << 20
 """Larger tensors get no likely values: memory that is never touched costs nothing."""
 
 
+STAND_IN_BYTES = 1 << 16
+"""Values that are not known travel, too, up to so many bytes: splits and sizes must fit those of
+the other ranks."""
+KNOWN, STAND_IN = b"\1", b"\0"
+"""The first byte of each value that travels."""
+
+
 def _plain(tensor: Any) -> bool:
     return (
         isinstance(tensor, Tensor)
@@ -42,6 +50,19 @@ def _plain(tensor: Any) -> bool:
 
 
 REACH = Reach(("cpu", "cuda", "meta"), (), _plain)
+
+
+def _is_known(value: bytes | None) -> bool:
+    return value is not None and value.startswith(KNOWN)
+
+
+def _data(value: bytes | None, size_bytes: int) -> bytes | None:
+    """The elements of a value that has come, known or not; None where it has none for so many."""
+    return None if value is None else unpacked(value[1:], size_bytes)
+
+
+def _known_data(value: bytes | None, size_bytes: int) -> bytes | None:
+    return _data(value, size_bytes) if _is_known(value) else None
 
 
 def _ignore(found: object) -> None:
@@ -156,11 +177,15 @@ class PlanEngine:
         self._exchange.mark([whole] if whole is not None else tensors, real=True)
 
     def _value(self, tensor: Tensor) -> bytes | None:
-        """What this rank has to give; None where that is not known, or too much."""
+        """What this rank has to give, and whether that is known; None where it is too much."""
         exchange = self._exchange
-        if exchange.is_small(tensor) and exchange.is_real(tensor):
-            return exchange.carried(tensor, bytes(bytes_of(tensor)))
-        return None
+        if not exchange.is_small(tensor):
+            return None
+        known = exchange.is_real(tensor)
+        if not known and tensor.nbytes > STAND_IN_BYTES:
+            return None
+        data = exchange.carried(tensor, bytes(bytes_of(tensor)))
+        return None if data is None else (KNOWN if known else STAND_IN) + data
 
     def _fill(self, outputs: Sequence[Tensor], data: Tensor) -> None:
         """The likeliest values, where they cost little."""
@@ -173,7 +198,8 @@ class PlanEngine:
 
     def _scale(self, tensor: Tensor, reduction: Reduction) -> None:
         """The likeliest sum: that of equal parts."""
-        if reduction.op != "SUM" or tensor.is_meta or not tensor.is_floating_point():
+        adds = tensor.is_floating_point() or tensor.dtype in (torch.int32, torch.int64)
+        if reduction.op != "SUM" or tensor.is_meta or not adds:
             return
         if 0 < tensor.nbytes <= COPIED_BYTES:
             tensor_over(bytes_of(tensor), tensor.dtype).mul_(self._size)
@@ -182,7 +208,7 @@ class PlanEngine:
         self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
     ) -> bool:
         """Put the reduction of these into the tensor; False where one of them is not known."""
-        known = {one: unpacked(one, tensor.nbytes) for one in set(values)}
+        known = {one: _known_data(one, tensor.nbytes) for one in set(values)}
         if None in known.values():
             return False
         if not tensor.numel():
@@ -202,13 +228,13 @@ class PlanEngine:
         return True
 
     def _written(self, values: Sequence[bytes | None], outputs: Sequence[Tensor]) -> None:
-        """Put each value into its output; those that are not known stay as they are."""
+        """Put each value into its output; where there is none it stays as it is."""
         unknown = []
         for value, one in zip(values, outputs, strict=True):
-            data = unpacked(value, one.nbytes)
-            if data is None:
+            data = _data(value, one.nbytes)
+            if data is None or not _is_known(value):
                 unknown.append(one)
-            elif data:
+            if data:
                 bytes_of(one)[:] = data
         self._known(outputs)
         if unknown:
@@ -222,10 +248,20 @@ class PlanEngine:
             if self._offered(slot, call.text, [tensor]):
                 call.later(lambda: self._take_reduction(slot, call.text, tensor, reduction))
             else:
-                self._scale(tensor, reduction)
-                self._guess([tensor])
+                self._guess_reduction(slot, call.text, tensor, reduction)
 
         return planned(body)
+
+    def _guess_reduction(
+        self, slot: str, text: str, tensor: Tensor, reduction: Reduction
+    ) -> None:
+        """What is likeliest, and the same on all ranks: as whoever comes first has it. Nobody waits
+        for that."""
+        self._scale(tensor, reduction)
+        if self._exchange.is_small(tensor) and 0 < tensor.nbytes <= STAND_IN_BYTES:
+            likely = self._exchange.agreed(slot, text, bytes(bytes_of(tensor)))
+            bytes_of(tensor)[:] = likely
+        self._guess([tensor])
 
     def _offered(self, slot: str, text: str, tensors: Sequence[Tensor]) -> bool:
         """Give what this rank has, one value for all or one for each; False where the result is not
@@ -234,15 +270,14 @@ class PlanEngine:
             return False
         values = [self._value(one) for one in tensors]
         self._exchange.offer(slot, text, self._rank, values)
-        return all(one is not None for one in values)
+        return all(map(_is_known, values))
 
     def _take_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
         values = self._collect(slot, text, self._everyone)
         if self._reduced(values, tensor, reduction):
             self._known([tensor])
         else:
-            self._scale(tensor, reduction)
-            self._guess([tensor])
+            self._guess_reduction(slot, text, tensor, reduction)
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction) -> Body:
         whole = self.all_reduce(tensor, reduction)

@@ -17,7 +17,7 @@ class Exchange(Protocol):
     """How the values of this rank's calls come and go. Ranks are group ranks.
 
     A `slot` names one collective, and a `channel` one sequence of messages, in the same words on
-    all ranks that take part. None in the place of bytes: a value that is not known.
+    all ranks that take part. None in the place of bytes: a value of which nothing travels.
     """
 
     @property
@@ -51,6 +51,10 @@ class Exchange(Protocol):
     def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
         """This rank's part in a collective: one value for all, or one for each rank of the group.
         `text` is the call's, which must be the same on all ranks."""
+
+    def agreed(self, slot: str, text: str, value: bytes) -> bytes:
+        """What stands in for a result that is the same on all ranks, and not known: what was given
+        here first. Waits for nobody."""
 
     def collect(
         self, slot: str, text: str, rank: int, sources: Sequence[int]

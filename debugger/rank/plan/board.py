@@ -56,6 +56,7 @@ class Board:
     def __init__(self) -> None:
         self._slots: dict[str, dict[int, Offer]] = {}
         self._assumed: dict[str, Offer] = {}
+        self._agreed: dict[tuple[str, str], bytes | None] = {}
         self.refuted = False
         """Whether somebody has given something else than was assumed, and told to others."""
         self._messages: dict[tuple[Any, ...], dict[int, bytes | None]] = {}
@@ -125,6 +126,8 @@ class Board:
                 return ([], [known[number]]) if number in known else None
             case ["lack", _]:
                 return None
+            case ["agree", slot, text]:
+                return [], [self._agreed.setdefault((slot, text), values[0])]
         replies = self._replies[rank]
         if replies.given < len(replies.kept):
             replies.given += 1

@@ -28,12 +28,14 @@ from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
 from ..log.own_faults import report_own_fault
 from ..record.exception_text import HANDS_ON
-from ..torch_private import planned_accelerator, planning
+from ..torch_private import planned_accelerator, planned_streams, planning
 from ..torch_private.planned_devices import Places
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
+from .node import Place, answer_for_host, answer_for_schedulers
 from .refusal import line_of_user, on_started_ranks, refuse
+from .sent_objects import SentObjects
 from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
@@ -61,7 +63,8 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     # Who comes first tells the others what to share.
     tells = rank == request.ranks[0]
     planner = Planner(line, functools.partial(_tell_modules, line) if tells else None)
-    _surroundings(request, rank)
+    place = _place(request, rank)
+    _surroundings(request, place)
     if entry is not None:
         entry.surround(rank)
     writer = ProgramWriter(program_path(request.directory, rank))
@@ -85,9 +88,14 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
         raise RuntimeError("the layer of a planned rank cannot be installed")
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
-    Values(taint, decisions, _accelerator(request)).follow()
+    layer.places = _accelerator(request)
+    Values(taint, decisions, layer.places).follow()
+    if layer.places is not None:
+        writer.find_stream = planned_streams.number_at
+    planning.write_sent_objects_with(SentObjects(taint).pickler)
     if request.steps:
-        Steps(request.steps).observe()
+        Steps(request.steps, functools.partial(writer.put, "enough")).observe()
+    answer_for_host(place)
     _planned_time(planner)
     _no_other_program(layer, writer)
     _no_other_ranks(request)
@@ -110,20 +118,25 @@ def _tell_modules(line: PlannerLine) -> None:
     line.tell(["modules", *sorted(sys.modules)])
 
 
-def _surroundings(request: Request, rank: int) -> None:
-    """The environment, the streams and the arguments of this rank."""
+def _place(request: Request, rank: int) -> Place:
     node, local_rank = divmod(rank, request.local_size)
     nodes = -(-request.world_size // request.local_size)
     local_size = min(request.local_size, request.world_size - node * request.local_size)
+    return Place(rank, request.world_size, local_rank, local_size, node, nodes)
+
+
+def _surroundings(request: Request, place: Place) -> None:
+    """The environment, the streams and the arguments of this rank."""
+    rank = place.rank
     os.environ.update(
         RANK=str(rank),
-        WORLD_SIZE=str(request.world_size),
-        LOCAL_RANK=str(local_rank),
-        LOCAL_WORLD_SIZE=str(local_size),
-        GROUP_RANK=str(node),
-        GROUP_WORLD_SIZE=str(nodes),
+        WORLD_SIZE=str(place.size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_size),
+        GROUP_RANK=str(place.node),
+        GROUP_WORLD_SIZE=str(place.nodes),
         ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(request.world_size),
+        ROLE_WORLD_SIZE=str(place.size),
         ROLE_NAME="default",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
@@ -136,6 +149,7 @@ def _surroundings(request: Request, rank: int) -> None:
         CUDA_VISIBLE_DEVICES="",
     )
     os.environ[RUN_DIRECTORY] = request.run_dir
+    answer_for_schedulers(place, os.environ)
     random.seed(f"distdebug plan {rank}")  # the same again, where the rank is run again
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(rank)

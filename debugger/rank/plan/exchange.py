@@ -106,6 +106,9 @@ class PlannedExchange:
     def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
         self._planner.tell(["offer", slot, text, rank], parts)
 
+    def agreed(self, slot: str, text: str, value: bytes) -> bytes:
+        return self._planner.ask(["agree", slot, text], [value])[1][0] or value
+
     def collect(
         self, slot: str, text: str, rank: int, sources: Sequence[int]
     ) -> list[bytes | None]:

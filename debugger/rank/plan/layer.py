@@ -10,6 +10,7 @@ from typing import Any
 
 from distcore.torch_private import unwatched
 
+from ...record.backend_names import by_device
 from ...record.program_writer import ProgramWriter
 from ..agreement.collectives import Agreement
 from ..group import outstanding
@@ -18,6 +19,9 @@ from ..install import Layer, store_watch
 from ..record.describe import METHODS
 from ..record.recorder import GroupRecord
 from ..torch_private.gloo_sockets import NoSockets
+from ..torch_private.planned_devices import Places
+from ..torch_private.planned_operators import tensors_of
+from ..torch_private.planned_streams import number_at
 from ..torch_private.planning import on_awaited_futures
 from ..torch_private.stores import watch_store
 from .store import PlannedStore
@@ -47,12 +51,14 @@ class PlannedLayer(Layer):
         super().__init__(directory, writer)
         writer.find_line = self.recorder.safe_site
         self._program = writer
+        self.places: Places | None = None
+        """Where tensors are, where GPUs are pretended."""
 
     def observe(self) -> None:
         super().observe()
         for name in ("get", "wait", "multi_get"):
             watch_store(PlannedStore, name, store_watch(self.recorder))
-        _look_unwatched()
+        self._stand_before_calls()
         on_awaited_futures(lambda: self.recorder.writer.calls, self._were_awaited)
 
     def _were_awaited(self, first: int) -> None:
@@ -72,21 +78,32 @@ class PlannedLayer(Layer):
     def _begin(self) -> None:
         """No thread looks at it from time to time: nobody waits for its heartbeat."""
 
+    def _stand_before_calls(self) -> None:
+        """What the layer and the backend look at is no part of the program, and need not be
+        followed as such: a gather among many ranks has as many tensors, each of which is looked at
+        often."""
+        for name in (*METHODS, *CPP_NAMES):
+            original = getattr(CheckedGroup, name, None)
+            if original is not None:
+                setattr(CheckedGroup, name, self._unwatched(original))
 
-def _look_unwatched() -> None:
-    """What the layer and the backend look at is no part of the program, and need not be followed as
-    such: a gather among many ranks has as many tensors, each of which is looked at often."""
-    for name in (*METHODS, *CPP_NAMES):
-        original = getattr(CheckedGroup, name, None)
-        if original is not None:
-            setattr(CheckedGroup, name, _unwatched(original))
+    def _unwatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(group: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            with unwatched():
+                if self.places is not None:
+                    self._refuse_other_devices(group, args, self.places)
+                return original(group, *args, **kwargs)
 
+        return call
 
-def _unwatched(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
+    @staticmethod
+    def _refuse_other_devices(group: CheckedGroup, args: tuple[Any, ...], places: Places) -> None:
+        """As torch does where no backend of the group is for a tensor's device."""
         __tracebackhide__ = True
-        with unwatched():
-            return original(self, *args, **kwargs)
-
-    return call
+        if set(by_device(group._record.backend.lower()).values()) != {"nccl"}:
+            return
+        for one in tensors_of(args[:2]):
+            if places.is_surely_on_the_cpu(one) and number_at(sys._getframe(2)) >= 0:
+                raise RuntimeError("No backend type associated with device type cpu")

@@ -3,15 +3,17 @@ program decides something by them.
 
 What is to be a float is one, for it is printed, kept and handed on everywhere. What is to be an
 integer is none: Python and torch take an integer's value where they need an index or a size without
-asking it, and a shape would be guessed silently.
+asking it, and a shape would be guessed silently. It only says that it is one.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import operator
+import statistics
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from .decisions import Decisions
 
@@ -23,11 +25,14 @@ _ARITHMETIC = (
     "floordiv",
     "mod",
     "pow",
+    "divmod",
 )
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_BITS = ("and_", "or_", "xor", "lshift", "rshift")
-_CONDITION = "a condition on a value that is not known"
+_VALUE = "a value that is not known"
+_CONDITION = f"a condition on {_VALUE}"
+LOST = "values that are not known leave torch for numpy, and are lost sight of"
 _FLOAT_FUNCTIONS = (
     "sqrt",
     "exp",
@@ -47,6 +52,7 @@ _FLOAT_FUNCTIONS = (
     "fsum",
 )
 _DECIDING_FUNCTIONS = ("isnan", "isinf", "isfinite", "isclose")
+_LIKELY = {"isnan": False, "isinf": False, "isfinite": True}
 _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 
 
@@ -54,7 +60,27 @@ class Undecided:
     """A number that is not known. `decisions` is told what the program does with it."""
 
     decisions: Decisions
+    of_process: ClassVar[Decisions]
+    """Who is told of those that are made by the type alone, as `statistics` makes its results, or
+    that another rank has sent."""
     __slots__ = ()
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        del memo
+        return self
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **kwargs: Any) -> Any:
+        """A function of numpy of it, and of whatever else."""
+        found = getattr(ufunc, method)(*map(_plain, given), **kwargs)
+        if getattr(found, "shape", None) != ():
+            self.decisions.depends(LOST)
+            return found
+        if found.dtype.kind == "b":
+            return self.decisions.condition(bool(found), f"{ufunc.__name__}() of {_VALUE}")
+        return known_as(found.item(), self.decisions)
 
 
 class UndecidedFloat(Undecided, float):
@@ -62,9 +88,9 @@ class UndecidedFloat(Undecided, float):
 
     decisions: Decisions
 
-    def __new__(cls, value: float, decisions: Decisions) -> UndecidedFloat:
-        made = float.__new__(cls, value)
-        made.decisions = decisions
+    def __new__(cls, value: Any, decisions: Decisions | None = None) -> UndecidedFloat:
+        made = float.__new__(cls, _plain(value))
+        made.decisions = decisions or cls.of_process
         return made
 
     def __bool__(self) -> bool:
@@ -74,7 +100,14 @@ class UndecidedFloat(Undecided, float):
         self.decisions.depends("an integer made of a value that is not known")
         return int(_plain(self))
 
-    __trunc__ = __int__
+    __trunc__ = __floor__ = __ceil__ = __int__
+
+    def __float__(self) -> float:
+        self.decisions.depends(f"float() of {_VALUE}, which is lost sight of")
+        return float(_plain(self))
+
+    def is_integer(self) -> bool:
+        return self.decisions.condition(float.is_integer(self), f"is_integer() of {_VALUE}")
 
     def __hash__(self) -> int:
         self.decisions.depends("the hash of a value that is not known")
@@ -100,9 +133,21 @@ class UndecidedInteger(Undecided):
 
     __slots__ = ("decisions", "value")
 
-    def __init__(self, value: int, decisions: Decisions) -> None:
+    def __init__(self, value: int, decisions: Decisions | None = None) -> None:
         self.value = value
-        self.decisions = decisions
+        self.decisions = decisions or self.of_process
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What programs ask by isinstance(), as who writes numbers down does."""
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self.value, name)
+        self.decisions.depends(f"{name} of {_VALUE}")
+        return found
 
     def __bool__(self) -> bool:
         return self.decisions.condition(bool(self.value), _CONDITION)
@@ -114,7 +159,20 @@ class UndecidedInteger(Undecided):
     __int__ = __index__
 
     def __float__(self) -> float:
+        self.decisions.depends(f"float() of {_VALUE}, which is lost sight of")
         return float(self.value)
+
+    def __trunc__(self) -> Any:
+        return self
+
+    __floor__ = __ceil__ = __trunc__
+
+    def __invert__(self) -> Any:
+        return known_as(~self.value, self.decisions)
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """For `statistics`, whose results are of this type again."""
+        return int(self.value), 1
 
     def __hash__(self) -> int:
         self.decisions.depends("the hash of a value that is not known")
@@ -136,6 +194,15 @@ class UndecidedInteger(Undecided):
         return format(self.value, form)
 
 
+def plain(values: Any) -> Any:
+    """The numbers that stand in, also in lists of them."""
+    if isinstance(values, Undecided):
+        return _plain(values)
+    if type(values) in (list, tuple):
+        return type(values)(map(plain, values))
+    return values
+
+
 def _plain(value: Any) -> Any:
     """The number that stands in."""
     if isinstance(value, UndecidedFloat):
@@ -145,8 +212,8 @@ def _plain(value: Any) -> Any:
 
 def known_as(value: Any, decisions: Decisions) -> Any:
     """This number, or each of a list, as one that is not known."""
-    if isinstance(value, list):
-        return [known_as(one, decisions) for one in value]
+    if isinstance(value, list | tuple):
+        return type(value)(known_as(one, decisions) for one in value)
     if isinstance(value, float):
         return UndecidedFloat(value, decisions)
     if isinstance(value, int):
@@ -187,7 +254,7 @@ def _comparing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _methods() -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in (*_ARITHMETIC, *_OF_BITS):
-        function = getattr(operator, name)
+        function = divmod if name == "divmod" else getattr(operator, name)
         dunder = name.strip("_")
         yield f"__{dunder}__", _calculating(function, swapped=False)
         yield f"__r{dunder}__", _calculating(function, swapped=True)
@@ -203,10 +270,22 @@ for _name, _method in _methods():
     setattr(UndecidedInteger, _name, _method)
 
 
-def teach_math() -> None:
-    """Have the functions of `math` tell of such numbers: they take a float's value as it is."""
+def teach(decisions: Decisions) -> None:
+    """Have the functions of the standard library that take such numbers as they are tell of them:
+    those of `math` take a float's value, and `json` knows no integer that is none."""
+    Undecided.of_process = decisions
     for name in (*_DECIDING_FUNCTIONS, *_ROUNDING_FUNCTIONS, *_FLOAT_FUNCTIONS):
-        setattr(math, name, _observed(name, getattr(math, name)))
+        original = getattr(math, name)
+        observed = _observed(name, original)
+        for module in (math, statistics):  # which has imported some of them by name
+            if getattr(module, name, None) is original:
+                setattr(module, name, observed)
+    usual = json.JSONEncoder.default
+
+    def default(encoder: Any, given: Any) -> Any:
+        return _plain(given) if isinstance(given, UndecidedInteger) else usual(encoder, given)
+
+    setattr(json.JSONEncoder, "default", default)  # noqa: B010
 
 
 def _observed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +298,8 @@ def _observed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         found = original(*(_plain(one) for one in args), **kwargs)
         if deciding:
-            return decisions.condition(found, f"math.{name}() of a value that is not known")
+            likely = _LIKELY.get(name, found)
+            return decisions.condition(likely, f"math.{name}() of a value that is not known")
         if rounding:
             decisions.depends(f"math.{name}() of a value that is not known")
             return found

@@ -34,6 +34,10 @@ _MOST_VAIN = 200
 _VAIN_S = 120.0
 """Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
 else, they wait in loops for what never comes."""
+_MOST_CHECKS = 50
+"""Who has asked so often for keys that are not there, and for nothing else, is in a loop that waits
+for them: each further look is as a sleep, of so long."""
+_CHECK_S = 1.0
 _LOOK_EVERY_S = 0.25
 _MEASURE_AFTER_S = 2.0
 _GRACE_S = 1.0
@@ -65,6 +69,7 @@ class Planned:
     since_s: float = 0.0
     used_s: float = 0.0
     told_to_end_s: float = 0.0
+    vain_checks: int = 0
     private_bytes: int = 0
     runs: int = 0
     waited: int = 0
@@ -201,7 +206,7 @@ class Scheduler:
             return False
         until_s, rank, number = min(sleepers)
         planned = self._waiting.pop(rank)
-        del planned.requests[number]
+        request = planned.requests.pop(number)
         planned.slept_s = max(planned.slept_s, until_s)
         self._woken_in_vain += 1
         if self._woken_in_vain > _MOST_VAIN and planned.slept_s > self._happened_s + _VAIN_S:
@@ -209,8 +214,10 @@ class Scheduler:
             self._kill(planned)
             self._running[rank] = planned  # until its end is seen
             return True
+        asked = request[0][2:]  # where it only looks again and again
+        answer = self._board.answer(rank, asked, request[1]) if asked else None
         self._goes_on(planned)
-        self._say(planned, number, ([], []))
+        self._say(planned, number, answer or ([], []))
         return True
 
     def _answer_one(self, planned: Planned) -> bool:
@@ -276,11 +283,23 @@ class Scheduler:
                     answer = [], []
             else:
                 answer = self._board.answer(planned.rank, words, values)
-            if answer is not None:
+            if self._looks_in_vain(planned, words, answer):
+                planned.asked_s += _CHECK_S
+                planned.requests[number] = (["sleep", _CHECK_S, *words], values)
+                self._park(planned)
+            elif answer is not None:
                 self._say(planned, number, answer)
             else:
                 planned.requests[number] = (words, values)
                 self._park(planned)
+
+    @staticmethod
+    def _looks_in_vain(planned: Planned, words: list[Any], answer: Message | None) -> bool:
+        if words[:2] != ["store", "check"] or answer != ([False], []):
+            planned.vain_checks = 0
+            return False
+        planned.vain_checks += 1
+        return planned.vain_checks > _MOST_CHECKS
 
     def _say(self, planned: Planned, number: int, answer: Any) -> None:
         if planned.connection is not None:

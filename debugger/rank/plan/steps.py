@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ..torch_private import on_optimizer_steps
@@ -13,10 +14,12 @@ class EnoughSteps(SystemExit):
 
 
 class Steps:
-    """Counts those of each optimiser; the first that comes to `most` ends the program."""
+    """Counts those of each optimiser; the first that comes to `most` ends the program, which
+    `enough` is told."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, enough: Callable[[], None]) -> None:
         self._most = most
+        self._enough = enough
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def observe(self) -> None:
@@ -26,4 +29,5 @@ class Steps:
     def _stepped(self, optimizer: Any) -> None:
         made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
         if made >= self._most:
+            self._enough()
             raise EnoughSteps(0)

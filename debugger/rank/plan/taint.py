@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from ..torch_private.marked_storages import MarkedStorages
 
 class Taint:
     """Of this process's tensors."""
+
+    of_process: ClassVar[Taint]
+    """That of what another rank has sent."""
 
     def __init__(self) -> None:
         self._marked: MarkedStorages[bool] = MarkedStorages()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private.planned_devices import Places
+from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
     Watching,
     looks_at_elements,
@@ -19,8 +21,9 @@ from ..torch_private.planned_operators import (
     written_by,
 )
 from .decisions import Decisions
-from .numbers import UndecidedFloat, known_as, teach_math, unknown_in
+from .numbers import LOST, UndecidedFloat, known_as, plain, teach, unknown_in
 from .taint import Taint
+from .to_numpy import teach_numpy
 
 _OVERWRITES = frozenset(
     {"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
@@ -31,6 +34,11 @@ _SHAPED_BY_VALUES = frozenset(
     {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
     | {"unique_dim_consecutive", "repeat_interleave", "bincount"}
 )
+_SHAPED_BY_NUMBERS = frozenset({"arange", "range", "linspace", "logspace"})
+_NO_INTEGER = "must be int"
+"""What torch says where it wants a size, and is given an integer that is not known."""
+_OF_FINITE_NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0, "isposinf": 0, "isneginf": 0}
+"""What is likely of a value that is not known."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
 
 
@@ -46,6 +54,7 @@ class Values(Watching):
         self._taint = taint
         self._decisions = decisions
         self._devices = devices
+        self._captured: list[Tensor] | None = None
         self._reading = threading.local()
 
     def __repr__(self) -> str:
@@ -53,7 +62,11 @@ class Values(Watching):
 
     def follow(self) -> None:
         """From now on, in all threads that Python starts."""
-        teach_math()
+        teach(self._decisions)
+        if self._devices is not None:
+            FakeGraph.captures = self
+        if "numpy" in sys.modules:
+            teach_numpy(sys.modules["numpy"])
         for name in _READS:
             self._patch_read(name)
         for name in ("__repr__", "__str__", "__format__"):
@@ -75,6 +88,16 @@ class Values(Watching):
         __tracebackhide__ = True
         if self._devices is not None:
             call = functools.partial(self._devices.operator, func, args, kwargs, call)
+        if self._captured is None:
+            return self._followed(func, args, kwargs, call)
+        found = self._followed(func, args, kwargs, call)
+        self._captured += [*tensors_of(found), *written_by(func, args, kwargs)]
+        return found
+
+    def _followed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        __tracebackhide__ = True
         taint = self._taint
         if not taint:
             return call()
@@ -101,6 +124,17 @@ class Values(Watching):
         for one in written_by(func, args, kwargs):
             taint.add(one)
         return found
+
+    def capture_begins(self) -> None:
+        self._captured = []
+
+    def capture_ends(self) -> list[Tensor]:
+        written, self._captured = self._captured or [], None
+        return written
+
+    def replayed(self, written: list[Tensor]) -> None:
+        for one in written:
+            self._taint.add(one)
 
     def _is_shaped_by_values(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
         if name == "index":
@@ -139,17 +173,55 @@ class Values(Watching):
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        devices = self._devices
-        found = func(*args, **kwargs) if devices is None else devices.call(func, args, kwargs)
-        if unknown_in(args) is not None or (kwargs and unknown_in(kwargs) is not None):
-            for one in tensors_of(found):
-                if not one.is_meta:
-                    self._taint.add(one)
-            name = getattr(func, "__name__", "")
-            if name.endswith("_") or name == "__setitem__" or name.startswith("__i"):
-                for one in tensors_of(args[:1]):
-                    self._taint.add(one)
+        name = getattr(func, "__name__", "")
+        decisions = unknown_in(args) or (unknown_in(kwargs) if kwargs else None)
+        if decisions is None:
+            found = self._call(func, args, kwargs)
+            if self._taint:
+                self._beside_operators(name, found, args)
+            return found
+        found = self._with_numbers(func, name, args, kwargs)
+        for one in tensors_of(found):
+            if not one.is_meta:
+                self._taint.add(one)
+        if name.endswith("_") or name == "__setitem__" or name.startswith("__i"):
+            for one in tensors_of(args[:1]):
+                self._taint.add(one)
         return found
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        devices = self._devices
+        return func(*args, **kwargs) if devices is None else devices.call(func, args, kwargs)
+
+    def _with_numbers(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that is given numbers which are not known. A size or an index asks them, and they
+        tell; where torch wants a number it wants one of Python's."""
+        __tracebackhide__ = True
+        try:
+            found = self._call(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+            refusal = ""
+        except (TypeError, RuntimeError) as error:
+            refusal = str(error)
+        if name in _SHAPED_BY_NUMBERS or _NO_INTEGER in refusal:
+            self._decisions.depends("an index or a size that is not known")
+        known = {key: plain(one) for key, one in kwargs.items()}
+        return self._call(func, tuple(map(plain, args)), known)
+
+    def _beside_operators(self, name: str, found: Any, args: tuple[Any, ...]) -> None:
+        """What follows from the values of a tensor by other ways than operators."""
+        if name == "__deepcopy__":
+            if any(self._taint.has(one) for one in tensors_of(args[:1])):
+                for one in tensors_of(found):
+                    self._taint.add(one)
+        elif name in _OF_FINITE_NUMBERS and isinstance(found, Tensor) and self._is_unknown(found):
+            with torch.no_grad():
+                found.fill_(_OF_FINITE_NUMBERS[name])
+            self._taint.add(found)
 
     def _patch_read(self, name: str) -> None:
         kind: Any = Tensor
@@ -191,7 +263,7 @@ class Values(Watching):
             case "__float__":
                 decisions.depends("float() of a tensor whose value is not known: use item()")
                 return found
-        decisions.depends("values that are not known leave torch for numpy, and are lost sight of")
+        decisions.depends(LOST)
         return found
 
     def _patch_print(self, name: str) -> None:

@@ -18,7 +18,13 @@ from typing import Any
 
 import torch
 
-from . import planned_batch_norm, planned_random, planned_streams
+from . import (
+    planned_batch_norm,
+    planned_graphs,
+    planned_random,
+    planned_streams,
+    planned_types,
+)
 from .modules import Wrapped, dist
 from .planned_devices import CPU, Places, answer, asked_by_torch
 from .planned_streams import FakeEvent, FakeStream
@@ -126,6 +132,8 @@ def pretend(devices: int) -> Places:
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
     planned_batch_norm.on_the_cpu()
     planned_random.on_the_cpu()
+    planned_graphs.on_the_cpu()
+    planned_types.answer_for_types(places)
     _autocast()
     setattr(torch, "Generator", CpuGenerator)  # noqa: B010
     version: Any = torch.version

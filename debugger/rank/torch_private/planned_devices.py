@@ -37,6 +37,7 @@ _OWN = tuple(
         os.path.join(os.path.dirname(_HERE), "distcore"),
     )
 )
+_OURS = os.path.join(_HERE, "rank", "")
 _PARSED = "_parse_to"
 """How a module reads what it is to be moved to."""
 _FSDP = os.path.join(os.path.dirname(str(torch.__file__)), "distributed", "fsdp", "")
@@ -44,6 +45,10 @@ _NEWER_FSDP = os.path.join("", "_fully_shard", "")
 _CALLS_BY_DEVICE = frozenset({"shard_dim_alltoall"})
 """Functions of torch's that make other calls on GPUs, which need none."""
 _MOVES = frozenset({"to", "cuda", "cpu", "type_as"})
+_MAKES = frozenset(
+    {"tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "eye"}
+)
+"""Functions whose results are new memory, on the CPU where nothing else is said."""
 
 
 DEFAULT_DEVICES = Part(
@@ -84,6 +89,7 @@ class Places:
         self.current = current
         self._marked: MarkedStorages[_Mark] = MarkedStorages()
         self._most_bytes: dict[int, int] = {}
+        self._left_there: MarkedStorages[bool] = MarkedStorages()
 
     def __repr__(self) -> str:
         return f"<Places on {self.devices} devices: {self._marked!r}>"
@@ -107,6 +113,12 @@ class Places:
         else:
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 self._marked.put(tensor, _Mark(place, tensor.untyped_storage().nbytes()))
+
+    def is_surely_on_the_cpu(self, tensor: Tensor) -> bool:
+        """The program has made it there, and nothing has moved it since. Of what torch has made, or
+        has come by other ways, that is not known."""
+        inner = _inner(tensor)
+        return self._left_there.of(inner) is not None and self.of(tensor) == CPU
 
     def device(self, place: int) -> torch.device:
         return _CPU if place == CPU else torch.device("cuda", place)
@@ -160,6 +172,8 @@ class Places:
         else:
             args, kwargs = self._on_the_cpu(name, args, kwargs)
         found = func(*args, **kwargs)
+        if name in _MAKES and place in (None, CPU) and type(found) is Tensor and _by_program():
+            self._left_there.put(found, True)
         if place is not None:
             return self._moved(found, given, place)
         if self._marked and (not name.endswith("_") or name.endswith("__")):
@@ -242,6 +256,14 @@ class Places:
                 if place == CPU:
                     return
             self.put(one, place)
+
+
+def _by_program() -> bool:
+    """Whether it is the program, or a library of its, that makes this call."""
+    frame: FrameType | None = _getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and not asked_by_torch(frame)
 
 
 def _inner(tensor: Tensor) -> Tensor:

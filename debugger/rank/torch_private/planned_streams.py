@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+
+from .planned_devices import asked_by_torch
+
+_TORCH = os.path.join(os.path.dirname(str(torch.__file__)), "")
+_FRONT = tuple(
+    os.path.join(_TORCH, *names)
+    for names in (
+        ("distributed", "distributed_c10d.py"),
+        ("distributed", "c10d_logger.py"),
+        ("overrides.py",),
+    )
+)
+"""What calls of a program come through."""
 
 
 class FakeStream:
@@ -12,6 +29,8 @@ class FakeStream:
 
     current: ClassVar[list[FakeStream]] = []
     """Those that are, the innermost last."""
+    numbers: ClassVar[Iterator[int]] = itertools.count(1)
+    number = 0
 
     def __init__(self, device: Any = None, priority: int = 0, **others: Any) -> None:
         del others
@@ -19,6 +38,7 @@ class FakeStream:
         if isinstance(device, torch.device) and device.index is not None:
             self.device = device
         self.priority = priority
+        self.number = next(self.numbers)
         self.device_index = self.device.index
         self.device_type = 1  # as torch counts them
         self.cuda_stream = self.stream_id = 0
@@ -89,8 +109,23 @@ def current(*device: Any) -> FakeStream:
     """The one that the program is in."""
     del device
     if not FakeStream.current:
-        FakeStream.current.append(FakeStream())
+        first = FakeStream()
+        first.number = 0
+        FakeStream.current.append(first)
     return FakeStream.current[-1]
+
+
+def number_at(frame: FrameType | None) -> int:
+    """The number of the stream of a call that is made below this frame; -1 where torch's own code
+    makes it, whose streams are those of the CPU here."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not asked_by_torch(frame):
+            return FakeStream.current[-1].number if FakeStream.current else 0
+        if file.startswith(_TORCH) and not file.startswith(_FRONT):
+            return -1
+        frame = frame.f_back
+    return -1
 
 
 def default(*device: Any) -> FakeStream:

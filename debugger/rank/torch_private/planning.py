@@ -15,7 +15,7 @@ from distcore.torch_private import rename_backend
 
 from ...record.backend_names import by_device
 from .modules import Wrapped, c10d, dist
-from .probe import Part, Private, patch
+from .probe import C10D, Part, Private, patch
 
 MakeStore = Callable[[str], Any]
 
@@ -28,6 +28,19 @@ WEAK_STORAGES = Part(
     Private("torch", "UntypedStorage._free_weak_ref"),
     Private("torch", "UntypedStorage._cdata"),
 )
+
+
+SENT_OBJECTS = Part(
+    "sent_objects",
+    "a plan takes for known what objects bring of other ranks that those do not know",
+    Private(C10D, "_pickler"),
+)
+
+
+@SENT_OBJECTS
+def write_sent_objects_with(pickler: type) -> None:
+    """From now on objects for other ranks are written with this."""
+    c10d._pickler = pickler
 
 
 class StorageReference:
