@@ -77,7 +77,7 @@ class Job:
         """With `--head`, be the head or go to it; else nothing. What keeps the nodes apart is said
         in one sentence, and the run goes on without them."""
         agreed = self.several.agreed if self.several is not None else None
-        if agreed is None:
+        if agreed is None or self.several is None:
             return
         with self._lock:
             self._asked = True  # what the ranks' own store is for is done
@@ -88,6 +88,8 @@ class Job:
             if not is_here(agreed.host):
                 self._go_to(agreed, address)
             elif not self._listen(agreed):
+                # Where that one listens: the name may stand for another address of this host.
+                address = address_towards(agreed.host, self.several.interface)
                 self._go_to(agreed, address, here=True)
         except (InterfaceError, OSError) as error:
             self.say(f"there will be no verdict over all nodes: {error}")
