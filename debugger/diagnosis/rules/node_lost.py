@@ -19,8 +19,8 @@ from ..limits import Candidate
 
 
 def lost_nodes(world: World) -> list[Candidate]:
-    """One finding for each host: under mpiexec, or where each of Slurm's tasks has a supervisor, all
-    that were on it are lost with it."""
+    """One finding for each host: where each rank has a supervisor, as under mpiexec, all that were
+    on it are lost with it."""
     found = []
     for node in _hosts(world.snapshot.lost):
         ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
