@@ -26,7 +26,7 @@ class ExecCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
         from ..launch.nodes_of_launcher import nodes_of_launcher
-        from ..nodes.several import Several, of_tasks
+        from ..nodes.several import Several, of_tasks, perhaps
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 
@@ -42,12 +42,12 @@ class ExecCommand(Command):
         several = of_tasks(os.environ, args.interface)
         if several is None and (nodes := nodes_of_launcher(command)) is not None:
             several = Several(nodes.fewest, nodes.most, args.interface, nodes.node)
-        several = head_flags.with_head(args, several)
+        several = head_flags.with_head(args, several) or perhaps(args.interface)
         return Supervisor(
             Options(
                 command=command,
                 several=several,
-                world_size=None if several is None else 0,
+                world_size=0,  # what the ranks say counts as long as they are all on this node
                 **options.common(args, command, size),
             )
         ).run()

@@ -9,10 +9,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..nodes.agreed import Agreed, AgreedError, job_key, place
-from ..nodes.several import Several
-
-MOST_NODES = 1 << 14
-"""Where nobody has said how many there are."""
+from ..nodes.several import MOST, Several
 
 
 def add(group: argparse._ArgumentGroup) -> None:
@@ -44,5 +41,5 @@ def with_head(args: argparse.Namespace, several: Several | None) -> Several | No
         agreed = Agreed(host, port, job_key(args.job_key, os.environ))
     except AgreedError as error:
         raise UsageError(str(error)) from None
-    several = several or Several(1, MOST_NODES, args.interface)
-    return replace(several, agreed=agreed)
+    several = several or Several(1, MOST, args.interface)
+    return replace(several, agreed=agreed, guessed=False)

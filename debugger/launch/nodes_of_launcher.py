@@ -85,6 +85,8 @@ def _accelerate(words: Sequence[str]) -> NodesOfLauncher | None:
     machines = values.get("__num_machines", "")
     if not (machines.isascii() and machines.isdigit() and 0 < len(machines) < 8):
         return None
-    return NodesOfLauncher(
-        int(machines), int(machines), f"--machine_rank {values.get('__machine_rank', '0')}"
-    )
+    # Other rendezvous give the machines their numbers themselves, and without the flag its
+    # configuration does, which is not read here.
+    rank, backend = values.get("__machine_rank", ""), values.get("__rdzv_backend", "static")
+    node = f"--machine_rank {rank}" if rank and backend == "static" else ""
+    return NodesOfLauncher(int(machines), int(machines), node)

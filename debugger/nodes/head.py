@@ -227,10 +227,11 @@ class Listener(Link):
         number = self._numbers.get(identity)
         try:
             message = message_of([frame.bytes for frame in frames[1:]])
-            if number is None:
+            if number is None and message.kind == "hello":
                 key, address = frames[1].get("User-Id"), frames[1].get("Peer-Address")
                 self._greet(identity, str(key), message, str(address))
-                return
+            if number is None:
+                return  # of a connection that came again: its hello follows, and tells all anew
         except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
             self.say(f"refused what a node has sent: {error}")
             return
@@ -272,8 +273,6 @@ class Listener(Link):
 
     def _why_not(self, key: str, message: Message) -> str:
         """Why this cannot be a node of the job; "" if it can."""
-        if message.kind != "hello":
-            return f"it begins with a message {message.kind!r}"
         schema = str(message.data.get("schema"))[:40]
         if schema != SCHEMA:
             return f"it speaks {schema!r}, this is {SCHEMA!r}: install one version on all nodes"

@@ -15,7 +15,10 @@ from .messages import Message
 NAME = re.compile(r"\d{1,7}\.(?:jsonl|out|err)(?:\.1)?(?:\.times)?")
 WHILE_RUNNING_BYTES = 16 << 10
 """At most so much in one message while the ranks run; what is left follows at the end."""
-AT_THE_END_BYTES = 4 << 20
+AT_THE_END_BYTES = 256 << 10
+"""On a slow network a greater message would take longer to arrive than a node may be silent."""
+MOST_LOGS_BYTES = 256 << 20
+"""Of what was not told before the end."""
 MOST_FILE_BYTES = 256 << 20
 
 

@@ -12,6 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .head import LOST_AFTER_S, MOST_QUEUED
+from .hearing import Heard, Listening
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer
@@ -46,7 +47,9 @@ class Connection(Link):
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
         self._inbox: deque[Message] = deque(maxlen=MOST_QUEUED)
-        self._began_s = self._heard_s = 0.0
+        self._began_s = 0.0
+        self._listening, self._heard = Listening(), Heard()
+        self._read_all = True
         self.welcome: Mapping[str, Any] | None = None
         self.refusal = ""
         self._dealer: Any = None
@@ -71,8 +74,9 @@ class Connection(Link):
 
     @property
     def silent_s(self) -> float:
-        """For how long the head has said nothing; before it has ever spoken, 0."""
-        return time.monotonic() - self._heard_s if self._heard_s else 0.0
+        """For how long the head has said nothing, while this node listened; before it has ever
+        spoken, 0."""
+        return self._heard.silent_s(self._listening.total_s)
 
     @property
     def lost(self) -> str:
@@ -82,7 +86,7 @@ class Connection(Link):
         if self.failure:
             return f"the link to the head is off: {self.failure}"
         where = f"the head at {self.offer.endpoint[6:]}" if self.offer else "the head"
-        if self._heard_s:
+        if self._heard.last_s >= 0:
             silent_s = self.silent_s
             if silent_s < LOST_AFTER_S:
                 return ""
@@ -121,6 +125,7 @@ class Connection(Link):
         return [one for one in (self._dealer, self._monitor) if one is not None]
 
     def _drain(self, socket: Any) -> None:
+        self._read_all = self._read_all and socket is not self._dealer
         for _ in range(1000):
             try:
                 if socket is self._monitor:
@@ -128,7 +133,12 @@ class Connection(Link):
                 else:
                     self._take(socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
+                self._read_all = self._read_all or socket is self._dealer
                 return
+
+    def _tick(self) -> None:
+        self._listening.looked(time.monotonic(), self._read_all)
+        self._read_all = True
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
@@ -167,7 +177,7 @@ class Connection(Link):
         except MessageError as error:
             self.say(f"the head has sent what this version does not know: {error}")
             return
-        self._heard_s = time.monotonic()
+        self._heard.spoke(self._listening.total_s)
         if message.kind == "ping":
             answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             self._send(Message("pong", answer))

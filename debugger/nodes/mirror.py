@@ -61,7 +61,13 @@ class Mirror:
         self._folder = folder
         self._number = number
         self._copies: dict[int, Copy] = {}
+        self._left_out: set[int] = set()
         self.offset_ns = 0
+
+    @property
+    def left_out(self) -> int:
+        """So many files of the node are not copied: they are more than those of ranks can be."""
+        return len(self._left_out)
 
     def copy_of(self, path: Path) -> Copy | None:
         """What was told of the file that is copied here."""
@@ -73,15 +79,19 @@ class Mirror:
 
     def announced(self, number: int, name: str, size: int) -> None:
         """The node has a file of that name. Raises MirrorError, or OSError."""
-        if number in self._copies:
+        if number in self._copies or number in self._left_out:
             return
         is_record = RECORD.fullmatch(name) is not None
         if not is_record and not REPLICAS.fullmatch(name):
             raise MirrorError("a node tells of a file that is no record")
         if is_record:
             size = layout.FILE_BYTES
-        if not 0 < size <= MOST_REPLICA_BYTES or len(self._copies) >= MOST_FILES:
+        if not 0 < size <= MOST_REPLICA_BYTES:
             raise MirrorError("a node tells of more than a node has")
+        if len(self._copies) >= MOST_FILES:
+            if len(self._left_out) < MOST_FILES:
+                self._left_out.add(number)
+            return
         path = self._place(name)
         if any(one.path == path for one in self._copies.values()):
             raise MirrorError("a node tells of two files of one name")
@@ -107,6 +117,8 @@ class Mirror:
             by_file.setdefault(patch.file, []).append(patch)
         for number, rows in by_file.items():
             copy = self._copies.get(number)
+            if number in self._left_out:
+                continue
             if copy is None:
                 raise MirrorError("a node changes what it has not")
             noted = any(one.offset >= layout.HEAP_OFFSET for one in rows)
@@ -156,6 +168,8 @@ class Mirror:
     def seen(self, number: int, values: Any) -> None:
         """What the node's system says of the process: `process_values`. Raises MirrorError."""
         copy = self._copies.get(number)
+        if number in self._left_out:
+            return
         if copy is None:
             raise MirrorError("a node tells of a process without a record")
         copy.process = process_of(values, self.offset_ns)

@@ -10,6 +10,9 @@ from struct import Struct, error
 _HEAD = Struct("<III")
 """number of the file, offset, length"""
 MOST_UNPACKED_BYTES = 64 << 20
+MOST_PART_BYTES = 4 << 20
+"""So much goes in one message: on a slow network a greater one would take longer to arrive than a
+node may be silent."""
 _PACK_FROM_BYTES = 512
 
 
@@ -36,6 +39,19 @@ def packed(patches: Iterable[Patch]) -> bytes:
     if len(plain) < _PACK_FROM_BYTES:
         return b"\0" + plain if plain else b""
     return b"\1" + zlib.compress(plain, 1)
+
+
+def bounded(patches: Iterable[Patch]) -> list[list[Patch]]:
+    """The same in order, in parts that can be sent: at least one, be it empty."""
+    parts: list[list[Patch]] = [[]]
+    size = 0
+    for one in patches:
+        if parts[-1] and size + len(one.data) > MOST_PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += _HEAD.size + len(one.data)
+    return parts
 
 
 def unpacked(blob: bytes) -> Iterator[Patch]:

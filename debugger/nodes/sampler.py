@@ -19,7 +19,7 @@ from ..record.snapshot import Process
 from .messages import Message
 from .mirror import RECORD, REPLICAS, process_values
 from .pace import Pace
-from .patches import Patch, packed
+from .patches import Patch, bounded, packed
 from .replica_source import ReplicaSource
 from .source import RecordSource
 
@@ -72,8 +72,10 @@ class Sampler:
         """Tell at the next call."""
         self._told_s = -1e9
 
-    def digest(self) -> Message | None:
-        """What is new; None where it is not time yet."""
+    def digests(self) -> list[Message]:
+        """What is new; nothing where it is not time yet. It is told in one message, or where it is
+        much, as of 200 ranks of which all calls were asked for, in several: the last of them says
+        that it was all."""
         names = self._look()
         processes = self._look_at_processes()
         now_s = time.monotonic()
@@ -84,7 +86,7 @@ class Sampler:
         if self._stopped:
             every_s = pace.least_s
         if not (names or processes) and since_s < every_s:
-            return None
+            return []
         busy = moved and not (names or processes or self._stopped or self._filled > self._answered)
         self._told_s, self._stopped, self._answered = now_s, False, self._filled
         taken_ns = time.monotonic_ns()
@@ -93,19 +95,26 @@ class Sampler:
             for number, source in self._sources.items()
             for offset, data in source.sample(pace.still_calls)
         ]
-        self._serial += 1
-        data: dict[str, Any] = {"serial": self._serial, "t": taken_ns}
-        if busy and not self._anew:
-            data["busy"] = True  # it says no more than that ranks go on calling
+        parts = bounded(patches)
+        first: dict[str, Any] = {}
+        last: dict[str, Any] = {"t": taken_ns}
+        if busy and not self._anew and len(parts) == 1:
+            first["busy"] = True  # it says no more than that ranks go on calling
         if self._anew:
-            data["anew"], self._anew = True, False
-        if self._filled:
-            data["filled"] = self._filled
+            first["anew"], self._anew = True, False
         if names:
-            data["files"] = names
+            first["files"] = names
+        if self._filled:
+            last["filled"] = self._filled
         if processes:
-            data["processes"] = processes
-        return Message("digest", data, packed(patches))
+            last["processes"] = processes
+        found = []
+        for place, part in enumerate(parts):
+            self._serial += 1
+            data = {"serial": self._serial, **(first if place == 0 else {})}
+            data |= last if place == len(parts) - 1 else {"more": True}
+            found.append(Message("digest", data, packed(part)))
+        return found
 
     def _movement(self) -> tuple[bool, bool]:
         """Whether a rank calls, and whether one has come to stand still since the last call."""

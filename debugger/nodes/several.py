@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from .agreed import Agreed
 
+MOST = 1 << 14
+"""Nodes, where nobody has said how many there are."""
 _SIZES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -25,13 +27,19 @@ _WITHIN = ("LOCAL_RANK", "SLURM_STEP_ID", "SLURM_JOB_ID")
 class Several:
     """`fewest` to `most` supervisors take part. `interface`: where to listen, if that was said.
     `task`: what only this one of them may be, in words; `agreed`: where they meet, if that was
-    said."""
+    said; `guessed`: nobody has said that there are others, and its ranks may know better."""
 
     fewest: int
     most: int
     interface: str = ""
     task: str = ""
     agreed: Agreed | None = None
+    guessed: bool = False
+
+
+def perhaps(interface: str) -> Several:
+    """Of a command that may start anything: a script that starts one node's part of a job, say."""
+    return Several(1, MOST, interface, guessed=True)
 
 
 def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | None:

@@ -22,6 +22,8 @@ MOST_BYTES = 1 << 16
 """A request or an answer is at most so long."""
 ANSWER_S = 60.0
 NAME = "control.sock"
+PERHAPS = "perhaps"
+"""In DISTDEBUG_MEET: the supervisor does not know whether the job has other nodes."""
 
 
 class ControlError(Exception):

@@ -1,4 +1,5 @@
-"""The faults of the matrix on ranks that are spread over two nodes: found as what they are on each.
+"""The faults of the matrix on ranks that are spread over two nodes: found as what they are on each,
+at the line that one node's run names, with the hosts on which the ranks are.
 
 What becomes of a job when a node or its network fails is in `tests/e2e/test_nodes.py`.
 """
@@ -6,18 +7,30 @@ What becomes of a job when a node or its network fails is in `tests/e2e/test_nod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import runs
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes
 from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
+from tests.support.zygote import Zygote
 
+from . import running
 from .cases import CASES, Case
 from .running import LIMIT_S, PROGRAMS, about_verdict, flags_of, matrix, program_of, twins
 
 SHORT = {"killed-gloo-2", "asleep-tcp-4"}
+ANYWHERE = {
+    *("partition, 2", "partition, 4"),
+    *("two processes with one rank",),
+}
+"""The moment of the fault is one of the clock, or there is no place of it: the line is not always
+the same."""
+WITHOUT_A_RANK = {"two processes with one rank"}
+"""One rank of the world is never there."""
 
 
 def rows(found: Iterable[tuple[Case, str, int]], prefix: str = "") -> list[Any]:
@@ -34,13 +47,27 @@ def rows(found: Iterable[tuple[Case, str, int]], prefix: str = "") -> list[Any]:
     return made
 
 
-def check(case: Case, backend: str, size: int, nodes: Nodes, forked: ForkedNodes) -> None:
-    program, flags = program_of(case, backend), flags_of(case)
-    ended = forked.run(nodes, Layout.over(2, size), program, flags, limit_s=LIMIT_S)
+def check(case: Case, backend: str, size: int, nodes: Nodes, forked: ForkedNodes) -> list[runs.Run]:
+    program, flags, layout = program_of(case, backend), flags_of(case), Layout.over(2, size)
+    ended = forked.run(nodes, layout, program, flags, limit_s=LIMIT_S)
     for node, done in zip(nodes, ended, strict=True):
         found = about_verdict(case, size, done)
-        assert not found, f"{node.name}: {done.explain()}"
+        assert not found, f"{node.name}: {found}\n{done.explain()}"
+        hosts = {int(rank): one["host"] for rank, one in done.report["ranks"].items()}
+        assert hosts == {rank: f"node{layout.node_of(rank)}" for rank in hosts}, done.explain()
+        assert len(hosts) == size or case.name in WITHOUT_A_RANK, done.explain()
     check_nothing_is_left(nodes)
+    return ended
+
+
+def places(done: runs.Run) -> dict[str, tuple[str, int, str]]:
+    """Where the culprits of the verdict stand, in their program."""
+    (finding, *_) = done.errors
+    found = {}
+    for rank in map(str, finding["culprits"]):
+        place = finding["ranks"][rank]["location"]
+        found[rank] = (Path(place["file"]).name, place["line"], place["function"])
+    return found
 
 
 @pytest.mark.parametrize(("case", "backend", "size"), [*rows(matrix()), *rows(twins(), "without_")])
@@ -50,8 +77,15 @@ def test_verdict(
     size: int,
     make_nodes: Callable[[int], Nodes],
     forked_nodes: ForkedNodes,
+    zygote: Zygote,
+    tmp_path: Path,
 ) -> None:
-    check(case, backend, size, make_nodes(2), forked_nodes)
+    ended = check(case, backend, size, make_nodes(2), forked_nodes)
+    if not case.exit_code or case.name in ANYWHERE or len(case.specs) > 1:
+        return
+    expected = places(running.run(zygote, case, backend, size, tmp_path))
+    for done in ended:
+        assert places(done) == expected, done.explain()
 
 
 @pytest.mark.root

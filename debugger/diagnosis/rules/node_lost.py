@@ -8,6 +8,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...record.snapshot import LostNode
 from ...record.wording import printable, ranks_text, verb
 from ..facts.evidence import chosen, stand
@@ -17,9 +19,10 @@ from ..limits import Candidate
 
 
 def lost_nodes(world: World) -> list[Candidate]:
-    """One finding for each."""
+    """One finding for each host: where each rank has a supervisor, as under mpiexec, all that were
+    on it are lost with it."""
     found = []
-    for node in world.snapshot.lost:
+    for node in _hosts(world.snapshot.lost):
         ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
         if not ranks:
             continue
@@ -35,6 +38,17 @@ def lost_nodes(world: World) -> list[Candidate]:
         )
         found.append(Candidate(finding))
     return found
+
+
+def _hosts(lost: Iterable[LostNode]) -> list[LostNode]:
+    """Those of one host are one; of a node without a name nobody knows where it is."""
+    found: dict[str, LostNode] = {}
+    for place, node in enumerate(lost):
+        key = node.host or f"/{place}"
+        other = found.get(key, node)
+        ranks = tuple(sorted({*other.ranks, *node.ranks}))
+        found[key] = LostNode(node.host, min(other.heard_ns, node.heard_ns), ranks)
+    return list(found.values())
 
 
 def lost_without_ranks(node: LostNode) -> Finding:

@@ -17,11 +17,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...record.control import ControlError, ask
+from ...record.control import PERHAPS, ControlError, ask
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
@@ -56,11 +56,17 @@ def observe_launcher() -> None:
 def meet_nodes(directory: Path) -> None:
     """In a rank: torchrun's own process does it where that is ours; else the first rank that has a
     store."""
-    if os.environ.get(VARIABLE) and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
+    several = os.environ.get(VARIABLE)
+    if several and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
         from ..torch_private.rendezvous import on_rank_store, store_of_environment
 
-        meeting = Meeting(directory)
-        known = store_of_environment(meeting.is_wanted)
+        nodes = nodes_of_environment(os.environ) if several == PERHAPS else None
+        if nodes is not None and nodes[1] == 1:
+            return  # all ranks are on this one
+        meeting = Meeting(directory, nodes)
+        known = None
+        if several != PERHAPS or nodes is not None:
+            known = store_of_environment(meeting.is_wanted)
         if known is not None:
             meeting.begin_early(*known, "distdebug")
 
@@ -71,11 +77,28 @@ def meet_nodes(directory: Path) -> None:
         on_rank_store(meet)
 
 
-class Meeting:
-    """Of this process, for the supervisor of this run directory."""
+def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """The fewest and the most nodes that the job has, by what its launcher has told a rank:
+    torchrun says it, others how many ranks are on this node. None where nobody has said it."""
+    names = ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    texts = [environment.get(name, "") for name in names]
+    nodes, here, ranks = (
+        int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0 for text in texts
+    )
+    if nodes:
+        return nodes, nodes
+    if not (here and ranks):
+        return None
+    return (1, 1) if here >= ranks else (2, ranks - here + 1)
 
-    def __init__(self, directory: Path) -> None:
+
+class Meeting:
+    """Of this process, for the supervisor of this run directory. `nodes`: how many there are, where
+    the supervisor may not know it."""
+
+    def __init__(self, directory: Path, nodes: tuple[int, int] | None = None) -> None:
         self._directory = directory
+        self._nodes = nodes
         self._begun: set[str] = set()
         self._lock = threading.Lock()
         self._met, self._leaving = threading.Event(), threading.Event()
@@ -141,7 +164,7 @@ class Meeting:
 
     def _meet(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         directory = self._directory
-        answer = json.loads(ask(directory, "meet", {"host": host}))
+        answer = json.loads(ask(directory, "meet", {"host": host, "nodes": self._nodes}))
         offer, key = answer.get("offer"), answer.get("key")
         if not offer:
             return  # another process of this node does it, or has done it

@@ -61,7 +61,16 @@ def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
 
 
 def _host_of(params: Any) -> str:
-    return str(params.endpoint).rpartition(":")[0].strip("[]") or "localhost"
+    """The host in `host`, `host:29400` or `[fd00::1]:29400`, as torch reads it; "" where the nodes
+    meet in a file."""
+    endpoint = str(params.endpoint or "").strip()
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if params.backend == "c10d" and store_type == "file":
+        return ""
+    if endpoint.startswith("[") and endpoint.endswith("]"):
+        return endpoint[1:-1]
+    host, colon, _port = endpoint.rpartition(":")
+    return (host if colon else endpoint).strip("[]") or "localhost"
 
 
 def on_rank_store(heard: StoreHeard) -> None:

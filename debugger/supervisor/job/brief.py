@@ -15,6 +15,8 @@ from ...reports.stored import Document
 
 MOST_ABOUT = 256
 """Of the ranks that findings name, so many are told of."""
+MOST_WHOLE_BYTES = 8 << 20
+"""Of a greater report its part goes to the other nodes, however few they are."""
 _MOST_BYTES = 64 << 20
 
 
@@ -34,9 +36,16 @@ def brief(report: Document) -> Document:
     return {**report, "ranks": ranks, "hosts": told, "ddp": [], "notes": notes}
 
 
-def packed(report: Document) -> bytes:
-    """As it goes over the wire."""
-    return zlib.compress(json.dumps(report, separators=(",", ":"), default=str).encode(), 1)
+def packed(report: Document, few: bool = False) -> bytes:
+    """As it goes over the wire: whole to `few` nodes, unless there are very many ranks on them."""
+    text = _text(report) if few else b""
+    if not 0 < len(text) <= MOST_WHOLE_BYTES:
+        text = _text(brief(report))
+    return zlib.compress(text, 1)
+
+
+def _text(report: Document) -> bytes:
+    return json.dumps(report, separators=(",", ":"), default=str).encode()
 
 
 def unpacked(blob: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from ...nodes.head import Listener
 from ...nodes.logs import LogCopies
 from ...nodes.messages import Message
-from ...nodes.mirror import Copy, Mirror, MirrorError
+from ...nodes.mirror import MOST_FILES, Copy, Mirror, MirrorError
 from ...nodes.pace import AS_THEY_COME, Pace, pace_for
 from ...nodes.patches import PatchError, unpacked
 from ...record import copies, steady_clock
@@ -20,7 +20,7 @@ from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode
-from .brief import brief, packed
+from .brief import packed
 from .injected import InjectedCopies, plan_message
 from .prompts import HeadPrompts
 
@@ -31,6 +31,8 @@ ANEW_EVERY_S = 1.0
 """So often a node is asked to tell everything once more, of which something is missing."""
 TORN_S = 30.0
 """So long nothing is concluded while that does not come."""
+TOGETHER_NS = 1_000_000_000
+"""Who is heard so much later than another one was last is not lost with it."""
 BYE_S = 5.0
 """So long it waits for them to say that they have the report."""
 MEETING_S = 3.0
@@ -88,6 +90,8 @@ class Head:
         self._prompts = HeadPrompts(directory.path, listener.send)
         self._asked = 0
         self._answers: dict[int, tuple[bool, str]] = {}
+        self._standing: dict[str, Message] = {}
+        self._said: set[str] = set()
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -97,11 +101,13 @@ class Head:
             try:
                 self._take(number, message)
             except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
-                self._say(f"refused what node {number} has told: {clean(str(error), 200)}")
+                if message.kind == "digest" and number in self.nodes:
+                    self._torn(self.nodes[number])
+                self._say_once(f"refused what node {number} has told: {clean(str(error), 200)}")
             except OSError as error:
                 self._torn(self.nodes[number])
                 told = clean(str(error), 200)
-                self._say(f"what node {number} has told cannot be kept: {told}")
+                self._say_once(f"what node {number} has told cannot be kept: {told}")
         for number, known in list(self._listener.nodes.items()):
             far = self.nodes.get(number)
             if far is None or not far.there:
@@ -115,10 +121,13 @@ class Head:
                 self._listener.send(number, Message("anew"))
             if known.silent:
                 known.lost = True
-                far.lost_ns = known.heard_ns + steady_clock.offset_ns()
-                far.mirror.ended(far.lost_ns)
-                self._prompts.gone(number)
-                self._directory.append_event("node_lost", f"{self.name(far)} has fallen silent")
+                self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+
+    def _lose(self, far: Far, heard_ns: int, how: str) -> None:
+        far.lost_ns = heard_ns
+        far.mirror.ended(far.lost_ns)
+        self._prompts.gone(far.number)
+        self._directory.append_event("node_lost", f"{self.name(far)} {how}")
 
     def _take(self, number: int, message: Message) -> None:
         data = message.data
@@ -156,7 +165,10 @@ class Head:
                 if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
                     self.interrupted = (signal, self.name(far))
             case "bye":
-                far.left = far.over = True
+                far.left = True
+                if not far.over and "report" not in self._standing:
+                    self._lose(far, steady_clock.now_ns(), "has gone without a word of its ranks")
+                far.over = True
                 self._prompts.gone(number)
 
     def _welcome(self, number: int) -> None:
@@ -175,6 +187,8 @@ class Head:
             # Who comes, or comes again, may have missed the question.
             data = self._question.get(number, {"number": self._fills})
             self._listener.send(number, Message("fill", data))
+        for message in self._standing.values():
+            self._listener.send(number, message)
 
     def _tell_pace(self, newcomer: int) -> None:
         """To all nodes, when there are so many that they are to tell less often; else to this one,
@@ -212,11 +226,23 @@ class Head:
         for number, name, size in data.get("files", ()):
             far.mirror.announced(int(number), str(name), int(size))
             far.mirror.named(int(number), str(name))
+        if far.mirror.left_out:
+            self._say_once(
+                f"{self.name(far)} has more than {MOST_FILES} records, of processes that it has "
+                "started one after the other: what comes beyond these is not followed here"
+            )
         far.mirror.apply(unpacked(message.blob), data.get("busy") is not True)
         for number, *values in data.get("processes", ()):
             far.mirror.seen(int(number), values)
+        if data.get("more") is True:
+            return  # the rest of it follows
         far.told_ns = int(data["t"]) + far.mirror.offset_ns
         far.filled = int(data.get("filled", far.filled))
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
 
     def copy_of(self, path: Path) -> Copy | None:
         """Of the records that are copies: what the node has told of it."""
@@ -235,6 +261,18 @@ class Head:
         if self._awaited:
             return False
         return all(far.over or not far.there for far in self.nodes.values())
+
+    @property
+    def _may_be_lost_too(self) -> bool:
+        """Whether a supervisor on the host of a lost one has not been heard since: with the host
+        all are lost, and are missed within a moment of each other."""
+        for lost in [far for far in self.nodes.values() if far.lost_ns and far.host]:
+            for far in self.nodes.values():
+                if far.there and far.host == lost.host:
+                    heard_ns = self._listener.nodes[far.number].heard_ns + steady_clock.offset_ns()
+                    if heard_ns < lost.lost_ns + TOGETHER_NS:
+                        return True
+        return False
 
     @property
     def _awaited(self) -> bool:
@@ -271,7 +309,7 @@ class Head:
             self._asked_ns = since_ns
             self._fills += 1
             self._fill(wanted)
-        return not self._awaited and not any(
+        return not (self._awaited or self._may_be_lost_too) and not any(
             far.there and (self._is_torn(far) or far.told_ns < since_ns or self._owes_calls(far))
             for far in self.nodes.values()
         )
@@ -366,16 +404,21 @@ class Head:
 
     def tell(self, summary: Mapping[str, Any]) -> None:
         """The verdict."""
-        self._listener.broadcast(Message("verdict", summary))
+        self._decide(Message("verdict", summary))
 
     def stop(self, signal: int) -> None:
         """Somebody has pressed Ctrl-C, or the like, on one of the nodes."""
-        self._listener.broadcast(Message("stop", {"signal": signal}))
+        self._decide(Message("stop", {"signal": signal}))
+
+    def _decide(self, message: Message) -> None:
+        """Told to all nodes, and once more to those whose connection breaks and comes again."""
+        self._standing[message.kind] = message
+        self._listener.broadcast(message)
 
     def end(self, within_s: float = ENDING_S) -> bool:
         """Have all nodes end what they have not ended yet, and wait until nothing of the run is
         left anywhere."""
-        self._listener.broadcast(Message("end"))
+        self._decide(Message("end"))
         until_s = time.monotonic() + within_s
         while not self.all_over and time.monotonic() < until_s:
             self.take()
@@ -383,11 +426,9 @@ class Head:
         return self.all_over
 
     def report(self, document: Mapping[str, Any]) -> None:
-        """What all nodes print and end with."""
-        if len(self.nodes) <= AS_THEY_COME:
-            self._listener.broadcast(Message("report", {"report": document}))
-        else:
-            self._listener.broadcast(Message("report", {}, packed(brief(dict(document)))))
+        """What all nodes print and end with: of a large job the part that findings are about."""
+        few = len(self.nodes) <= AS_THEY_COME
+        self._decide(Message("report", {}, packed(dict(document), few)))
 
     def tell_ranks(self, own: Sequence[int]) -> None:
         """Who is here, for the case that the head is lost."""

@@ -10,12 +10,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...nodes.agreed import Agreed
-from ...nodes.interfaces import InterfaceError, address_of_host, address_towards, is_here
-from ...nodes.several import Several
+from ...nodes.interfaces import (
+    InterfaceError,
+    address_of_host,
+    address_towards,
+    is_here,
+    names_loopback,
+)
+from ...nodes.several import MOST, Several
+from ...record.control import PERHAPS
 from ...record.records import Told
 from ...record.run_directory import RunDirectory
 from ...record.wording import printable
@@ -77,7 +85,7 @@ class Job:
         """With `--head`, be the head or go to it; else nothing. What keeps the nodes apart is said
         in one sentence, and the run goes on without them."""
         agreed = self.several.agreed if self.several is not None else None
-        if agreed is None:
+        if agreed is None or self.several is None:
             return
         with self._lock:
             self._asked = True  # what the ranks' own store is for is done
@@ -88,6 +96,8 @@ class Job:
             if not is_here(agreed.host):
                 self._go_to(agreed, address)
             elif not self._listen(agreed):
+                # Where that one listens: the name may stand for another address of this host.
+                address = address_towards(agreed.host, self.several.interface)
                 self._go_to(agreed, address, here=True)
         except (InterfaceError, OSError) as error:
             self.say(f"there will be no verdict over all nodes: {error}")
@@ -173,10 +183,10 @@ class Job:
 
         assert self.several is not None
         with self._lock:
-            if self._asked:
+            host = str(request.get("host", ""))[:255]
+            if self._asked or not self._is_one_of_several(host, request.get("nodes")):
                 return json.dumps({"offer": ""})
             self._asked = True
-            host = str(request.get("host", ""))[:255]
             try:
                 address = address_towards(host or socket.gethostname(), self.several.interface)
                 self._listener = Listener(address, socket.gethostname(), self.say)
@@ -187,6 +197,21 @@ class Job:
             offer = self._listener.offer.text()
             first = bool(host) and is_here(host)
             return json.dumps({"offer": offer, "key": self._connection.key, "first": first})
+
+    def _is_one_of_several(self, host: str, nodes: Any) -> bool:
+        """Whether there may be other nodes; where nobody had said that there are, a rank knows of
+        `nodes` (fewest and most), or it follows from the store that it joins."""
+        several = self.several
+        if several is None or not several.guessed:
+            return several is not None
+        if isinstance(nodes, list) and len(nodes) == 2 and all(type(one) is int for one in nodes):
+            fewest, most = (min(max(1, one), MOST) for one in nodes)
+            self.several = replace(several, fewest=fewest, most=most, guessed=False)
+        elif not host or names_loopback(host):
+            return False
+        elif not is_here(host):
+            self.several = replace(several, fewest=2, guessed=False)
+        return True
 
     def _lead(self, _request: Mapping[str, Any]) -> str:
         from .head import Head
@@ -278,7 +303,9 @@ class Job:
     @property
     def environment(self) -> dict[str, str]:
         """For the ranks."""
-        return {"DISTDEBUG_MEET": "1" if self.several is not None else ""}
+        if self.several is None:
+            return {"DISTDEBUG_MEET": ""}
+        return {"DISTDEBUG_MEET": PERHAPS if self.several.guessed else "1"}
 
     def close(self) -> None:
         """The run is over."""

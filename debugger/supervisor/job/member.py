@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...diagnosis.findings import Finding
-from ...nodes.logs import AT_THE_END_BYTES, LogSource
+from ...nodes.logs import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
 from ...nodes.member import Connection
 from ...nodes.messages import Message
 from ...nodes.pace import Pace
@@ -31,7 +31,8 @@ from .prompts import NodePrompts
 from .stacks import to_message
 
 REPORT_S = 30.0
-"""So long a node whose ranks have ended waits for the head's report, as long as the head speaks."""
+"""So long a node whose ranks have ended waits for the head's report, as long as the head speaks;
+where ranks were given time to end, as after SIGTERM, so much longer."""
 LOGS_EVERY = 4
 """Times as long as between digests of busy ranks: a second, and more where there are many nodes."""
 
@@ -59,7 +60,7 @@ class Member:
         self._heads_ranks: tuple[int, ...] = ()
         self.finding: Finding | None = None
         self.document: Document | None = None
-        self.stop_signal = 0
+        self.stop_signal = self._interrupted = 0
         self.ends = False
         self.stacks_wanted: Mapping[str, Any] | None = None
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
@@ -91,9 +92,7 @@ class Member:
                 )
             if "node" in data:
                 if self.welcomed:
-                    self._sampler.anew()  # the connection broke for a moment
-                    self._injected.anew()
-                    self._prompts.anew()
+                    self._again()
                 self.welcomed = True
         elif message.kind == "fill":
             number, files = data.get("number"), data.get("files")
@@ -126,15 +125,26 @@ class Member:
         elif message.kind == "end":
             self.ends = True
         elif message.kind == "report":
-            self.document = received(unpacked(message.blob) or data.get("report"))
+            self.document = received(unpacked(message.blob))
             self._connection.send(Message("bye"))  # so that the head may go
 
+    def _again(self) -> None:
+        """The connection broke for a moment: what was on its way is lost."""
+        self._sampler.anew()
+        self._injected.anew()
+        self._prompts.anew()
+        if self._told_end is not None:
+            self._tell()  # before the end: how the ranks came to it
+            self._connection.send(Message("ended", self._told_end))
+        if self._interrupted:
+            self._connection.send(Message("interrupted", {"signal": self._interrupted}))
+
     def _tell(self) -> None:
-        digest = self._sampler.digest()
+        digests = self._sampler.digests()
         # Looked at after the digest was made, and told before it: whoever has that knows of all
         # faults that had been made to happen by then.
         injected = self._injected.next()
-        for message in (injected, digest, self._prompts.next()):
+        for message in (injected, *digests, self._prompts.next()):
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
@@ -177,22 +187,22 @@ class Member:
         if over:
             self._sampler.fill()
             self._tell()
-            for _ in range(64):
-                added = self._logs.next(AT_THE_END_BYTES)
-                if added is None:
-                    break
+            told_bytes = 0
+            while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next(AT_THE_END_BYTES)):
+                told_bytes += len(added.blob)
                 self._connection.send(added)
         self._connection.send(Message("ended", value))
 
     def interrupted(self, signal: int) -> None:
         """Somebody has pressed Ctrl-C here, or the like: all nodes end."""
         if not self.stop_signal:
-            self.stop_signal = signal
+            self.stop_signal = self._interrupted = signal
             self._connection.send(Message("interrupted", {"signal": signal}))
 
-    def report(self, hasten: Callable[[], bool]) -> Document | None:
-        """The head's report; None where it does not come."""
-        until_s = time.monotonic() + REPORT_S
+    def report(self, hasten: Callable[[], bool], grace_s: float = 0.0) -> Document | None:
+        """The head's report; None where it does not come. `grace_s`: what the ranks of other nodes
+        may take to end."""
+        until_s = time.monotonic() + REPORT_S + grace_s
         while self.document is None and not self.lost and not hasten():
             self.take()
             if time.monotonic() > until_s:

@@ -99,4 +99,5 @@ class Orders:
         if member is None or member.lost or not member.welcomed:
             return None
         member.tell_end(status, True)
-        return member.report(lambda: self._interrupts.at_once)
+        grace_s = self._interrupts.grace_s if self._interrupts.signal is not None else 0.0
+        return member.report(lambda: self._interrupts.at_once, grace_s)

@@ -44,7 +44,8 @@ class JobReader:
             self._lost = head.lost(ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_head,)
-        if self._job.several is not None and member is None and snapshots:
+        several = self._job.several
+        if several is not None and not several.guessed and member is None and snapshots:
             self.unwatched.look(snapshots[-1])
         if self._lost and snapshots:
             return [*snapshots[:-1], replace(snapshots[-1], lost=self._lost)]
@@ -71,6 +72,8 @@ class JobReader:
         several, head = self._job.several, self._job.head
         if several is None:
             return True
+        if several.guessed:
+            return head is None or not head.nodes
         return head is not None and several.fewest == several.most == len(head.nodes) + 1
 
     def _tell(self, own: Sequence[int]) -> None:

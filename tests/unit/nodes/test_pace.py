@@ -58,30 +58,28 @@ def test_a_rank_that_stands_still_waits_its_turn_and_one_that_ended_does_not(
     author = Author(tmp_path / "pid-7.flight")
     sampler = Sampler(tmp_path, lambda _pid, _ticks: process[0])
     sampler.pace = Pace(busy_s=60.0, least_s=60.0, idle_s=60.0)
-    assert sampler.digest() is not None
+    assert sampler.digests()
     author.call()
-    assert sampler.digest() is None, "it calls"
-    assert sampler.digest() is None, "it has come to stand still, a moment after the last digest"
+    assert not sampler.digests(), "it calls"
+    assert not sampler.digests(), "it has come to stand still, a moment after the last digest"
     process[0] = Process(alive=False, signal=9)
-    digest = sampler.digest()
-    assert digest is not None
+    (digest,) = sampler.digests()
     assert digest.data["processes"] == [[0, *process_values(process[0], steady_clock.offset_ns())]]
     sampler.pace = Pace(busy_s=60.0, least_s=0.0, idle_s=60.0)
     author.call()
-    assert sampler.digest() is None
-    assert sampler.digest() is not None, "it stands still, and the pace allows to say so"
+    assert not sampler.digests()
+    assert sampler.digests(), "it stands still, and the pace allows to say so"
 
 
 def test_all_calls_are_told_of_the_records_that_were_asked_for(tmp_path: Path) -> None:
     authors = [Author(tmp_path / f"pid-{number}.flight") for number in (1, 2)]
     sampler = Sampler(tmp_path, lambda _pid, _ticks: ALIVE)
-    sampler.digest()
+    sampler.digests()
     for author in authors:
         for _ in range(500):
             author.call()
     sampler.fill(3, [1])
-    digest = sampler.digest()
-    assert digest is not None
+    (digest,) = sampler.digests()
     assert digest.data["filled"] == 3
     told = dict.fromkeys((0, 1), 0)
     for patch in unpacked(digest.blob):
@@ -136,7 +134,7 @@ def test_the_report_of_many_ranks_in_brief() -> None:
         "ddp": [],
         "notes": ["one"],
     }
-    told = received(brief.unpacked(brief.packed(brief.brief(report))))
+    told = received(brief.unpacked(brief.packed(report)))
     assert told is not None
     assert told["findings"] == [finding]
     assert list(told["ranks"]) == ["0", "9000"]
