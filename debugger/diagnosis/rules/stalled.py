@@ -60,7 +60,10 @@ def _stands_still(world: World, rank: int) -> Pending | None:
     guessed = sum(row.wait.on_stream for row in rows)
     if not rows or rank in world.blind or record.free_threads > guessed:
         return None
-    if cause_of(world, rank) in ("stopped", "gil_held"):
+    cause = cause_of(world, rank)
+    # A FileStore reads its file, and waits for the file's lock, with the GIL in its hands.
+    joins = all(row.wait.activity is Activity.INIT for row in rows)
+    if cause == "stopped" or (cause == "gil_held" and not joins):
         return None
     if any(world.waited_ns(row.wait) < _limit_ns(world, row) for row in rows):
         return None
