@@ -34,8 +34,9 @@ class Interrupts:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Take the signals as long as this lasts, but for those that whoever started the run has
-        ignored: what runs under `nohup` outlives its terminal."""
+        """Take the signals as long as this lasts. What runs under `nohup`, where SIGHUP is ignored,
+        outlives its terminal. A shell has SIGINT ignored in all that it starts behind a `&`, which
+        may be sent it all the same."""
         wanted = {
             **dict.fromkeys(_ENDING, self._take),
             **dict.fromkeys(_HANDED_ON, self._take_for_command),
@@ -43,7 +44,7 @@ class Interrupts:
         kept: Mapping[int, Any] = {
             number: signal.signal(number, handler)
             for number, handler in wanted.items()
-            if signal.getsignal(number) is not signal.SIG_IGN
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
             yield
