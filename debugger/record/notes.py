@@ -318,9 +318,11 @@ class StoreHostNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class StaleStoreNote(NoteData):
-    """The rank joins through a file that was written before this run."""
+    """The rank joins through a file that was written before this run, or by something else than a
+    FileStore (`foreign`)."""
 
     path: str = ""
+    foreign: bool = False
 
     KIND = "stale_store"
     LEVEL = "warning"

@@ -1,4 +1,5 @@
-"""The signals by which a run is asked to end, and how much time its command gets then."""
+"""The signals by which a run is asked to end, how much time its command gets then, and those that
+are the command's own business."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ INTERRUPT_GRACE_S = 5.0
 TERMINATE_GRACE_S = 30.0
 """What torchrun gives its ranks, and Slurm a job (KillWait)."""
 TERMINATE_MARGIN_S = 2.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""What programs give a meaning of their own: a scheduler says so that the time is nearly up."""
 
 
 class Interrupts:
@@ -26,13 +30,21 @@ class Interrupts:
         self.asked_to_stop = False
         """It was not a signal, but somebody who asked over the control socket."""
         self.at_once = False
+        self._for_command: list[int] = []
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Take the signals as long as this lasts."""
+        """Take the signals as long as this lasts. What runs under `nohup`, where SIGHUP is ignored,
+        outlives its terminal. A shell has SIGINT ignored in all that it starts behind a `&`, which
+        may be sent it all the same."""
+        wanted = {
+            **dict.fromkeys(_ENDING, self._take),
+            **dict.fromkeys(_HANDED_ON, self._take_for_command),
+        }
         kept: Mapping[int, Any] = {
-            number: signal.signal(number, self._take)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, handler)
+            for number, handler in wanted.items()
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
             yield
@@ -45,6 +57,14 @@ class Interrupts:
             self.at_once = True
         self.signal = self.signal or number
         self.asked_to_stop = False
+
+    def _take_for_command(self, number: int, _frame: Any) -> None:
+        self._for_command.append(number)
+
+    def for_command(self) -> list[int]:
+        """What has come for the command since this was asked last; it ends nothing here."""
+        came, self._for_command = self._for_command, []
+        return came
 
     def stop(self) -> None:
         """End the run as after Ctrl-C."""

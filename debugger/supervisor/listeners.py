@@ -11,6 +11,7 @@ import psutil
 
 from ..diagnosis.findings import Finding
 from ..diagnosis.shared_findings import heard_at
+from ..record.secret_words import masked
 
 _ADDRESS = re.compile(r"(?:tcp://)?\[?(?P<host>[^\]/?]*)\]?:(?P<port>\d+)(?:[/?].*)?")
 MOST_COMMAND = 80
@@ -66,7 +67,7 @@ def _process(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"
     try:
-        command = " ".join(psutil.Process(pid).cmdline())
+        command = " ".join(masked(psutil.Process(pid).cmdline()))
     except psutil.Error:
         command = ""
     text = command if len(command) <= MOST_COMMAND else f"{command[: MOST_COMMAND - 3]}..."

@@ -47,7 +47,10 @@ BOTH = "both"
 """The name of a stream that is a rank's stdout and stderr, as both go to one place."""
 PACKET_BYTES = 1 << 17
 _HELLO = re.compile(rb"(0|[1-9]\d{0,8}) (out|err|both)")
-_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGPIPE")
+_IGNORED = (
+    *("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGPIPE"),
+    *("SIGUSR1", "SIGUSR2"),  # of a scheduler's, which every process of a job may be sent
+)
 _READ_BYTES = 1 << 16
 _TICK_S = 0.05
 _WARDEN_S = 1.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.sanitize import clean
+from ..record.secret_words import masked
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
@@ -77,7 +78,8 @@ class Reach:
             if rank.isdecimal() and _CHILD not in environment:
                 self.ranks[pid] = int(rank)
         elif len(self._missed) < _MOST_REASONS:
-            self._missed[f"process {pid} ({clean(' '.join(process.words), 120)}) {why}"] = None
+            command = clean(" ".join(masked(process.words)), 120)
+            self._missed[f"process {pid} ({command}) {why}"] = None
 
     def _why_missed(self, process: _Process) -> str | None:
         flag = _isolating_flag(process.words)

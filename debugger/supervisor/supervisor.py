@@ -254,6 +254,9 @@ class Supervisor:
                 self._look_for_unreached(launch)
             if self._output is not None:
                 self._output.show(not self._app.open)
+            for number in self._interrupts.for_command():
+                self._say(f"{signal.Signals(number).name} is handed on to the command")
+                launch.signal(number, [launch.pid])
             if self._app.hung_up:
                 self._interrupts.signal = self._interrupts.signal or signal.SIGHUP
             with guard("the other nodes"):

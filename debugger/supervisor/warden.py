@@ -31,6 +31,8 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _MOST_WALKS = 4
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""A scheduler may send these to every process of a job."""
 
 
 def become_subreaper(wanted: bool = True) -> bool:
@@ -156,9 +158,12 @@ class Warden:
         os.set_blocking(wake, False)
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # Handlers, since an ignored signal would stay ignored in the command.
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
+        # Handlers, since an ignored signal would stay ignored in the command; one that who started
+        # the run has ignored (`nohup`) stays so there, as without us.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _OUTLIVED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
         try:
             while True:
                 ready = select.select([self._control, woken], [], [])[0]

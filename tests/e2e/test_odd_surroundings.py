@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,79 @@ def test_a_removed_working_directory(tmp_path: Path) -> None:
     assert "sitecustomize" not in done.stderr
     (found,) = tmp_path.glob("distdebug-*/2*/report.json")
     assert json.loads(found.read_text())["outcome"] == "ok"
+
+
+SIGNALLED = """
+import os, signal, sys
+over, number = int(os.environ["OVER"]), int(sys.argv[1])
+print("ignored", signal.getsignal(number) is signal.SIG_IGN)
+if len(sys.argv) > 2:
+    signal.signal(number, lambda number, _frame: print("got", number, flush=True))
+signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+os.kill(over, number)
+os.kill(os.getppid(), number)  # the warden: a scheduler signals all processes of a job
+if sys.argv[2:] != ["waits"]:
+    sys.exit()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+signal.pause()
+"""
+
+
+def signalled(shell: str, tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    words = [sys.executable, str(tmp_path / "signalled.py"), *map(str, arguments)]
+    own = [str(runs.DISTDEBUG), "exec", "--allow-unwatched", "--run-dir", str(tmp_path / "run")]
+    return subprocess.run(
+        ["sh", "-c", f'export OVER=$$; {shell} exec "$@"', "sh", *own, "--", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=tmp_path,
+        env=runs.environment(),
+        preexec_fn=_as_in_the_foreground,
+    )
+
+
+def _as_in_the_foreground() -> None:
+    """Who runs the tests by `nohup` or with `&` has these ignored, and hands that on."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def test_what_runs_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    done = signalled('trap "" HUP;', tmp_path, int(signal.SIGHUP))
+    assert done.returncode == 0, done
+    assert done.stdout == "ignored True\n"
+
+
+def test_what_does_not_ends_with_it(tmp_path: Path) -> None:
+    done = signalled("", tmp_path, int(signal.SIGHUP), "waits")
+    assert done.returncode == 128 + signal.SIGHUP, done
+    assert done.stdout.startswith("ignored False\ngot 1\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_is_the_programs_business(number: signal.Signals, tmp_path: Path) -> None:
+    done = signalled("", tmp_path, int(number), "waits")
+    assert done.returncode == 0, done
+    assert done.stdout == f"ignored False\ngot {int(number)}\n"
+    assert f"{number.name} is handed on to the command" in done.stderr
+
+
+def test_a_program_that_has_no_use_for_it_dies_of_it_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "stays.py").write_text("import os, time; os.kill(int(os.environ['OVER']), 10)\n")
+    with (tmp_path / "stays.py").open("a") as file:
+        file.write("time.sleep(600)\n")
+    words = [sys.executable, str(tmp_path / "stays.py")]
+    own = [str(runs.DISTDEBUG), "exec", "--allow-unwatched", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        ["sh", "-c", 'export OVER=$$; exec "$@"', "sh", *own, "--", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=tmp_path,
+        env=runs.environment(),
+    )
+    assert done.returncode == 128 + signal.SIGUSR1, done

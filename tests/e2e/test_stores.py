@@ -48,6 +48,34 @@ else:
 """
 
 
+@pytest.mark.parametrize("left", ["text", "zeros", "length", "none"])
+def test_a_file_that_something_else_writes_during_the_run(
+    left: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    """Its time says nothing: an earlier attempt of the run, or another program, has written it."""
+    path = tmp_path / "rendezvous"
+    data = {"text": b"hello\n" * 99, "zeros": bytes(999), "length": b"\7\0\0\0", "none": b""}[left]
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        f"    open(sys.argv[1] + '.new', 'wb').write({data!r})\n"
+        "    os.rename(sys.argv[1] + '.new', sys.argv[1])\n"
+        "while not os.path.exists(sys.argv[1]): pass\n" + FILE
+    )
+    done = zygote.run(2, ["train.py", str(path)], tmp_path, ["--hang-timeout", "3"])
+    if left == "none":
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.exit_code == 93, done.explain()
+    (found,) = done.errors
+    if left == "length":  # as one that is being written begins, and nothing follows
+        assert (found["kind"], found["culprits"]) == ("stalled", [0, 1])
+        return
+    assert (found["kind"], found["cause"]) == ("join_timeout", "stale_store")
+    assert "whose file holds what no FileStore has written" in found["message"]
+    assert str(path) in found["message"]
+
+
 @pytest.mark.parametrize("left", ["stale", "garbled", "empty", "none"])
 def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote) -> None:
     script, path = tmp_path / "train.py", tmp_path / "rendezvous"

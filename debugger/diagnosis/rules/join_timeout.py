@@ -152,14 +152,20 @@ def _stale_store(
     if not (users and times):
         return []
     note = users[min(users)]
-    path = store.path if (store := StaleStoreNote.read(note.data)) else ""
+    store = StaleStoreNote.read(note.data) or StaleStoreNote()
+    where = f" ({printable(store.path, 200)})" if store.path else ""
+    whose = (
+        f"file holds what no FileStore has written{where}: delete it"
+        if store.foreign
+        else f"file was written before this run{where}, by an earlier one or by something else: "
+        "delete it"
+    )
     others = tuple(sorted(set(world.ranks) - set(users)))
     finding = Finding(
         kind="join_timeout",
         message=(
             f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
-            f"file was written before this run{f' ({printable(path, 200)})' if path else ''}, "
-            "by an earlier one or by something else: delete it, or use a fresh one for each run"
+            f"{whose}, or use a fresh one for each run"
         ),
         culprits=tuple(sorted(users)),
         victims=others,

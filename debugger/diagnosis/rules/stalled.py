@@ -2,7 +2,8 @@
 
 Rules:
 1. Only where no other rule has found an error, but for what a rank says whose time limit ran out.
-2. All ranks are there, and each live one waits, with all of its threads, for `hang_timeout_s`.
+2. All ranks are there, and each live one waits, with all of its threads, for `hang_timeout_s`;
+   in the rendezvous, with the one that joins.
 3. Ranks whose own time limit for the rendezvous ran out, while nobody was absent, count as waiting
    until then.
 4. The likely cause is told, as far as the records show it: ranks that all are clients of a
@@ -58,9 +59,12 @@ def _stands_still(world: World, rank: int) -> Pending | None:
     record = world.ranks[rank]
     rows = world.pending(rank)
     guessed = sum(row.wait.on_stream for row in rows)
-    if not rows or rank in world.blind or record.free_threads > guessed:
+    if not rows or rank in world.blind or cause_of(world, rank) == "stopped":
         return None
-    if cause_of(world, rank) in ("stopped", "gil_held"):
+    # Whoever joins waits for its peers alone, whatever further threads of the program do. And a
+    # FileStore reads its file, and waits for the file's lock, with the GIL in its hands.
+    joins = all(row.wait.activity is Activity.INIT for row in rows)
+    if not joins and (record.free_threads > guessed or cause_of(world, rank) == "gil_held"):
         return None
     if any(world.waited_ns(row.wait) < _limit_ns(world, row) for row in rows):
         return None

@@ -355,21 +355,27 @@ def _install(torch):
     """torch has been imported: put the layer in place, if this process can be a rank."""
     if not torch.distributed.is_available():
         return
-    if os.environ.get("DISTDEBUG_ONE_HOST"):  # of torchrun's own store, too
-        try:
-            load("rank.torch_private.loopback").keep_to_loopback()
-        except Exception as error:
-            _complain(repr(error))
-    if not _can_be_rank():
-        _meet_nodes()
-        return
-    try:
-        too_old = load("record.torch_versions").too_old(torch.__version__)
-        if too_old:
-            _complain(too_old)
+    with _core:  # around all that imports of ours
+        if os.environ.get("DISTDEBUG_ONE_HOST"):  # of torchrun's own store, too
+            _try(lambda: load("rank.torch_private.loopback").keep_to_loopback())
+        if _can_be_rank():
+            _try(lambda: _observe(torch.__version__))
         else:
-            with _core:
-                load("rank.install").install()
+            _try(_meet_nodes)
+
+
+def _observe(version):
+    too_old = load("record.torch_versions").too_old(version)
+    if too_old:
+        _complain(too_old)
+    else:
+        load("rank.install").install()
+
+
+def _try(act):
+    """What fails is left out, and takes nothing else with it."""
+    try:
+        act()
     except Exception as error:
         _complain(repr(error))
 
@@ -377,10 +383,7 @@ def _install(torch):
 def _meet_nodes():
     """In torchrun's own process, where the job has more nodes."""
     if os.environ.get("DISTDEBUG_MEET") and os.environ.get("DISTDEBUG_LAUNCHER") == "torchrun":
-        try:
-            load("rank.process.meeting").observe_launcher()
-        except Exception as error:
-            _complain(repr(error))
+        load("rank.process.meeting").observe_launcher()
 
 
 def _hear_last_words():

@@ -17,7 +17,7 @@ from ...record.layout import Definition, Phase
 from ...record.notes import ExceptionNote
 from ..log import rank_log
 from ..record import call_site
-from ..record.exception_text import stack_of, titled
+from ..record.exception_text import name_of, stack_of, titled
 
 
 def record(error: BaseException) -> None:
@@ -28,7 +28,7 @@ def record(error: BaseException) -> None:
     users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
     place = (users[-1].filename, users[-1].lineno or 0) if users else None
     message = titled(error)
-    note = ExceptionNote(type=type(error).__name__, stack=stack_of(error), communication=False)
+    note = ExceptionNote(type=name_of(error), stack=stack_of(error), communication=False)
     rank_log.note(note, message, place)  # first: the flight record ends the run
     environment = os.environ
     path = Path(environment["DISTDEBUG_RUN_DIR"]) / "ranks" / f"pid-{os.getpid()}.flight"

@@ -19,7 +19,7 @@ from ...record.notes import (
 )
 from ..group import checked_group
 from ..record import call_site, lost_connections, waiting
-from ..record.exception_text import stack_of, text_of, titled
+from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
 from . import blame
@@ -65,7 +65,7 @@ class Exceptions:
         if any(explained(error, site) for explained in self._explain):
             return
         note = kind(
-            type=type(error).__name__,
+            type=name_of(error),
             stack=stack_of(error),
             thread=threading.current_thread().name,
             thread_slot=recorder.writer.thread().index,

@@ -22,6 +22,7 @@ from ...record.layout import Phase
 from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
+from ..log.own_faults import report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
@@ -29,6 +30,7 @@ from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
 _MOST_CAUGHT = 20
+_C_LONG = 1 << 63
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
 
@@ -96,7 +98,10 @@ class Exits:
         def hook(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            error = self._ending(error, 1)
+            try:
+                error = self._ending(error, 1)
+            except Exception as fault:
+                report_own_fault("putting an exception on record", fault)
             if isinstance(error, FindingRaised):
                 kind, trace = type(error), _to_users_line(error)
             original(kind, error, trace)
@@ -188,9 +193,7 @@ class Exits:
         the status that it ends with."""
         code = _code_of(error)
         self._left(code, error.__context__)
-        if code is None:
-            return 0
-        return code & 0xFF if isinstance(code, int) else 1
+        return _status_of(code)
 
     def ended(self, error: BaseException | None) -> None:
         """This is a process of multiprocessing's, whose target has returned, or raised this: it
@@ -205,10 +208,7 @@ class Exits:
 
     def _left(self, code: Any, cause: BaseException | None) -> None:
         """The process ends with this `sys.exit`, called while `cause` was handled."""
-        if code is None or code == 0:
-            return
-        # Of a number, its lowest eight bits are the status: sys.exit(256) is a success.
-        status = code & 0xFF if isinstance(code, int) else 1
+        status = _status_of(code)
         if not status:
             return
         if isinstance(cause, Exception) and _came_through_users_code(cause):
@@ -293,6 +293,16 @@ _CODE: Any = SystemExit.code
 
 def _code_of(error: SystemExit) -> Any:
     return _CODE.__get__(error)
+
+
+def _status_of(code: Any) -> int:
+    """What the interpreter makes of the argument of `sys.exit`. Of a number its lowest eight bits
+    are the status: sys.exit(256) is a success. One that no C program could be given is -1."""
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        return 1
+    return code & 0xFF if -_C_LONG <= code < _C_LONG else 0xFF
 
 
 def _asked_by_interpreter() -> bool:

@@ -57,13 +57,19 @@ class Heartbeat:
             self.thread.join(_LAST_BEAT_S)
 
     def _run(self) -> None:
+        also: Callable[[], None] | None = self._also
         while not self._stop.wait(PERIOD_S):
             try:
                 self.beat()
             except Exception as error:
                 report_own_fault("the heartbeat", error)
                 return
-            self._also()
+            if also is not None:
+                try:
+                    also()
+                except Exception as error:
+                    also = None
+                    report_own_fault("looking into the run directory", error)
 
     def beat(self) -> None:
         """One look at the process."""

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ...record import layout
+from ...record.bounds import read_regular
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from .. import torch_private
@@ -27,6 +28,11 @@ from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import on_new_stores, store_address
 from .exceptions import failed_to_join
 from .unwaited_work import UnwaitedWork
+
+_FOREIGN = "holds what no FileStore has written"
+_HEAD_BYTES = 32
+_LONGEST_KEY = 4096
+_KEYS_BEGIN = (b"refcount", b"/", b"-/")
 
 
 def observe(
@@ -66,7 +72,7 @@ def _init(
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
             if detail.get("stale"):
-                recorder.note(StaleStoreNote(detail["path"]), detail["stale"], site)
+                _note_stale(recorder, detail["path"], detail["stale"], site)
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
@@ -109,7 +115,7 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
                 with contextlib.suppress(Exception):
                     stale = _stale(Path(path))
                     if stale:
-                        recorder.note(StaleStoreNote(path), stale, site)
+                        _note_stale(recorder, path, stale, site)
                     detail = {"op": "FileStore", "path": path}
                     waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
             yield
@@ -199,20 +205,39 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     return detail
 
 
+def _note_stale(recorder: Recorder, path: str, why: str, site: int) -> None:
+    recorder.note(StaleStoreNote(path, foreign=why.endswith(_FOREIGN)), why, site)
+
+
 def _stale(path: Path) -> str:
-    """A FileStore's file from before this run, which makes a rendezvous go wrong; "" if not so."""
+    """Why a FileStore's file makes the rendezvous go wrong: it is from before this run, or holds
+    what no FileStore has written; "" if not so."""
     try:
         status = path.stat()
+        begins = read_regular(path, _HEAD_BYTES) if status.st_size else b""
     except OSError:
         return ""
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
-    if not status.st_size or not started or status.st_mtime >= started:
+    if not begins or not started:
         return ""
+    if status.st_mtime >= started:
+        return "" if _is_file_stores(begins) else f"{path}, {status.st_size} bytes, {_FOREIGN}"
     age_s = time.time() - status.st_mtime
     return (
         f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
         "before this run"
     )
+
+
+def _is_file_stores(begins: bytes) -> bool:
+    """Whether a file that begins so is a FileStore's, as far as it is written: each text has its
+    length before it, in four bytes or in eight, and the first is a key."""
+    for width in (4, 8):
+        length = int.from_bytes(begins[:width], "little")
+        key = begins[width:]
+        if 0 < length <= _LONGEST_KEY and (not key or key.startswith(_KEYS_BEGIN)):
+            return True
+    return False
 
 
 def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: bool = True) -> None:

@@ -49,7 +49,8 @@ class VerdictWatch:
 
     def look(self) -> None:
         """Called with every heartbeat."""
-        if self._error is not None or not self._path.exists() or _only_launches():
+        # `Path.exists` raises where the program has become another user.
+        if self._error is not None or not os.path.exists(self._path) or _only_launches():
             return
         try:
             self._error = Verdict.of_json(json.loads(self._path.read_text()))
@@ -100,7 +101,7 @@ class VerdictWatch:
         if not is_live(self._path.parent):
             return  # there is no supervisor
         until = time.monotonic() + limit_s
-        while not self._path.exists() and time.monotonic() < until:
+        while not os.path.exists(self._path) and time.monotonic() < until:
             time.sleep(0.01)
 
     def _raised(self) -> FindingRaised:

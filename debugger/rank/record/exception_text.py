@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 _MOST_FRAMES = 30
+_MOST_TEXT = 1 << 16
+"""A text may be a tensor's, or a file's: it is searched several times, and the GIL is held then."""
+_NAME: Any = vars(type)["__name__"]
 HANDS_ON = "__tracebackhide__"
 """A local variable of functions of ours that make the program's own call for it: what is raised
 there is the program's."""
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, or that it raised."""
+    """`str(error)`, of which the beginning is enough, or that it raised."""
     try:
-        return str(error)
-    except Exception as fault:
-        return f"<its __str__ raised {type(fault).__name__}>"
+        return str(error)[:_MOST_TEXT]
+    except (Exception, SystemExit) as fault:
+        return f"<its __str__ raised {name_of(fault)}>"
+
+
+def name_of(error: BaseException) -> str:
+    """The name of its type, whatever that type makes of being asked."""
+    return str(_NAME.__get__(type(error)))
 
 
 def titled(error: BaseException) -> str:
     """The type and the text, as Python prints them at the end of a traceback."""
-    return f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
+    return f"{name_of(error)}: {text_of(error)}".rstrip(": ")
 
 
 def stack_of(error: BaseException) -> tuple[str, ...]:

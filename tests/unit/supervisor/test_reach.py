@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from debugger.supervisor.reach import _isolating_flag
+from debugger.supervisor.reach import Reach, _isolating_flag
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,18 @@ from debugger.supervisor.reach import _isolating_flag
 )
 def test_flags(words: str, flag: str | None) -> None:
     assert _isolating_flag(("python", *words.split())) == flag
+
+
+def test_a_secret_on_a_command_line_stays_out_of_the_reason(tmp_path: Path) -> None:
+    words = ["python", "-I", "train.py", "--hf-token", "hunter2", "WANDB_API_KEY=hunter3", "--lr=1"]
+    process = tmp_path / "77"
+    process.mkdir()
+    (process / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    (process / "exe").symlink_to("/usr/bin/python3")
+    reach = Reach("/run", "/site", tmp_path)
+    reach.look([77])
+    why = reach.why_nothing()
+    assert "hunter" not in why
+    assert "--hf-token" in why
+    assert "train.py" in why
+    assert "--lr=1" in why

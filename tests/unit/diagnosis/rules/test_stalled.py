@@ -87,3 +87,26 @@ def test_a_large_call_takes_its_time() -> None:
         run[rank].calls(all_reduce(100_000_000), waits=True)
     run.passes(4)
     assert run.errors() == []
+
+
+@pytest.mark.parametrize("how", ["a thread beside", "the GIL in its hands"])
+def test_who_joins_stands_still_whatever_else_its_process_does(how: str) -> None:
+    """A thread that logs does not bring the peers; and a FileStore reads with the GIL."""
+    run = joining()
+    run.passes(3.1)
+    if how == "a thread beside":
+        run[0].free_threads = 1
+    else:
+        run[0].heartbeat_ns = run.now_ns - 3 * 10**9
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("stalled", (0, 1, 2))
+
+
+def test_a_thread_beside_another_wait_may_end_it() -> None:
+    run = Run(2, limits=Limits(hang_timeout_s=3))
+    run.each(all_reduce(8))
+    for rank in range(2):
+        run[rank].waits_in(Activity.STORE, key="done")
+    run[0].free_threads = 1
+    run.passes(3.1)
+    assert all(one.kind != "stalled" for one in run.errors())
