@@ -79,6 +79,12 @@ class Connection(Link):
         return self._heard.silent_s(self._listening.total_s)
 
     @property
+    def absent_s(self) -> float:
+        """For how long this process was not run (suspended, or its machine was), if nothing was
+        heard of the head since then; else 0."""
+        return self._listening.absent_s if self._heard.since_absent(self._listening) else 0.0
+
+    @property
     def lost(self) -> str:
         """Why there is no head (any more), in words; "" while there is one, or may be."""
         if self.refusal:
@@ -90,6 +96,8 @@ class Connection(Link):
             silent_s = self.silent_s
             if silent_s < LOST_AFTER_S:
                 return ""
+            if absent_s := self.absent_s:
+                return f"this node was not run for {absent_s:.1f} s, and {where} has given it up"
             return f"{where} ({self.host}) has said nothing for {silent_s:.1f} s"
         if self._began_s and time.monotonic() - self._began_s > self._answer_s:
             waited = f" within {self._answer_s:.0f} s" if self._all_have_one_key else ""

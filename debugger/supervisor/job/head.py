@@ -45,7 +45,8 @@ class Far:
     """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
     our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
     `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
-    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left.
+    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left;
+    `left_ranks`: its command has ended, and ranks have not.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Far:
     filled: int = 0
     status: ExitStatus | None = None
     over: bool = False
+    left_ranks: bool = False
     left: bool = False
     lost_ns: int = 0
     early: list[Message] = field(default_factory=list)
@@ -148,6 +150,7 @@ class Head:
                 if type(raw) is int:
                     far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
                 far.over = data.get("over") is True
+                far.left_ranks = data.get("left") is True
             case "stacks":
                 far.stacks = data
             case "stops":
@@ -291,6 +294,14 @@ class Head:
                 return far.status
         return None
 
+    @property
+    def abandoned(self) -> tuple[ExitStatus, str] | None:
+        """How the command of another node failed that has left ranks behind, and which node's."""
+        for far in self.nodes.values():
+            if far.there and far.status is not None and far.status.shell_code and far.left_ranks:
+                return far.status, self.name(far)
+        return None
+
     def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
         """The nodes that have fallen silent; `ranks_of`: who had not ended there."""
         return tuple(
@@ -415,12 +426,13 @@ class Head:
         self._standing[message.kind] = message
         self._listener.broadcast(message)
 
-    def end(self, within_s: float = ENDING_S) -> bool:
+    def end(self, grace_s: float = 0.0, hasten: Callable[[], bool] = lambda: False) -> bool:
         """Have all nodes end what they have not ended yet, and wait until nothing of the run is
-        left anywhere."""
+        left anywhere, or until `hasten()`. `grace_s`: what ranks were given to end by themselves.
+        """
         self._decide(Message("end"))
-        until_s = time.monotonic() + within_s
-        while not self.all_over and time.monotonic() < until_s:
+        until_s = time.monotonic() + ENDING_S + grace_s
+        while not (self.all_over or hasten()) and time.monotonic() < until_s:
             self.take()
             time.sleep(0.02)
         return self.all_over
