@@ -41,7 +41,7 @@ class Connection(Link):
         self._answer_s = answer_s
         self._all_have_one_key = pair is not None
         self._closed = 0
-        self._proving = False
+        self._proving = self.connected = False
         self.stranger = ""
         """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
@@ -151,8 +151,10 @@ class Connection(Link):
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
         where = self.offer.endpoint[6:] if self.offer else ""
+        self.connected = self.connected and event != zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._closed, self._proving = 0, False
+            self.connected = True
             self._send(Message("hello", self._hello))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
@@ -197,8 +199,8 @@ class Connection(Link):
         self._inbox.append(message)
 
     def _send(self, message: Message) -> None:
-        if self._dealer is None:
-            return
+        if not self.connected:
+            return  # what is said first is who we are
         try:
             self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
         except zmq.ZMQError:
