@@ -1,5 +1,5 @@
-"""How nodes come to know of each other where no flag says it plainly: a name that stands for loopback
-on one of them, a launcher in a shell script, ranks that were started by hand."""
+"""How nodes come to know of each other where no flag says it plainly: a name that stands for
+loopback on one of them, a launcher in a shell script, ranks that were started by hand."""
 
 from __future__ import annotations
 
