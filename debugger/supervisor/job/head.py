@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -94,6 +95,7 @@ class Head:
         self._answers: dict[int, tuple[bool, str]] = {}
         self._standing: dict[str, Message] = {}
         self._said: set[str] = set()
+        self._given_up_ns = 0
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -124,6 +126,17 @@ class Head:
             if known.silent:
                 known.lost = True
                 self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+
+    def _gone(self, far: Far) -> None:
+        """It has left before its ranks had ended: it does not judge by us any more."""
+        if absent_s := self._listener.absent_s:
+            self._given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
+            self._say_once(
+                f"this node was not run for {absent_s:.1f} s, and others have given it up"
+            )
+        else:
+            now_ns = steady_clock.now_ns()
+            self._lose(far, far.told_ns or now_ns, "has gone without a word of its ranks")
 
     def _lose(self, far: Far, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
@@ -170,7 +183,7 @@ class Head:
             case "bye":
                 far.left = True
                 if not far.over and "report" not in self._standing:
-                    self._lose(far, steady_clock.now_ns(), "has gone without a word of its ranks")
+                    self._gone(far)
                 far.over = True
                 self._prompts.gone(number)
 
@@ -303,12 +316,17 @@ class Head:
         return None
 
     def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
-        """The nodes that have fallen silent; `ranks_of`: who had not ended there."""
-        return tuple(
+        """The nodes that have fallen silent, this one if it was suspended and others have given it
+        up; `ranks_of`: who had not ended there."""
+        found = [
             LostNode(far.host, far.lost_ns, tuple(ranks_of.get(far.number, ())))
             for far in self.nodes.values()
             if far.lost_ns
-        )
+        ]
+        if self._given_up_ns:
+            own = tuple(ranks_of.get(0, ()))
+            found.append(LostNode(socket.gethostname(), self._given_up_ns, own))
+        return tuple(found)
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all

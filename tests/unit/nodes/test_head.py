@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import cast
@@ -27,6 +28,7 @@ class Heard:
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
         self.admitted = 1
+        self.absent_s = 0.0
         self.came: list[tuple[int, Message]] = []
         self.asked: list[int] = []
         self.told: list[str] = []
@@ -210,6 +212,20 @@ def test_a_node_that_goes_before_its_ranks_have_ended_is_lost(tmp_path: Path) ->
     head.take()
     (lost,) = head.lost({1: [2, 3]})
     assert (lost.host, lost.ranks) == ("node1", (2, 3))
+
+
+def test_a_head_that_was_suspended_knows_that_it_was_given_up(tmp_path: Path) -> None:
+    """What its ranks say then, connections that are closed, follows from that."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    heard.absent_s = 5.0
+    heard.came.append((1, Message("bye")))
+    head.take()
+    (lost,) = head.lost({0: [0, 1], 1: [2, 3]})
+    assert (lost.host, lost.ranks) == (socket.gethostname(), (0, 1))
+    assert 4.0 < (steady_clock.now_ns() - lost.heard_ns) / 1e9 < 60.0
+    assert head.all_over
 
 
 def test_a_node_that_goes_when_its_ranks_have_ended_is_not_lost(tmp_path: Path) -> None:
