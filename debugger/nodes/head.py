@@ -117,6 +117,14 @@ class Listener(Link):
         """What the others need to know."""
         return Offer(self._address, self.port, self.key, self._host)
 
+    @property
+    def absent_s(self) -> float:
+        """For how long this process was not run (suspended, or its machine was) a moment ago; else
+        0."""
+        listening = self._listening
+        recent = listening.total_s - listening.absent_at_s < LOST_AFTER_S
+        return listening.absent_s if recent else 0.0
+
     def allow(self, key: str) -> None:
         """The node that holds this key is of the job."""
         self.admitted += 1

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MISSED_S = 2.0
+"""Who was not there for so long may have been given up by others meanwhile."""
 MOMENT_S = 0.25
 """Of a stretch between two looks at the queue so much counts: we look ten times a second."""
 
@@ -20,12 +22,17 @@ class Listening:
     """How long we have listened, in all."""
 
     total_s: float = 0.0
+    absent_s: float = 0.0
+    """The last time that we were not there for longer than a moment; it ended at `absent_at_s`."""
+    absent_at_s: float = 0.0
     _last_s: float = -1.0
 
     def looked(self, now_s: float, to_the_end: bool) -> None:
         """Now the queue was looked at; whether it was read to its end."""
         if to_the_end and self._last_s >= 0:
             self.total_s += min(max(0.0, now_s - self._last_s), MOMENT_S)
+        if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
+            self.absent_s, self.absent_at_s = now_s - self._last_s, self.total_s
         self._last_s = now_s
 
 
@@ -46,6 +53,10 @@ class Heard:
         """It was told something that it answers."""
         if self.asked_s < 0:
             self.asked_s = listened_s
+
+    def since_absent(self, listening: Listening) -> bool:
+        """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
+        return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + MOMENT_S
 
     def silent_s(self, listened_s: float) -> float:
         """For how long it has said nothing."""

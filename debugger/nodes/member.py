@@ -41,7 +41,7 @@ class Connection(Link):
         self._answer_s = answer_s
         self._all_have_one_key = pair is not None
         self._closed = 0
-        self._proving = False
+        self._proving = self.connected = False
         self.stranger = ""
         """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
@@ -79,6 +79,12 @@ class Connection(Link):
         return self._heard.silent_s(self._listening.total_s)
 
     @property
+    def absent_s(self) -> float:
+        """For how long this process was not run (suspended, or its machine was), if nothing was
+        heard of the head since then; else 0."""
+        return self._listening.absent_s if self._heard.since_absent(self._listening) else 0.0
+
+    @property
     def lost(self) -> str:
         """Why there is no head (any more), in words; "" while there is one, or may be."""
         if self.refusal:
@@ -90,6 +96,8 @@ class Connection(Link):
             silent_s = self.silent_s
             if silent_s < LOST_AFTER_S:
                 return ""
+            if absent_s := self.absent_s:
+                return f"this node was not run for {absent_s:.1f} s, and {where} has given it up"
             return f"{where} ({self.host}) has said nothing for {silent_s:.1f} s"
         if self._began_s and time.monotonic() - self._began_s > self._answer_s:
             waited = f" within {self._answer_s:.0f} s" if self._all_have_one_key else ""
@@ -143,8 +151,10 @@ class Connection(Link):
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
         where = self.offer.endpoint[6:] if self.offer else ""
+        self.connected = self.connected and event != zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._closed, self._proving = 0, False
+            self.connected = True
             self._send(Message("hello", self._hello))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
@@ -189,8 +199,8 @@ class Connection(Link):
         self._inbox.append(message)
 
     def _send(self, message: Message) -> None:
-        if self._dealer is None:
-            return
+        if not self.connected:
+            return  # what is said first is who we are
         try:
             self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
         except zmq.ZMQError:

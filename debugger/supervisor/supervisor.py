@@ -273,7 +273,7 @@ class Supervisor:
                 launcher_ended_s = launcher_ended_s or time.monotonic()
                 waited_s = time.monotonic() - launcher_ended_s
                 ended = not launch.descendants() or waited_s > ORPHAN_GRACE_S
-                if ended and self._orders.may_end(launch.poll()):
+                if self._orders.may_end(launch.poll(), ended, self._watch.ranks):
                     return look, None
             time.sleep(self._watch.pause_s)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support import runs
@@ -176,6 +177,22 @@ def test_a_signal_to_one_node_ends_all(
     for done in ends.values():
         assert (done.report["outcome"], done.errors) == ("interrupted", []), done.explain()
     assert ends[0].exit_code == ends[1].exit_code
+    check_nothing_is_left(nodes)
+
+
+@needs_one_verdict
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_launcher_is_killed(make_nodes: Callable[[int], Nodes], number: int) -> None:
+    """By the kernel for want of memory, say. Its ranks would go on for ever, and the SIGTERM that
+    the other launcher sends is no fault of a rank: as on one node, the command has failed."""
+    nodes = make_nodes(2)
+    going = Going(nodes)
+    below = psutil.Process(going.job.commands[number].pid).children(recursive=True)
+    (launcher,) = [one for one in below if "torch.distributed.run" in one.cmdline()]
+    launcher.kill()
+    for done in going.ends().values():
+        assert (done.report["outcome"], done.exit_code) == ("failed", 137), done.explain()
+        assert done.errors == [], done.explain()
     check_nothing_is_left(nodes)
 
 

@@ -1,7 +1,8 @@
 """Deaths and uncaught exceptions, each as what it is; which of them is the cause, `folding` says.
 
-A rank also fails *because* another failed: gloo says "Connection closed by peer" or aborts, the
-launcher sends SIGTERM. Such endings are `weak`: they count only where nothing else explains them.
+A rank also fails *because* another failed: gloo says "Connection closed by peer" or aborts, MPI
+ends the process with a status, the launcher sends SIGTERM. Such endings are `weak`: they count only
+where nothing else explains them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import signal as signals
 
 from ...record.exits import POLITE_SIGNALS
-from ...record.layout import Phase
+from ...record.layout import Activity, Phase
 from ...record.notes import FindingRaisedNote, raised
 from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text, spans, verb
@@ -42,9 +43,7 @@ def endings(world: World) -> list[Candidate]:
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
             killed.append(rank)
         elif _died(rank):
-            found.append(
-                _ended(world, [rank], weakness=1 if rank.process.signal is not None else 0)
-            )
+            found.append(_ended(world, [rank], weakness=_weakness(world, rank)))
         elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
             found.append(_ended(world, [rank], weakness=1))
     return found + _together(world, killed)
@@ -52,6 +51,19 @@ def endings(world: World) -> list[Candidate]:
 
 def _died(rank: Rank) -> bool:
     return rank.process.signal is not None or bool(exit_status(rank))
+
+
+def _weakness(world: World, rank: Rank) -> int:
+    """MPI's errors are fatal: over a network it ends who has lost a peer in the middle of a call.
+    That is weaker than an abort of that peer, which alone might be another's consequence."""
+    if rank.process.signal is not None:
+        return 1
+    in_call = any(wait.activity is Activity.IN_CALL for wait in rank.waits)
+    by_mpi = in_call and any("mpi" in group.backend for group in rank.groups.values())
+    if not by_mpi:
+        return 0
+    aborted = (one.process.signal == signals.SIGABRT for one in world.ranks.values())
+    return 2 if any(aborted) else 0
 
 
 def _missed(world: World, number: int) -> bool:

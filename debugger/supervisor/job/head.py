@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,7 +46,8 @@ class Far:
     """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
     our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
     `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
-    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left.
+    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left;
+    `left_ranks`: its command has ended, and ranks have not.
     """
 
     number: int
@@ -59,6 +61,7 @@ class Far:
     filled: int = 0
     status: ExitStatus | None = None
     over: bool = False
+    left_ranks: bool = False
     left: bool = False
     lost_ns: int = 0
     early: list[Message] = field(default_factory=list)
@@ -92,6 +95,7 @@ class Head:
         self._answers: dict[int, tuple[bool, str]] = {}
         self._standing: dict[str, Message] = {}
         self._said: set[str] = set()
+        self._given_up_ns = 0
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -123,6 +127,17 @@ class Head:
                 known.lost = True
                 self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
 
+    def _gone(self, far: Far) -> None:
+        """It has left before its ranks had ended: it does not judge by us any more."""
+        if absent_s := self._listener.absent_s:
+            self._given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
+            self._say_once(
+                f"this node was not run for {absent_s:.1f} s, and others have given it up"
+            )
+        else:
+            now_ns = steady_clock.now_ns()
+            self._lose(far, far.told_ns or now_ns, "has gone without a word of its ranks")
+
     def _lose(self, far: Far, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
@@ -148,6 +163,7 @@ class Head:
                 if type(raw) is int:
                     far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
                 far.over = data.get("over") is True
+                far.left_ranks = data.get("left") is True
             case "stacks":
                 far.stacks = data
             case "stops":
@@ -167,7 +183,7 @@ class Head:
             case "bye":
                 far.left = True
                 if not far.over and "report" not in self._standing:
-                    self._lose(far, steady_clock.now_ns(), "has gone without a word of its ranks")
+                    self._gone(far)
                 far.over = True
                 self._prompts.gone(number)
 
@@ -291,13 +307,26 @@ class Head:
                 return far.status
         return None
 
+    @property
+    def abandoned(self) -> tuple[ExitStatus, str] | None:
+        """How the command of another node failed that has left ranks behind, and which node's."""
+        for far in self.nodes.values():
+            if far.there and far.status is not None and far.status.shell_code and far.left_ranks:
+                return far.status, self.name(far)
+        return None
+
     def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
-        """The nodes that have fallen silent; `ranks_of`: who had not ended there."""
-        return tuple(
+        """The nodes that have fallen silent, this one if it was suspended and others have given it
+        up; `ranks_of`: who had not ended there."""
+        found = [
             LostNode(far.host, far.lost_ns, tuple(ranks_of.get(far.number, ())))
             for far in self.nodes.values()
             if far.lost_ns
-        )
+        ]
+        if self._given_up_ns:
+            own = tuple(ranks_of.get(0, ()))
+            found.append(LostNode(socket.gethostname(), self._given_up_ns, own))
+        return tuple(found)
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all
@@ -415,12 +444,13 @@ class Head:
         self._standing[message.kind] = message
         self._listener.broadcast(message)
 
-    def end(self, within_s: float = ENDING_S) -> bool:
+    def end(self, grace_s: float = 0.0, hasten: Callable[[], bool] = lambda: False) -> bool:
         """Have all nodes end what they have not ended yet, and wait until nothing of the run is
-        left anywhere."""
+        left anywhere, or until `hasten()`. `grace_s`: what ranks were given to end by themselves.
+        """
         self._decide(Message("end"))
-        until_s = time.monotonic() + within_s
-        while not self.all_over and time.monotonic() < until_s:
+        until_s = time.monotonic() + ENDING_S + grace_s
+        while not (self.all_over or hasten()) and time.monotonic() < until_s:
             self.take()
             time.sleep(0.02)
         return self.all_over

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...diagnosis.findings import Finding
@@ -67,6 +67,7 @@ class Member:
         """Does what the head asks of the ranks here; it answers later."""
         self.lost = ""
         self.lost_ns = 0
+        self._absent = False
 
     def take(self) -> None:
         """Take in what the head has said, and tell what is new."""
@@ -76,6 +77,7 @@ class Member:
             self._take(message)
         self.lost = self._connection.lost if self.document is None else ""
         if self.lost:
+            self._absent = self._connection.absent_s > 0
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
             return
@@ -161,9 +163,11 @@ class Member:
         """The head's."""
         return clean(self._connection.host, 120)
 
-    @property
-    def lost_head(self) -> LostNode:
-        """The head, that is silent."""
+    def lost_node(self, own: Iterable[int]) -> LostNode:
+        """The head, that is silent; or this node, where that was suspended and the head has given
+        it up. `own`: the ranks here."""
+        if self._absent:
+            return LostNode(socket.gethostname(), self.lost_ns, tuple(own))
         return LostNode(self.host, self.lost_ns, self._heads_ranks)
 
     def tell_stacks(self, evidence: Evidence) -> None:
@@ -176,11 +180,12 @@ class Member:
         self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
 
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:
-        """How the command has ended, and whether nothing is left of it."""
+        """How the command has ended, and whether nothing is left of it; if something is, it is
+        ranks that the command has left behind."""
         raw = None
         if status is not None:
             raw = status.signal if status.signal is not None else (status.code or 0) << 8
-        value = {"status": raw, "over": over}
+        value = {"status": raw, "over": over, "left": not over}
         if value == self._told_end or self.lost:
             return
         self._told_end = value

@@ -38,6 +38,7 @@ class Orders:
         self._interrupts = interrupts
         self._say = say
         self._lost_s = 0.0
+        self._abandoned: ExitStatus | None = None
         self.finding: Finding | None = None
         self.over = False
 
@@ -48,13 +49,17 @@ class Orders:
             number, who = head.interrupted
             self._interrupts.signal = number
             self._say(f"{self._interrupts.name} came to {who}: all nodes end")
+        if head is not None and head.abandoned is not None and not self.over:
+            self._abandoned, who = head.abandoned
+            self._say(f"the command on {who} ended with {self._abandoned}: all nodes end")
+            self.over = True
         if member is None:
             found = self._incomplete.look(ranks) if self._incomplete is not None else None
             if found is not None:
                 self.finding, self.over = found, True
             return self.over
         if member.lost:
-            return self._without_head()
+            return self._without_head(ranks)
         if member.stacks_wanted is not None:
             self._ranks.answer(ranks)
         if member.finding is not None or member.document is not None:
@@ -66,29 +71,39 @@ class Orders:
             self.over = True  # there is no finding, and yet it is over: a fault cannot be made
         return self.over
 
-    def _without_head(self) -> bool:
+    def _without_head(self, ranks: Mapping[int, Rank]) -> bool:
         """A head that was there and is silent ends the run here; what is seen here comes first."""
         member = self._job.member
         if member is None or not member.welcomed:
             return False  # there never was one: this node is judged by itself
         self._lost_s = self._lost_s or time.monotonic()
         if time.monotonic() - self._lost_s > LOCAL_VERDICT_S:
-            self.finding, self.over = lost_without_ranks(member.lost_head), True
+            lost = member.lost_node(ranks)
+            self.finding, self.over = lost_without_ranks(lost), True
         return self.over
 
-    def may_end(self, status: ExitStatus | None) -> bool:
-        """Nothing of the run is left here: whether that is so on all nodes."""
+    def may_end(self, status: ExitStatus | None, ended: bool, ranks: Mapping[int, Rank]) -> bool:
+        """The command has ended, and `ended`: nothing of the run is left here, or nobody waits for
+        it. Whether that is so on all nodes, or the job is over for them, too: a command that has
+        failed has left ranks behind, which nobody would end."""
         head, member = self._job.head, self._job.member
+        left = status is not None and bool(status.shell_code) and _is_alive_here(ranks)
+        if left and status is not None and status.signal is not None:
+            ended = True  # it had no chance to end them
+        if not ended:
+            return False
         if head is not None:
-            return head.all_over
+            return left or head.all_over
         if member is not None and not member.lost:
-            member.tell_end(status, True)
+            member.tell_end(status, not left)
             return False  # the head says when
         return True
 
     def status(self, own: ExitStatus | None) -> ExitStatus | None:
         """How the command ended, on the node where it ended worst."""
         head = self._job.head
+        if self._abandoned is not None:
+            return self._abandoned  # ours was ended for it
         if head is None or (own is not None and own.shell_code):
             return own
         return head.worst or own
@@ -101,3 +116,7 @@ class Orders:
         member.tell_end(status, True)
         grace_s = self._interrupts.grace_s if self._interrupts.signal is not None else 0.0
         return member.report(lambda: self._interrupts.at_once, grace_s)
+
+
+def _is_alive_here(ranks: Mapping[int, Rank]) -> bool:
+    return any(rank.process.alive for rank in ranks.values() if not rank.node)

@@ -27,6 +27,8 @@ class JobRanks:
         self._job = job
         self._directory = directory
         self._taken: Evidence | None = None
+        self._grace_s = 0.0
+        self._hasten: Callable[[], bool] = lambda: False
 
     def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
         head, began_s = self._job.head, time.monotonic()
@@ -69,6 +71,7 @@ class JobRanks:
         return self._local.left()
 
     def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
+        self._grace_s, self._hasten = grace_s, hasten
         if self._job.head is not None:
             self._job.head.stop(number)
         elif self._job.member is not None:
@@ -78,4 +81,5 @@ class JobRanks:
     def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
         self._local.end(grace_s, quiet, spared)
         if self._job.head is not None:
-            self._job.head.end()
+            # The ranks of other nodes may take as long to end as those here.
+            self._job.head.end(self._grace_s, self._hasten)

@@ -43,7 +43,7 @@ class JobReader:
             self._tell(ranks_of.get(0, ()))
             self._lost = head.lost(ranks_of)
         elif member is not None and member.lost and member.welcomed:
-            self._lost = (member.lost_head,)
+            self._lost = (member.lost_node(snapshots[-1].ranks if snapshots else ()),)
         several = self._job.several
         if several is not None and not several.guessed and member is None and snapshots:
             self.unwatched.look(snapshots[-1])

@@ -37,6 +37,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "accelerate launch --num_machines 2 --machine-rank=1 --cpu train.py",
             NodesOfLauncher(2, 2, "--machine_rank 1"),
         ),
+        # Its configuration may have the number, and c10d gives one: two nodes are not twice one.
+        ("accelerate launch --num_machines 2 train.py", NodesOfLauncher(2, 2)),
+        (
+            "accelerate launch --num_machines 2 --rdzv_backend c10d --machine_rank 0 train.py",
+            NodesOfLauncher(2, 2),
+        ),
     ],
 )
 def test_a_part_of_a_greater_job(command: str, expected: NodesOfLauncher) -> None:

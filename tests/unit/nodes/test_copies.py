@@ -333,3 +333,42 @@ def test_of_many_ranks_that_go_on_calling_some_are_read_with_each_look(
     call()
     node.tell()
     assert [one.calls for one in node.seen().ranks.values()] == [6] * 6, "they are still"
+
+
+def test_much_is_told_in_parts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 ranks all calls together are more than goes in a message."""
+    node.tell()
+    monkeypatch.setattr("debugger.nodes.patches.MOST_PART_BYTES", 2000)
+    for author in node.authors.values():
+        for _ in range(300):
+            author.call()
+    node.sampler.fill(7)
+    digests = node.sampler.digests()
+    assert len(digests) > 1
+    serials = [one.data["serial"] for one in digests]
+    assert serials == list(range(serials[0], serials[0] + len(digests)))
+    assert all(one.data.get("more") for one in digests[:-1])
+    assert all("t" not in one.data and "filled" not in one.data for one in digests[:-1])
+    assert digests[-1].data["filled"] == 7
+    for one in digests:
+        for number, name, size in one.data.get("files", ()):
+            node.mirror.announced(number, name, size)
+            node.mirror.named(number, name)
+        node.mirror.apply(unpacked(one.blob), one.data.get("busy") is not True)
+    seen, meant = node.seen(), node.meant()
+    assert {n: plain(one).groups for n, one in seen.ranks.items()} == {
+        n: plain(one).groups for n, one in meant.ranks.items()
+    }
+
+
+def test_more_files_than_a_node_has_are_left_out_and_the_others_followed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that were started one after the other, thousands of them, say."""
+    monkeypatch.setattr("debugger.nodes.mirror.MOST_FILES", 1)
+    node.tell()
+    assert node.mirror.left_out == 1
+    node.authors[0].call()
+    node.authors[1].call()
+    node.tell()
+    assert list(node.seen().ranks) == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import cast
@@ -27,6 +28,7 @@ class Heard:
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
         self.admitted = 1
+        self.absent_s = 0.0
         self.came: list[tuple[int, Message]] = []
         self.asked: list[int] = []
         self.told: list[str] = []
@@ -38,16 +40,16 @@ class Heard:
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])
-        elif message.kind == "anew":
+        elif message.kind in ("anew", "verdict", "stop", "end", "report"):
             self.told.append(message.kind)
 
     def send(self, _number: int, message: Message) -> None:
         self.broadcast(message)
 
-    def joins(self) -> Node:
-        node = Node(1, "key", "node1", heard_ns=time.monotonic_ns())
-        self.nodes[1] = node
-        self.came.append((1, Message("hello")))
+    def joins(self, number: int = 1, host: str = "node1") -> Node:
+        node = Node(number, f"key{number}", host, heard_ns=time.monotonic_ns())
+        self.nodes[number] = node
+        self.came.append((number, Message("hello")))
         return node
 
     def digest(self, serial: int, filled: int = 0, anew: bool = False) -> None:
@@ -184,3 +186,124 @@ def test_no_verdict_on_a_node_whose_digest_cannot_be_kept(
     heard.digest(4, filled=1, anew=True)
     head.take()
     assert head.settled(began_ns)
+
+
+def test_who_comes_again_is_told_what_was_decided(tmp_path: Path) -> None:
+    """It was told while its connection was broken: it would wait for ever."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    head.take()
+    heard.told.clear()
+    head.tell({"kind": "deadlock"})
+    head.report({"findings": [], "ranks": {}})
+    assert heard.told == ["verdict", "report"]
+    heard.came.append((1, Message("hello")))
+    head.take()
+    assert heard.told == ["verdict", "report"] * 2
+
+
+def test_a_node_that_goes_before_its_ranks_have_ended_is_lost(tmp_path: Path) -> None:
+    """It has given the head up, say: that is no good order."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    heard.came.append((1, Message("bye")))
+    head.take()
+    (lost,) = head.lost({1: [2, 3]})
+    assert (lost.host, lost.ranks) == ("node1", (2, 3))
+
+
+def test_a_head_that_was_suspended_knows_that_it_was_given_up(tmp_path: Path) -> None:
+    """What its ranks say then, connections that are closed, follows from that."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    heard.absent_s = 5.0
+    heard.came.append((1, Message("bye")))
+    head.take()
+    (lost,) = head.lost({0: [0, 1], 1: [2, 3]})
+    assert (lost.host, lost.ranks) == (socket.gethostname(), (0, 1))
+    assert 4.0 < (steady_clock.now_ns() - lost.heard_ns) / 1e9 < 60.0
+    assert head.all_over
+
+
+def test_a_node_that_goes_when_its_ranks_have_ended_is_not_lost(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    heard.came.append((1, Message("ended", {"status": 0, "over": True, "left": False})))
+    heard.came.append((1, Message("bye")))
+    head.take()
+    assert head.lost({1: [2, 3]}) == ()
+    assert head.all_over
+
+
+def test_a_command_that_has_left_ranks_behind_is_known(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    heard.came.append((1, Message("ended", {"status": 9, "over": False, "left": True})))
+    head.take()
+    assert head.abandoned is not None
+    status, who = head.abandoned
+    assert (status.signal, who) == (9, "node 1 (node1)")
+    heard.came.append((1, Message("ended", {"status": 9, "over": True, "left": False})))
+    head.take()
+    assert head.abandoned is None
+
+
+def test_supervisors_of_one_host_are_lost_together(tmp_path: Path) -> None:
+    """Under mpiexec each rank has one: the first that is missed is not the whole verdict."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    one, other, elsewhere = heard.joins(1), heard.joins(2), heard.joins(3, "node2")
+    heard.admitted = 3
+    for node in (one, other, elsewhere):
+        exchanged(node)
+    head.take()
+    since_ns = steady_clock.now_ns() - MOMENT_NS
+    for number in (1, 2, 3):
+        told = {"serial": 1, "t": time.monotonic_ns() + AHEAD_NS, "filled": 1}
+        heard.came.append((number, Message("digest", told, packed([]))))
+    head.take()
+    assert head.settled(since_ns)
+    one.silent = True
+    head.take()
+    assert not head.settled(since_ns), "the other one has said nothing since, neither"
+    other.heard_ns += 2 * 10**9
+    assert head.settled(since_ns), "it speaks: the host is there"
+
+
+def test_a_digest_in_parts_is_told_when_its_last_part_has_come(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    began_ns = steady_clock.now_ns()
+    heard.digest(1, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+    later_ns = steady_clock.now_ns()
+    assert not head.settled(later_ns)
+    heard.came.append((1, Message("digest", {"serial": 2, "more": True}, packed([]))))
+    head.take()
+    assert not head.settled(later_ns)
+    heard.digest(3, filled=2)
+    head.take()
+    assert head.settled(later_ns)
+
+
+def test_the_end_waits_for_the_ranks_of_other_nodes_as_long_as_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("debugger.supervisor.job.head.ENDING_S", 0.0)
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    head.take()
+    assert not head.end()
+    calls = []
+    assert not head.end(60.0, lambda: len(calls) > 3 or calls.append(0) is not None)
+    assert len(calls) > 3, "Ctrl-C ends it at once"
+    heard.came.append((1, Message("ended", {"status": 0, "over": True})))
+    assert head.end(60.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
+import zmq
 
 from debugger.nodes.head import LOST_AFTER_S, Listener
 from debugger.nodes.interfaces import LOOPBACK
@@ -120,6 +122,45 @@ def test_another_version_is_told(
     assert reason in one.lost
     assert reason in said[0]
     assert not head.nodes
+
+
+def test_what_comes_before_the_hello_is_no_reason_to_refuse(
+    head: Listener, node: Callable[[], Connection], said: list[str]
+) -> None:
+    """A digest may be handed to a connection that has just come again; by its hello the head knows
+    the node, which then tells all anew."""
+    one = node()
+    head.allow(one.key)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.curve_publickey, dealer.curve_secretkey = one.key.encode(), one._secret
+        dealer.curve_serverkey = head.key.encode()
+        dealer.connect(head.offer.endpoint)
+        dealer.send_multipart(Message("digest", {"serial": 9, "t": 1}).parts())
+        dealer.send_multipart(Message("hello", HELLO).parts())
+        assert dealer.poll(LIMIT_S * 1000)
+        assert dealer.recv_multipart()[0] == b"welcome"
+    assert [message.kind for _, message in head.received()] == ["hello"]
+    assert said == []
+
+
+def test_a_node_that_was_suspended_knows_that_it_was_given_up(
+    head: Listener, node: Callable[[], Connection]
+) -> None:
+    """The head may be gone when it goes on: the head was not silent, the node was not there."""
+    one = node()
+    head.allow(one.key)
+    one.connect(head.offer, HELLO)
+    until(lambda: one.welcome, "it was never welcomed")
+    resumes = threading.Event()
+    one.later(lambda: resumes.wait(LIMIT_S) and None)  # its thread does not run
+    time.sleep(LOST_AFTER_S)  # the silence that is measured
+    head.close()
+    assert not one.lost, "it has not listened"
+    resumes.set()
+    until(lambda: one.lost, "nobody missed the head")
+    assert "this node was not run for" in one.lost
+    assert "has given it up" in one.lost
 
 
 def test_who_falls_silent_is_missed(head: Listener, node: Callable[[], Connection]) -> None:

@@ -142,3 +142,28 @@ def test_the_report_of_many_ranks_in_brief() -> None:
     assert told["notes"][0] == "one"
     assert "16382 more" in told["notes"][1]
     assert brief.unpacked(b"nonsense") == {}
+
+
+@pytest.mark.parametrize(("most", "whole"), [(10**9, True), (1000, False)])
+def test_the_report_of_few_nodes_is_whole_unless_it_is_too_large(
+    most: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 nodes with 64 ranks each it would be larger than what a link takes."""
+    monkeypatch.setattr(brief, "MOST_WHOLE_BYTES", most)
+    report = {
+        "schema": "distdebug.report/1",
+        "outcome": "rank_died",
+        "exit_code": 94,
+        "world_size": 100,
+        "duration_s": 1.0,
+        "command": [],
+        "run_dir": "run",
+        "findings": [{"culprits": [3], "ranks": {"3": {}}}],
+        "ranks": {str(number): {"pid": number} for number in range(100)},
+        "hosts": {},
+        "ddp": [],
+        "notes": [],
+    }
+    told = received(brief.unpacked(brief.packed(report, few=True)))
+    assert told is not None
+    assert list(told["ranks"]) == (list(report["ranks"]) if whole else ["3"])

@@ -66,3 +66,22 @@ def test_a_fault_before_it_is_the_verdict() -> None:
     run.now_ns += SECOND_NS
     first, *_ = diagnose(lost(run, 2, 3, heard_ns=run.now_ns)).findings
     assert (first.kind, first.culprits) == ("rank_exception", (0,))
+
+
+def test_all_supervisors_of_a_host_are_one_finding() -> None:
+    """Under mpiexec each rank has a supervisor, and with the host all are lost."""
+    run = trained()
+    snapshot = lost(run, 2, 3, heard_ns=run.now_ns)
+    first, second = run.now_ns, run.now_ns + SECOND_NS // 10
+    apart = (LostNode("node1", second, (2,)), LostNode("node1", first, (3,)))
+    (found,) = diagnose(replace(snapshot, lost=apart)).findings
+    assert (found.culprits, found.observable_ns) == ((2, 3), first)
+    assert "ranks 2,3 are on it" in found.message
+
+
+def test_hosts_are_told_apart() -> None:
+    run = trained()
+    snapshot = lost(run, 2, 3, heard_ns=run.now_ns)
+    apart = (LostNode("node1", run.now_ns, (2,)), LostNode("node2", run.now_ns + 1, (3,)))
+    first = diagnose(replace(snapshot, lost=apart)).findings[0]
+    assert (first.kind, first.culprits) == ("node_lost", (2,))

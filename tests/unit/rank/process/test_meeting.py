@@ -1,0 +1,81 @@
+"""What a rank knows of the other nodes of its job, and what its supervisor makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from debugger.nodes.several import Several, perhaps
+from debugger.rank.process.meeting import nodes_of_environment
+from debugger.record.run_directory import RunDirectory
+from debugger.supervisor.job.job import Job
+from debugger.supervisor.processes import ProcessTable
+
+ELSEWHERE = "192.0.2.7"
+"""It is nobody's (RFC 5737)."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"GROUP_WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "24"}, (3, 3)),
+        ({"GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "8"}, (1, 1)),
+        ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}, (1, 1)),
+        ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "16"}, (2, 13)),
+        ({"WORLD_SIZE": "16"}, None),
+        ({"LOCAL_WORLD_SIZE": "many", "WORLD_SIZE": "16"}, None),
+        ({}, None),
+    ],
+)
+def test_nodes_by_what_the_launcher_has_told_a_rank(
+    environment: Mapping[str, str], expected: tuple[int, int] | None
+) -> None:
+    assert nodes_of_environment(environment) == expected
+
+
+@pytest.fixture(name="job")
+def _job(tmp_path: Path) -> Iterator[Job]:
+    table = cast(ProcessTable, SimpleNamespace(observe=None))
+    job = Job(perhaps(""), RunDirectory.create(tmp_path), table, lambda _: None)
+    yield job
+    job.close()
+
+
+def meets(job: Job, **request: Any) -> bool:
+    """Whether the supervisor offers to be the head."""
+    return bool(json.loads(job.actions()["meet"](request))["offer"])
+
+
+def test_ranks_that_join_at_loopback_are_all_here(job: Job) -> None:
+    assert not meets(job, host="localhost", nodes=None)
+    assert not meets(job, host="127.0.0.1", nodes=None)
+    assert not meets(job, host="", nodes=None), "a file"
+    assert job.several is not None
+    assert job.several.guessed
+
+
+def test_a_rank_knows_how_many_nodes_there_are(job: Job) -> None:
+    """Also after ranks that did not: a helper may have had a group of its own."""
+    assert not meets(job, host="localhost", nodes=None)
+    assert meets(job, host="127.0.0.1", nodes=[2, 2])
+    assert job.several == Several(2, 2)
+    assert not meets(job, host="127.0.0.1", nodes=[2, 2]), "another rank has asked"
+
+
+def test_a_store_on_another_host_says_that_there_are_others(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("debugger.supervisor.job.job.address_towards", lambda *_: "127.0.0.1")
+    assert meets(job, host=ELSEWHERE, nodes=None)
+    assert job.several is not None
+    assert (job.several.fewest, job.several.guessed) == (2, False)
+
+
+@pytest.mark.parametrize("nodes", [[2], ["2", 2], [2.5, 3], "22", {"0": 2, "1": 2}])
+def test_what_is_no_number_of_nodes(job: Job, nodes: object) -> None:
+    assert not meets(job, host="localhost", nodes=nodes)
