@@ -141,7 +141,8 @@ def test_what_is_read_past_all_operators(thread: Any, monkeypatch: pytest.Monkey
 
     def judge(_pending: Any, how: str, by: FrameType) -> None:
         frame = reads._reader(by)
-        seen.append(f"{how} by {frame and frame.f_code.co_filename}")
+        if frame is not None:
+            seen.append(f"{how} by {frame.f_code.co_filename}")
 
     monkeypatch.setattr(reads, "_judge", judge)
     handle, recorder = Handle(), SimpleNamespace(off=set())
