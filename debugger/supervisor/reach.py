@@ -55,6 +55,11 @@ class Reach:
                 words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
                 self._judge(pid, _Process(words, self._environment(pid)))
 
+    @property
+    def missed(self) -> bool:
+        """Whether there were Python processes that could not be reached."""
+        return bool(self._missed)
+
     def why_nothing(self) -> str:
         """Why no rank was seen, as far as it is known."""
         if self._missed:

@@ -13,6 +13,7 @@ from ..record.exits import ExitStatus
 from ..record.records import newest_ranks
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
+from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .evidence import Evidence
@@ -66,12 +67,17 @@ class RunReport:
         notes = [f"the command itself ended with {status}"] if unexplained else []
         if outcome == "unwatched":
             notes.append(self.reach.why_nothing())
+        world_size = max((one.world_size for one in look.snapshots), default=0)
+        unseen = sorted(set(range(world_size)) - ranks.keys()) if ranks else []
+        if unseen and self.reach.missed:
+            seen = verb(unseen, "was", "were")
+            notes.append(f"{ranks_text(unseen)} {seen} not seen: {self.reach.why_nothing()}")
         report = document.minimal(outcome, code, self.directory.path)
         with self.faults.guard("the report"):
             report = document.build(
                 command=list(self.options.shown_command or self.options.command),
                 run_dir=self.directory.path,
-                world_size=max((one.world_size for one in look.snapshots), default=0),
+                world_size=world_size,
                 duration_s=time.monotonic() - self.started_s,
                 outcome=outcome,
                 exit_code=code,

@@ -92,3 +92,38 @@ def test_whom_the_hook_reaches_is_seen(tmp_path: Path) -> None:
     done = runs.run("exec", ["--", sys.executable, str(script), "plain"], tmp_path)
     assert done.exit_code == 0, done.explain()
     assert done.report["world_size"] == 1
+
+
+HALF = """
+import subprocess, sys
+code = '''
+import sys, torch, torch.distributed as dist
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+dist.barrier()
+dist.destroy_process_group()
+'''
+flags = [[], sys.argv[2:]]
+ranks = [
+    subprocess.Popen([sys.executable, *flags[rank], "-c", code, str(rank), sys.argv[1]])
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [["-I"], []])
+def test_a_rank_that_was_not_seen_beside_one_that_was(flags: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(HALF)
+    program = [sys.executable, str(script), str(tmp_path / "store"), *flags]
+    done = runs.run("exec", ["--", *program], tmp_path)
+    assert done.exit_code == 0, done.explain()
+    notes = done.report["notes"]
+    if not flags:
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.startswith("rank 1 was not seen: process ")
+    assert "Python's -I" in note

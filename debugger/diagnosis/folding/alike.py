@@ -1,6 +1,7 @@
 """One mistake that several ranks make in the same call, on the same line, is one finding.
 
-Every rank tells of its own: the tensor that it gives, the child that it has forked. Along one axis
+Every rank tells of its own: the tensor that it gives, the buffer that it reads too early, the child
+that it has forked. Along one axis
 of a device mesh every row of ranks is a group of its own, and what all of them get from one line
 (a learning rate, say) differs in each; so does a call that a wrong branch makes in every row. What
 the first of them said stands for all; who made the same mistake is a culprit, too.
@@ -16,7 +17,7 @@ from ..facts.world import DEFAULT_GROUP, OF_MESH
 from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
 
-KINDS = frozenset({"unsafe_tensor", "forked"})
+KINDS = frozenset({"unsafe_tensor", "forked", "inflight_write"})
 """Of the program's lines alone; which rank had the first NaN, say, is another matter."""
 TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""

@@ -3,7 +3,8 @@
 Looked at when a run has ended, or is asked about: over the calls that are still on record. A rank
 is a straggler of a group when all of this is so, and a balanced group has none:
 
-1. It was the last to arrive at more than half of the collectives.
+1. It was the last to arrive at more than half of the collectives, but for those that follow another
+   at once: who comes last there is chance.
 2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`), and that did
    not change hands: where, in a part of the time, another rank caused most, that was `NOISE`.
 3. Between its calls it takes `FACTOR` times as long as the median of the others. The `OUTLIERS`
@@ -34,8 +35,11 @@ NOISE = 0.1
 FACTOR = 1.25
 COST = 0.1
 OUTLIERS = 3
+AT_ONCE = 0.05
+"""Of the time that the slowest rank takes before a collective, on average: one for which no rank
+has taken longer follows at once."""
 FEWEST = 7
-"""Collectives that all ranks of the group have on record."""
+"""Collectives that all ranks of the group have on record, and that do not follow at once."""
 FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
 """Of fewer than that it must be last at all but one, and take three times as long."""
 WARM_UP, WARM_UP_SHARE = 10, 4
@@ -73,6 +77,8 @@ class Lateness:
     """One rank in one group."""
 
     last: int = 0
+    last_after_work: int = 0
+    """The same without the collectives that followed another at once."""
     parts_ns: list[int] = field(default_factory=lambda: [0] * PARTS)
     """How long others waited for it, by parts of the time looked at."""
     turns_ns: list[int] = field(default_factory=list)
@@ -175,9 +181,14 @@ def _judge(
     if len(seqs) < FEWEST:
         return None
     lateness = {rank: Lateness() for rank in members}
-    for index, seq in enumerate(seqs):
-        row = {rank: arrivals[rank][group.key, seq] for rank in members}
-        _count(row, lateness, index * PARTS // len(seqs))
+    rows = [{rank: arrivals[rank][group.key, seq] for rank in members} for seq in seqs]
+    slowest_ns = [max(arrival.own_ns for arrival in row.values()) for row in rows]
+    least_ns = AT_ONCE * sum(slowest_ns) / len(rows)
+    after_work = [longest_ns >= least_ns for longest_ns in slowest_ns]
+    if sum(after_work) < FEWEST:
+        return None
+    for index, row in enumerate(rows):
+        _count(row, lateness, index * PARTS // len(rows), after_work[index])
     waited_ns = sum(one.caused_ns for one in lateness.values())
     rank = max(members, key=lambda one: lateness[one].caused_ns)
     late = lateness[rank]
@@ -187,9 +198,9 @@ def _judge(
     firsts = [arrivals[one][group.key, seqs[0]].call.issued_ns for one in members]
     ends = [arrivals[one][group.key, seqs[-1]].call.issued_ns for one in members]
     span_ns = max(ends) - min(firsts)
-    few = len(seqs) < FEW
+    few, last = len(seqs) < FEW, late.last_after_work
     if (
-        (late.last < len(seqs) - FEW_EXCEPTIONS if few else late.last * 2 <= len(seqs))
+        (last < sum(after_work) - FEW_EXCEPTIONS if few else last * 2 <= sum(after_work))
         or late.caused_ns < SHARE * waited_ns
         or _by_others_ns(late, list(lateness.values())) > NOISE * waited_ns
         or own_ns < (FEW_FACTOR if few else FACTOR) * others_ns
@@ -207,12 +218,15 @@ def _by_others_ns(late: Lateness, every: Sequence[Lateness]) -> int:
     return sum(most for most, own in zip(leaders, late.parts_ns, strict=True) if most > own)
 
 
-def _count(row: Mapping[int, Arrival], lateness: Mapping[int, Lateness], part: int) -> None:
+def _count(
+    row: Mapping[int, Arrival], lateness: Mapping[int, Lateness], part: int, after_work: bool
+) -> None:
     """Enter one collective of that part of the time."""
     times = sorted((arrival.call.issued_ns, rank) for rank, arrival in row.items())
     last_ns, last = times[-1]
     late = lateness[last]
     late.last += 1
+    late.last_after_work += after_work
     late.parts_ns[part] += sum(last_ns - issued_ns for issued_ns, _ in times)
     late.margins_ns.append(last_ns - times[-2][0])
     late.ops[row[last].call.signature.op] += 1

@@ -147,13 +147,16 @@ class Guard:
         """`forward()`, once all ranks make this call, of which `known` tells, as the group's
         collective number `seq`. Raises the finding where they do not."""
         usual_s = self._record.timeout_s
+        order = memory_layout.layout(self._backend, forward.func.__name__, forward.args)
+        if self._channel is None and not self._ended:
+            # The others never meet a call that is refused: they must not be waited for either.
+            forward = self._refused_or(forward)
         channel = self.open(min(usual_s, _JOIN_S))
         if channel is None:
             return forward()
         limit_s = _limit_s(options, usual_s)
         if self._alone:
             limit_s = min(limit_s, _JOIN_S)
-        order = memory_layout.layout(self._backend, forward.func.__name__, forward.args)
         if is_async and not self.coalesces:
             if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
                 forward = self._refused_or(forward)

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -114,6 +115,7 @@ def over() -> None:
 
 
 def _enter() -> None:
+    torch_private.on_reads_past_operators(_look_at_whole)
     if _thread.mode is None:
         _thread.mode = torch_private.calls_with(_look)
     # A mode of the program's own must stay the innermost: it leaves whichever that is.
@@ -183,23 +185,35 @@ def _touches(tensor: Tensor, memory: Range) -> bool:
 
 def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before an operator of this thread's; raises the finding."""
+    if _thread.pending:
+        _look_at(lambda: torch_private.accesses(operator, args, kwargs), sys._getframe(2))
+
+
+def _look_at_whole(tensor: Any) -> None:
+    """Before all of a tensor is read past all operators; raises the finding. Where an exception is
+    on its way nobody waits any more, and a traceback may show the values of variables."""
+    if _thread.pending and sys.exc_info()[0] is None:
+        _look_at(lambda: [(tensor, "read")], sys._getframe(2))
+
+
+def _look_at(accesses: Callable[[], Iterable[tuple[Any, str]]], frame: FrameType) -> None:
     recorder = _thread.recorder
-    if recorder is None or READS in recorder.off or not _thread.pending:
+    if recorder is None or READS in recorder.off:
         return
     try:
-        for given, how in torch_private.accesses(operator, args, kwargs):
+        for given, how in accesses():
             for tensor in tensors_in(given):
                 for pending in _thread.pending:
                     if not pending.over and any(_touches(tensor, one) for one in pending.writes):
-                        _judge(pending, how)
+                        _judge(pending, how, frame)
     except FindingRaised:
         raise
     except Exception as error:
         recorder.check_failed(READS, error)
 
 
-def _judge(pending: Pending, how: str) -> None:
-    frame = _reader(sys._getframe(3))
+def _judge(pending: Pending, how: str, by: FrameType) -> None:
+    frame = _reader(by)
     recorder, work = _thread.recorder, pending.work()
     if frame is None or recorder is None or work is None or pending.pid != os.getpid():
         return

@@ -33,6 +33,9 @@ _Weak: Any = reductions.StorageWeakRef
 METHODS = frozenset({"allreduce", "allreduce_coalesced"})
 GIVEN_BY_ONE = "broadcast"
 """What a root has summed up, it hands to all so."""
+TO_ONE = frozenset({"reduce", "gather"})
+"""How a root is given what it sums up. Before the first of these a broadcast makes weights equal,
+and the gradient of a bias may be just the next layer's weights."""
 MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
 MOST_SUMS = 4096
@@ -51,6 +54,7 @@ class ReducedGradients:
         self._reduced: dict[Any, dict[GroupRecord, tuple[int, int, int]]] = {}
         self._sums: dict[GroupRecord, deque[tuple[int, Sum]]] = {}
         self._keeps_sums = True
+        self._to_one: set[GroupRecord] = set()
         self._count = 0
 
     @property
@@ -67,13 +71,17 @@ class ReducedGradients:
         """What looks at the calls of this group."""
 
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
+            if method in TO_ONE:
+                self._to_one.add(record)
+                return None
             summed = method in METHODS and _sums(known.text)
             if not (summed or method == GIVEN_BY_ONE):
                 return None
             tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
             for tensor in tensors:
                 self._add(record, tensor)
-            if not (self._keeps_sums and any(sums.may_tell(tensor) for tensor in tensors)):
+            tells = self._keeps_sums and (summed or record in self._to_one)
+            if not (tells and any(sums.may_tell(tensor) for tensor in tensors)):
                 return None
             return lambda: self._keep(record, tensors)
 

@@ -23,7 +23,7 @@ from .groups import (
     take_times,
 )
 from .modules import c10d, dist
-from .operator_calls import accesses, calls_with, depth
+from .operator_calls import accesses, calls_with, depth, on_reads_past_operators
 from .operators import record_operators
 from .probe import patch
 from .python_groups import has_threads_for_ranks, on_unregistered_groups
@@ -67,6 +67,7 @@ __all__ = [
     "on_models_averaged",
     "on_not_in_group",
     "on_optimizer_steps",
+    "on_reads_past_operators",
     "on_unregistered_groups",
     "open_monitored_barrier",
     "patch",

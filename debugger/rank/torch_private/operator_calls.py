@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .probe import Part, Private
+from .modules import Wrapped
+from .probe import Part, Private, patch
 
 _MODES = "torch.utils._python_dispatch"
 OPERATOR_CALLS = Part(
@@ -47,6 +48,22 @@ def calls_with(look: Look) -> Any:
     """A mode, for one thread: while it is entered, `look(operator, args, kwargs)` comes before each
     operator. None where torch cannot."""
     return _mode_class()(look) if OPERATOR_CALLS.works else None
+
+
+@functools.cache
+def on_reads_past_operators(look: Callable[[Any], None]) -> None:
+    """From now on `look(tensor)` comes before what reads all of a tensor without an operator that a
+    mode sees: to print it, where torch leaves all modes, and to make a list of it."""
+
+    def make(original: Wrapped) -> Wrapped:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            look(self)
+            return original(self, *args, **kwargs)
+
+        return read
+
+    for name in ("__repr__", "tolist"):
+        patch(torch.Tensor, name, make)
 
 
 def depth() -> int:

@@ -85,6 +85,36 @@ def test_ten_slow_steps_are_enough() -> None:
     assert found.data["factor"] == pytest.approx(10, abs=1)
 
 
+def with_a_second_call(work_s: Callable[[int, int], float], steps: int) -> Run:
+    """As `trained`, and each step ends with one more collective, to which all come at once."""
+    run = Run(3)
+    for step in range(steps):
+        now_ns = run.now_ns
+        for work, rank in sorted((work_s(rank, step), rank) for rank in range(3)):
+            run.now_ns = now_ns + int(work * 1e9)
+            run[rank].calls(all_reduce(8), waits=True, line=17)
+        for rank in range(3):
+            run[rank].goes_on()
+        for rank in sorted(range(3), key=lambda _: jitter.random()):
+            run.now_ns += 20_000
+            run[rank].calls(all_reduce(1), waits=True, line=18)
+        for rank in range(3):
+            run[rank].goes_on()
+    return run
+
+
+def test_calls_that_follow_at_once_hide_nobody() -> None:
+    slow = with_a_second_call(lambda rank, _: 0.3 if rank == 1 else 0.03, steps=11)
+    (found,) = stragglers(slow.snapshot())
+    assert found.culprits == (1,)
+    assert found.ranks[1].location.line == 17
+
+
+def test_calls_that_follow_at_once_make_nobody_a_straggler() -> None:
+    alike = with_a_second_call(lambda rank, _: 0.03 + rank * 1e-5, steps=30)
+    assert stragglers(alike.snapshot()) == []
+
+
 def test_of_a_short_run_more_is_asked() -> None:
     for work_s in (
         lambda rank, _: 0.2 if rank == 1 else 0.1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +134,34 @@ def test_looks_while_a_call_is_under_way(thread: Any) -> None:
     other.holds = False
     reads.over()
     assert torch_private.depth() == 0
+
+
+def test_what_is_read_past_all_operators(thread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def judge(_pending: Any, how: str, by: FrameType) -> None:
+        frame = reads._reader(by)
+        if frame is not None:
+            seen.append(f"{how} by {frame.f_code.co_filename}")
+
+    monkeypatch.setattr(reads, "_judge", judge)
+    handle, recorder = Handle(), SimpleNamespace(off=set())
+    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+    for read in (T.tolist, T[2:4].tolist, lambda: str(T), lambda: f"{T}", lambda: repr([T])):
+        seen.clear()
+        read()
+        assert set(seen) == {f"read by {__file__}"}, read
+    seen.clear()
+    assert OTHER.tolist() == [1.0] * 8
+    assert str(OTHER).startswith("tensor")
+    try:
+        raise ValueError
+    except ValueError:
+        str(T)  # of a traceback that shows variables
+    handle.holds = False
+    reads.over()
+    str(T)
+    assert seen == []
 
 
 class Own(TorchDispatchMode):

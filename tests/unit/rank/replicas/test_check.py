@@ -347,3 +347,34 @@ def test_a_root_that_hands_gradients_to_all(bench: Bench) -> None:
             bench.broadcast(parameter.grad)
         bench.step(optimizer, collectives=0)
     assert bench.moments() == [[(7, 0), (7, 1), (9, 0)]]
+
+
+def test_a_gradient_that_equals_weights_which_a_root_has_given_to_all(bench: Bench) -> None:
+    """A network trained alone, judged by one that all have: the gradient of its bias is the other's
+    weights, which were broadcast before."""
+    own, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+    bench.broadcast(judge.weight.data)
+    optimizer = sgd(own)
+    for _ in range(2):
+        own.zero_grad()
+        judge(own(torch.randn(2, 4))).mean().backward()
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == []
+
+
+def test_gradients_in_one_tensor_that_a_root_has_summed_up(bench: Bench) -> None:
+    module = nn.Linear(4, 8)
+    optimizer = sgd(module)
+    for _ in range(2):
+        module.zero_grad()
+        module(torch.randn(2, 4)).square().sum().backward()
+        gradients = [one.grad for one in module.parameters() if one.grad is not None]
+        flat = torch.cat([one.flatten() for one in gradients])
+        bench.slot.issued += 1
+        bench._calls("reduce", Signature("reduce", root=0, reduce_op="sum"), flat)
+        bench.broadcast(flat)
+        for one, part in zip(gradients, flat.split([32, 8]), strict=True):
+            one.copy_(part.view_as(one))
+        bench.step(optimizer, collectives=0)
+    (moments,) = bench.moments()
+    assert len(moments) == 3
