@@ -379,6 +379,41 @@ class TestLate:
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("missing_rank", (2,))
 
+    def test_the_launcher_ended_the_late_rank_before_anybody_looked(self) -> None:
+        """`raise SystemExit(main())`: what the rank swallowed counts only once its status is known,
+        and by then the launcher has ended all others."""
+        run = waiting()
+        timed_out = "RuntimeError: Timed out waiting 8000ms for recv"
+        run[0].notes_down("caught_exception", timed_out, 88, communication=True)
+        run[0].exits(2)
+        for rank in (1, 2):
+            run[rank].exits(signal=15)
+        run.finished = True
+        run.passes(3.0)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("missing_rank", (2,), (0, 1))
+        assert found.cause == "user_code"
+
+    def test_a_rank_that_had_ended_before_is_not_late_but_dead(self) -> None:
+        run = waiting()
+        run[2].exits(signal=15)
+        timed_out = "RuntimeError: Timed out waiting 8000ms for recv"
+        run[0].notes_down("caught_exception", timed_out, 88, communication=True)
+        run[0].exits(2)
+        run[1].exits(signal=15)
+        run.finished = True
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+
+    def test_what_was_swallowed_before_a_good_end_is_nothing(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0].notes_down("caught_exception", "RuntimeError: Timed out waiting", communication=True)
+        for rank in (0, 1):
+            run[rank].exits(0)
+        run.finished = True
+        assert run.errors() == []
+
     def test_all_wait_for_store_keys(self) -> None:
         run = Run(2)
         run[0, 1].waits_in(Activity.STORE, key="ready")
