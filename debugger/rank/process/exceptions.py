@@ -17,7 +17,7 @@ from ...record.notes import (
     Nature,
     RaisedNote,
 )
-from ..group import checked_group, outstanding
+from ..group import checked_group, gpu_completion, outstanding
 from ..record import call_site, lost_connections, waiting
 from ..record.exception_text import stack_of, text_of, titled
 from ..record.findings import OwnFinding
@@ -79,8 +79,11 @@ class Exceptions:
         """The process ends, and says no other reason: whether the last call that it made has lost
         its communication, which the program has swallowed."""
         recorder = self._recorder
-        with contextlib.suppress(Exception):
-            outstanding.poll()  # the heartbeat may not have seen that the call has failed
+        # DDP hears of a failure from the call's future, before the call counts as complete.
+        for number, handle in list(outstanding.works.items()):
+            error = gpu_completion.failure_of(handle.work)
+            if error is not None:
+                recorder.failed(number, error)
         lost, recorder.lost_call = recorder.lost_call, None
         if lost is None or lost.calls != recorder.writer.calls:
             return False
