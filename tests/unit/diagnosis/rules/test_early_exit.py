@@ -56,6 +56,24 @@ class TestLeft:
             "in step, ranks 0,2 at train.py:88 in step"
         )
 
+    def test_who_waits_for_the_one_that_waits_for_the_leaver(self) -> None:
+        """Rank 2 shards over the wrong axis: rank 3, which has finished, was never to meet it."""
+        run = Run(4)
+        for axis, rows in (("dp", ((0, 2), (1, 3))), ("tp", ((0, 1), (2, 3)))):
+            for number, row in enumerate(rows):
+                for rank in row:
+                    run[rank].has_group(f"{axis}{number}", list(row), desc=f"mesh_{axis}")
+        run[1, 3].calls(all_reduce(8), group="dp1")
+        run[0].calls(all_reduce(8), group="dp0", line=88, waits=True)
+        run[2].calls(all_reduce(8), group="tp1", line=88, waits=True)
+        run[3].exits(0)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (3,), (2,))
+        assert found.details[-1] == (
+            'meanwhile rank 0 in all_reduce(sum, float32[8]) #0 of group "mesh_dp" at '
+            "train.py:88 in step waits for rank 2"
+        )
+
     def test_no_line_is_told_where_all_are_alike(self) -> None:
         run = Run(3)
         run.each(all_reduce(8), line=88)
