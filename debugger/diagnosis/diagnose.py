@@ -27,7 +27,7 @@ from .rules.dead_threads import lost_threads, mentioned
 from .rules.deadlock import deadlocks
 from .rules.deaths_and_exceptions import endings
 from .rules.divergence import differing_replicas
-from .rules.early_exit import departures
+from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, refine_cause
@@ -111,6 +111,7 @@ def diagnose(
         for finding in _ready(world, rule(fold, causes, causes))
     ]
     found = [rule(cited, finding, world, finding) for finding in found]
+    found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 
 

@@ -17,7 +17,8 @@ def cause_of(world: World, rank: int) -> str:
         return "unknown"
     if record.process.state in STOPPED:
         return "stopped"
-    silent_s = (world.now_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
+    until_ns = record.process.ended_ns or world.now_ns
+    silent_s = (until_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
     if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
         return "gil_held"
     if world.activity(rank, Activity.STORE) is not None:

@@ -82,6 +82,23 @@ class Channels:
         source, destination = (rank, peer) if call.signature.op == "send" else (peer, rank)
         return (call.group, source, destination, call.signature.tag)
 
+    def left_over(self, rank: int, call: Call) -> list[tuple[int, Channel]]:
+        """What others than its partner have for a rank that waits in a send or receive: messages
+        that they have sent it and it has not received, or receives of such that it has not sent.
+        Each with the other rank, in their order; none of any source."""
+        sending = call.signature.op == "send"
+        mine, others = (self.sends, self.receives) if sending else (self.receives, self.sends)
+        found = []
+        for key, channel in others.items():
+            group, source, destination, _ = key
+            own, other = (source, destination) if sending else (destination, source)
+            if (group, own) != (call.group, rank) or other in (rank, call.signature.peer):
+                continue
+            done = mine[key].issued if key in mine else 0
+            if channel.issued > done and self.strict(key):
+                found.append((other, channel))
+        return sorted(found, key=lambda row: row[0])
+
     def other_tags(self, rank: int, call: Call) -> list[int]:
         """Tags with which the partner has posted something between the two ranks, in the same
         direction, that this rank has not matched: probably what this call is meant to meet."""

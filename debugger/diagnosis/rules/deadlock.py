@@ -17,7 +17,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
@@ -32,6 +32,7 @@ from ..limits import Candidate
 from ..shared_findings import evidence, not_created, tag_mismatch
 
 Waiting = Mapping[int, Sequence[Need]]
+MOST_LEFT_OVER = 2
 
 
 def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
@@ -148,13 +149,14 @@ def _judge(
     finding = (
         _tags(world, channels, links, (*cycle, *victims), proven=proven)
         or _creation(world, needs, links, cycle, victims, proven=proven)
-        or _deadlock(world, needs, links, cycle, victims, proven=proven)
+        or _deadlock(world, channels, needs, links, cycle, victims, proven=proven)
     )
     return Candidate(finding)
 
 
 def _deadlock(
     world: World,
+    channels: Channels,
     needs: Needs,
     links: list[Pending],
     cycle: list[int],
@@ -176,6 +178,7 @@ def _deadlock(
     details = [step.detail for step in chain]
     if victims:
         details.append(f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for them")
+    details += [text for link in links for text in _left_over(world, channels, link)]
     return Finding(
         kind="deadlock",
         message=f"{headline}: {'; '.join(shown)}",
@@ -190,6 +193,22 @@ def _deadlock(
         cycle=tuple(chain),
         observable_ns=_since(world, links, proven=proven),
     )
+
+
+def _left_over(world: World, channels: Channels, link: Pending) -> Iterator[str]:
+    """A rank that waits for a message of one rank, while another one's lies there for it, may only
+    have named the wrong one."""
+    call = link.call
+    if call is None or call.signature.peer in (None, ANY_SOURCE):
+        return
+    for other, channel in channels.left_over(link.rank, call)[:MOST_LEFT_OVER]:
+        history = world.ranks[other].history
+        last = history.call(channel.last) if history and channel.last is not None else None
+        site = at_site(last.site) if last is not None else ""
+        if call.signature.op == "send":
+            yield f"rank {other} receives from rank {link.rank}{site}, which has not sent it"
+        else:
+            yield f"rank {other} sends to rank {link.rank}{site}, which has not received it"
 
 
 def _step(world: World, link: Pending, target: int) -> Step:

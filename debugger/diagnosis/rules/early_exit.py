@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...record.layout import Activity, CallState, GroupState
 from ...record.notes import CaughtExceptionNote, DataExhaustedNote, DestroyedNote
@@ -24,7 +25,7 @@ from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
-from ..facts.evidence import chosen, last_call, stand
+from ..facts.evidence import chosen, doing, last_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
 from ..facts.unfinished import UNFINISHED, as_pending, failed_calls, has_failed, posted
@@ -67,6 +68,22 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
         if candidate:
             found.setdefault(key, candidate)
     return list(found.values())
+
+
+def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
+    """An early end, with who waits meanwhile for one of those that wait for the leaver: that one
+    may be in the wrong group, and whoever left may have done all that it should."""
+    if finding.kind != "early_exit" or finding.group is None:
+        return finding
+    victims = set(finding.victims)
+    for row in world.all_pending():
+        need = needs.of(row) if row.rank not in victims and row.call is not None else None
+        if need is None or need.any_of or victims.isdisjoint(need.ranks):
+            continue
+        expected = ranks_text(sorted(victims & need.ranks))
+        text = f"meanwhile rank {row.rank} {doing(world, row)}{at_site(row.site)} waits for "
+        return replace(finding, details=(*finding.details, f"{text}{expected}"))
+    return finding
 
 
 def _has_left(world: World, rank: int) -> bool:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from ...record.layout import Activity
-from ...record.snapshot import Call, Wait
+from ...record.exits import POLITE_SIGNALS
+from ...record.layout import Activity, CallState
+from ...record.snapshot import Call, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
-from ..facts.evidence import RUNS, chosen, doing, stand, standing
+from ..facts.evidence import RUNS, chosen, doing, last_call, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception, timed_out
 from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
@@ -256,7 +257,9 @@ def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
             continue
         roots: set[int] = set()
         for rank in _not_there(world, needs, pending.rank, call, view):
-            if rank not in world.ranks or world.ended(rank) or rank in world.blind:
+            if rank not in world.ranks or rank in world.blind:
+                continue
+            if world.ended(rank) and not _outlived(world, rank, note):
                 continue
             other = given_up[rank][0].call if rank in given_up else None
             if other is not None and other.group == call.group:
@@ -271,6 +274,17 @@ def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
             late = Late(pending, culprits, _waiting_with(world, pending, culprits))
             return [Candidate(_finding(world, late, note.time_ns, timed_out=True))]
     return []
+
+
+def _outlived(world: World, rank: int, note: Note) -> bool:
+    """Whether the rank was still in the program's code when another one had given up waiting, and
+    has been ended since: the launcher ends all, and soon."""
+    record = world.ranks[rank]
+    if record.process.signal not in POLITE_SIGNALS or last_exception(world, rank) is not None:
+        return False
+    last = last_call(world, rank)
+    computed = last is None or last.state is CallState.COMPLETED
+    return computed and (record.process.ended_ns or 0) > note.time_ns
 
 
 def _not_there(world: World, needs: Needs, rank: int, call: Call, view: GroupView) -> Iterable[int]:

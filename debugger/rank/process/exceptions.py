@@ -17,7 +17,7 @@ from ...record.notes import (
     Nature,
     RaisedNote,
 )
-from ..group import checked_group
+from ..group import checked_group, gpu_completion, outstanding
 from ..record import call_site, lost_connections, waiting
 from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
@@ -75,15 +75,20 @@ class Exceptions:
         )
         recorder.note(note, titled(error), site)
 
-    def record_lost_call(self) -> None:
-        """The process ends with a status of failure, and says no other reason: the last call that
-        it made has lost its communication, which the program has swallowed."""
+    def record_lost_call(self, kind: type[RaisedNote] = ExceptionNote) -> bool:
+        """The process ends, and says no other reason: whether the last call that it made has lost
+        its communication, which the program has swallowed."""
         recorder = self._recorder
-        lost = recorder.lost_call
+        # DDP hears of a failure from the call's future, before the call counts as complete.
+        for number, handle in list(outstanding.works.items()):
+            error = gpu_completion.failure_of(handle.work)
+            if error is not None:
+                recorder.failed(number, error)
+        lost, recorder.lost_call = recorder.lost_call, None
         if lost is None or lost.calls != recorder.writer.calls:
-            return
+            return False
         made = recorder.writer.call_at(lost.number)
-        note = ExceptionNote(
+        note = kind(
             type=lost.type,
             link=lost.link,
             own_fault=False,
@@ -92,6 +97,7 @@ class Exceptions:
             address_in_use=False,
         )
         recorder.note(note, lost.message, made[1] if made is not None else 0)
+        return True
 
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""

@@ -52,6 +52,7 @@ class Exits:
         self._exit_code = 0
         self._sites: set[int] = set()
         self._caught = 0
+        self._hook: Callable[..., None] | None = None
 
     def observe(self) -> None:
         """From now on the end of this process is put on record."""
@@ -82,6 +83,8 @@ class Exits:
         After a verdict the backend's destructor would wait for the very call that can never end, so
         the process leaves at once.
         """
+        with contextlib.suppress(Exception):
+            self._look_back()
         # `raise SystemExit(1)` tells its status to nobody in this process. Where a test has failed
         # it is not 0, so it is waited for.
         unknown = self._caught and not self._exit_code
@@ -90,7 +93,20 @@ class Exits:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(self._exit_code)
+            os._exit(self._exit_code or int(self._caught > 0))
+
+    def _look_back(self) -> None:
+        """What the process may have ended of, where nobody has said so: it counts if its status is
+        not 0. A program may have put a hook in place of ours (rich does); the interpreter keeps the
+        uncaught exception for all of them. And it may have swallowed a lost connection, and said
+        `raise SystemExit(1)`."""
+        if self._exit_code or self._recorder.writer.detached:
+            return
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if isinstance(error, BaseException) and sys.excepthook is not self._hook:
+            self.caught(self._revealed(error))
+        elif self._exceptions.record_lost_call(CaughtExceptionNote):
+            self._caught += 1
 
     def _wrap_excepthook(self) -> None:
         original = sys.excepthook
@@ -106,7 +122,7 @@ class Exits:
                 kind, trace = type(error), _to_users_line(error)
             original(kind, error, trace)
 
-        sys.excepthook = hook
+        self._hook = sys.excepthook = hook
 
     def _wrap_thread_excepthook(self) -> None:
         original = threading.excepthook
@@ -133,6 +149,8 @@ class Exits:
                     cause = error.__context__
                     if error.code and isinstance(cause, Exception):
                         self._ending(cause, 1)
+                    elif error.code:
+                        self._exceptions.record_lost_call()
                     raise
                 except BaseException as error:
                     better = self._ending(error, 1)
@@ -214,8 +232,7 @@ class Exits:
         if isinstance(cause, Exception) and _came_through_users_code(cause):
             self._ending(cause, status)
         else:
-            with contextlib.suppress(Exception):
-                self._exceptions.record_lost_call()
+            self._exceptions.record_lost_call()
             self._leaving(status)
 
     def _wrap_os_exit(self) -> None:

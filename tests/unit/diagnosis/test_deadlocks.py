@@ -49,6 +49,41 @@ def test_asynchronous_calls_that_their_ranks_agree_on_first() -> None:
     assert [one.kind for one in run.errors()] == ["deadlock"]
 
 
+def test_the_message_of_another_rank_that_lies_there() -> None:
+    """Rank 1 names the wrong source: its finding says who has sent to it."""
+    run = Run(3)
+    run[0].calls(send(1), line=7)
+    run[1].calls(recv(2), waits=True, line=9)
+    run[0, 2].calls(barrier(), waits=True, line=12)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (1, 2), (0,))
+    assert found.details[-1] == (
+        "rank 0 sends to rank 1 at train.py:7 in step, which has not received it"
+    )
+
+
+def test_the_receive_of_another_rank_that_waits_for_it() -> None:
+    run = Run(3)
+    run[0].calls(send(2), waits=True, line=7)
+    run[1].calls(recv(0), waits=True, line=9)
+    run[2].calls(barrier(), waits=True, line=12)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 2), (1,))
+    assert found.details[-1] == (
+        "rank 1 receives from rank 0 at train.py:9 in step, which has not sent it"
+    )
+
+
+def test_nothing_is_left_over_where_all_messages_have_met() -> None:
+    run = Run(3)
+    run[0].calls(send(1))
+    run[1].calls(recv(0))
+    run[1].calls(recv(2), waits=True)
+    run[2].calls(recv(1), waits=True)
+    (found,) = run.errors()
+    assert not any("which has not" in detail for detail in found.details)
+
+
 def test_a_ring_of_receives_is_printed_in_order() -> None:
     run = Run(5)
     order = [0, 3, 1, 4]

@@ -56,6 +56,24 @@ class TestLeft:
             "in step, ranks 0,2 at train.py:88 in step"
         )
 
+    def test_who_waits_for_the_one_that_waits_for_the_leaver(self) -> None:
+        """Rank 2 shards over the wrong axis: rank 3, which has finished, was never to meet it."""
+        run = Run(4)
+        for axis, rows in (("dp", ((0, 2), (1, 3))), ("tp", ((0, 1), (2, 3)))):
+            for number, row in enumerate(rows):
+                for rank in row:
+                    run[rank].has_group(f"{axis}{number}", list(row), desc=f"mesh_{axis}")
+        run[1, 3].calls(all_reduce(8), group="dp1")
+        run[0].calls(all_reduce(8), group="dp0", line=88, waits=True)
+        run[2].calls(all_reduce(8), group="tp1", line=88, waits=True)
+        run[3].exits(0)
+        (found,) = run.errors(settled=False)
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (3,), (2,))
+        assert found.details[-1] == (
+            'meanwhile rank 0 in all_reduce(sum, float32[8]) #0 of group "mesh_dp" at '
+            "train.py:88 in step waits for rank 2"
+        )
+
     def test_no_line_is_told_where_all_are_alike(self) -> None:
         run = Run(3)
         run.each(all_reduce(8), line=88)
@@ -378,6 +396,41 @@ class TestLate:
         run[0].raises("RuntimeError: Timed out waiting 8000ms for recv", communication=True)
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("missing_rank", (2,))
+
+    def test_the_launcher_ended_the_late_rank_before_anybody_looked(self) -> None:
+        """`raise SystemExit(main())`: what the rank swallowed counts only once its status is known,
+        and by then the launcher has ended all others."""
+        run = waiting()
+        timed_out = "RuntimeError: Timed out waiting 8000ms for recv"
+        run[0].notes_down("caught_exception", timed_out, 88, communication=True)
+        run[0].exits(2)
+        for rank in (1, 2):
+            run[rank].exits(signal=15)
+        run.finished = True
+        run.passes(3.0)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits, found.victims) == ("missing_rank", (2,), (0, 1))
+        assert found.cause == "user_code"
+
+    def test_a_rank_that_had_ended_before_is_not_late_but_dead(self) -> None:
+        run = waiting()
+        run[2].exits(signal=15)
+        timed_out = "RuntimeError: Timed out waiting 8000ms for recv"
+        run[0].notes_down("caught_exception", timed_out, 88, communication=True)
+        run[0].exits(2)
+        run[1].exits(signal=15)
+        run.finished = True
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (2,))
+
+    def test_what_was_swallowed_before_a_good_end_is_nothing(self) -> None:
+        run = Run(2)
+        run.each(all_reduce(8))
+        run[0].notes_down("caught_exception", "RuntimeError: Timed out waiting", communication=True)
+        for rank in (0, 1):
+            run[rank].exits(0)
+        run.finished = True
+        assert run.errors() == []
 
     def test_all_wait_for_store_keys(self) -> None:
         run = Run(2)
