@@ -94,9 +94,10 @@ class Inspection:
             notes.insert(0, judging.at_work(self.look))
         elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
         if elsewhere > 0:
+            where = "are not on this host, or are not yours to look at"
             notes.append(
-                f"{elsewhere} of {self.look.world_size} ranks are not on this host, or are not "
-                "yours to look at: what they do is not known"
+                f"{elsewhere} of {self.look.world_size} ranks "
+                f"{'were not asked for' if self.job.partial else where}: what they do is not known"
             )
         beside = surroundings.summary(self.around, self.look.never_came)
         return [*notes, *map(clean, beside), *map(clean, self.problems)]

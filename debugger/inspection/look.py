@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
 from ..supervisor.stack_tree import users_frame
@@ -116,6 +117,14 @@ def _has_code(stack: ThreadStack) -> bool:
     return users_frame([frame for frame in stack.frames if not frame.native]) is not None
 
 
+class _Below(NamedTuple):
+    """What one process has done so far, and whether it has a core, or waits for one."""
+
+    cpu_s: float
+    moved_bytes: int
+    running: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     """A process at one moment."""
@@ -127,8 +136,8 @@ class _Taken:
     """By native id: how long ago the thread last got a core, where the kernel tells."""
     moved_bytes: int = 0
     """It has read and written so much since it began, where the kernel tells."""
-    below: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    """The processes below it that are looked at only for this: seconds on a core, bytes moved."""
+    below: Mapping[int, _Below] = field(default_factory=dict)
+    """The processes below it that are none of those that are looked at."""
 
 
 def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _Taken]:
@@ -170,13 +179,15 @@ def _compared(
 
 
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
-    """Whether those below it do. Of one that has come since, all that it has done counts."""
-    cpu_s, moved = 0.0, 0
-    for pid, (last_s, last_bytes) in last.below.items():
-        first_s, first_bytes = first.below.get(pid, (0.0, 0))
-        cpu_s += max(0.0, last_s - first_s)
-        moved += max(0, last_bytes - first_bytes)
-    return cpu_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
+    """Whether those below it do. Of one that has come since, all that it has done counts. On a host
+    with too few cores one that wants to work may have got little of one."""
+    cpu_s, moved, wants = 0.0, 0, False
+    for pid, now in last.below.items():
+        before = first.below.get(pid, _Below(0.0, 0, running=False))
+        cpu_s += max(0.0, now.cpu_s - before.cpu_s)
+        moved += max(0, now.moved_bytes - before.moved_bytes)
+        wants = wants or (now.running and before.running)
+    return wants or cpu_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
 
 
 def _thread(
@@ -213,15 +224,14 @@ def _slept(pid: int) -> dict[int, float]:
     return found
 
 
-def _below(pids: Sequence[int]) -> dict[int, dict[int, tuple[float, int]]]:
-    """Of each process those below it, without these processes themselves and what they started:
-    seconds on a core, and bytes moved."""
+def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
+    """Of each process those below it, without these processes themselves and what they started."""
     stats = {
         int(name): stat
         for name in os.listdir("/proc")
         if name.isdigit() and (stat := read_stat(int(name))) is not None
     }
-    found: dict[int, dict[int, tuple[float, int]]] = {pid: {} for pid in pids}
+    found: dict[int, dict[int, _Below]] = {pid: {} for pid in pids}
     for pid, stat in stats.items():
         above = stat.parent
         seen = {pid}
@@ -229,7 +239,8 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, tuple[float, int]]]:
             seen.add(above)
             above = stats[above].parent
         if above in found and pid not in found and stat.state not in DEAD_STATES:
-            found[above][pid] = (stat.cpu_ticks / TICKS_PER_S, _moved_bytes(pid))
+            used_s = stat.cpu_ticks / TICKS_PER_S
+            found[above][pid] = _Below(used_s, _moved_bytes(pid), stat.state == "R")
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 from debugger.cli import main
 from fixtures import recorded
 
+pytestmark = pytest.mark.timeout(400)  # torch is imported for torch's analyser
 ANALYSES = """
 import json, os, runpy, sys
 import torch.distributed

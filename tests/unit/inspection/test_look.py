@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,50 @@ def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
 
 def moved(count: int) -> looks._Taken:
     return looks._Taken("S", 0.0, [], {}, count)
+
+
+_STARTS = """
+import os, sys
+if not os.fork():
+    while sys.argv[1] == "works":
+        pass
+    sys.stdin.read()
+    os._exit(0)
+print(flush=True)
+sys.stdin.read()
+os.kill(0, 9)
+"""
+
+
+@pytest.mark.parametrize("child", ["works", "sleeps"])
+def test_who_waits_for_what_works(child: str) -> None:
+    """A worker of a data loader, a compiler. (No stack is read: it is the processes that count.)"""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _STARTS, child]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        seen = []
+        for _ in range(2):
+            below = looks._below([rank.pid])[rank.pid]
+            assert len(below) == 1
+            seen.append(looks._Taken("S", 0.0, [], {}, below=below))
+            time.sleep(0.3)
+        assert looks._others_work(seen[0], seen[1], 0.3) == (child == "works")
+        rank.stdin.close()
+
+
+def test_who_was_stopped_for_a_moment_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By py-spy, or a tracer; who is stopped each time is."""
+    for states, stopped in (("ST", False), ("TS", False), ("tT", True)):
+        takes = iter(states)
+
+        def take(
+            pids: Sequence[int], _problems: list[str], _native: bool, takes: Iterator[str] = takes
+        ) -> dict[int, looks._Taken]:
+            state = next(takes)
+            return {pid: replace(taken({1: 30.0}), state=state) for pid in pids}
+
+        monkeypatch.setattr(looks, "_take", take)
+        assert look([1], NEEDED_S, [])[1].stopped == stopped, states

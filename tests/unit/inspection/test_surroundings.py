@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 
 from debugger.diagnosis.findings import Finding
 from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
-from debugger.inspection.connections import links, sockets_of
+from debugger.inspection.connections import is_this_network, links, sockets_of
 from debugger.inspection.joining import joined
 from debugger.inspection.judging import Limits, Look
 from debugger.inspection.processes import Job, Process
@@ -308,6 +309,41 @@ def test_the_dumps_of_the_job_are_read(tmp_path: Path) -> None:
     waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
     (verdict,) = joined([], Look({0: waits}), Surroundings(recorded=found), {0: 1}, Limits())
     assert (verdict.kind, verdict.proven) == ("op_mismatch", True)
+
+
+def test_what_a_job_has_outlived_is_no_verdict(tmp_path: Path) -> None:
+    """A dump proves a mismatch of an hour ago; the program has caught it, and works."""
+    prefix = tmp_path / "trace_rank_"
+    for rank, op in enumerate(("all_reduce", "broadcast")):
+        (tmp_path / f"trace_rank_{rank}").write_bytes(dump(rank, op))
+    around = Surroundings(recorded=dumps.recorded({0: this_process(prefix)}))
+    works = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=0.3)
+    assert joined([], Look({0: works, 1: works}), around, {0: 1, 1: 2}, Limits()) == []
+    stands = replace(works, still_s=1.5)
+    found = joined([], Look({0: works, 1: stands}), around, {0: 1, 1: 2}, Limits())
+    assert [one.kind for one in found] == ["op_mismatch"]
+
+
+def test_nobody_is_asked_in_another_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At localhost of this host there may be the store of another job."""
+    for pid, network in (("7", "net:[1]"), ("8", "net:[2]"), ("self", "net:[1]")):
+        (tmp_path / pid / "ns").mkdir(parents=True)
+        os.symlink(network, tmp_path / pid / "ns" / "net")
+    assert is_this_network(7, tmp_path)
+    assert not is_this_network(8, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as served:
+        port = served.getsockname()[1]
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        job = Job(1, "", [Process(os.getpid(), 1, 1, 0, told=told)])
+        monkeypatch.setattr(surroundings, "is_this_network", lambda _pid: False)
+        around = surroundings.look_around(job, {0: job.processes[0]})
+        assert around.keys is None
+        assert "is in another network" in around.problems[0]
+        served.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            served.accept()
 
 
 def test_dumps_of_an_older_job_are_left_aside(tmp_path: Path) -> None:
