@@ -201,7 +201,7 @@ def _mpi(name: str, words: list[str]) -> Job:
             raise UsageError(f"plan exec does not know {name}'s flag {flag}: {_INSTEAD}")
     if ":" in words:
         raise UsageError(f"{name} starts several programs here, which a plan cannot: {_INSTEAD}")
-    settings = {**dict.fromkeys(_MPI_VARIABLES, ""), **settings}
+    settings = {**dict.fromkeys(_MPI_VARIABLES, "0"), **settings}
     unsaid = "" if ranks else f"{name} takes it from the machine: there is no -n"
     return Job(_program(name, words, settings), ranks, local, settings, unsaid=unsaid)
 

@@ -36,6 +36,7 @@ class ProgramBuilder:
     notes: list[tuple[int, Note]] = field(default_factory=list)
     calls: int = 0
     creations: int = 0
+    enough: bool = False
 
     def has(self, name: str, ranks: Sequence[int], desc: str = "", backend: str = "") -> None:
         key = (name, 0)
@@ -51,6 +52,7 @@ class ProgramBuilder:
         is_async: bool = False,
         thread: int = 0,
         incarnation: int = 0,
+        stream: int = 0,
     ) -> int:
         """Make a call; returns its number."""
         number = self.calls
@@ -59,11 +61,11 @@ class ProgramBuilder:
         call = Call(
             number, (group, incarnation), 0, signature, site, thread, CallState.COMPLETED, is_async
         )
-        self.events.append(Made(call))
+        self.events.append(Made(call, stream))
         return number
 
-    def waits(self, number: int, line: int = 99) -> None:
-        self.events.append(Waited(number, CallSite(FILE, line, "step")))
+    def waits(self, number: int, line: int = 99, stream: int = 0) -> None:
+        self.events.append(Waited(number, CallSite(FILE, line, "step"), stream))
 
     def creates(self, name: str, ranks: Sequence[int], line: int = 12) -> None:
         site = CallSite(FILE, line, "main")
@@ -97,6 +99,7 @@ class ProgramBuilder:
             groups=dict(self.groups),
             events=tuple(self.events),
             notes=tuple(self.notes),
+            enough=self.enough,
         )
 
 

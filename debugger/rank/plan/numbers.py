@@ -32,6 +32,7 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_BITS = ("and_", "or_", "xor", "lshift", "rshift")
 _VALUE = "a value that is not known"
 _CONDITION = f"a condition on {_VALUE}"
+SIZE = "an index or a size that is not known"
 LOST = "values that are not known leave torch for numpy, and are lost sight of"
 _FLOAT_FUNCTIONS = (
     "sqrt",
@@ -149,11 +150,20 @@ class UndecidedInteger(Undecided):
         self.decisions.depends(f"{name} of {_VALUE}")
         return found
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """A function of torch where it takes a number: who follows values has heard of it."""
+        __tracebackhide__ = True
+        del cls, types
+        return func(*plain(args), **{key: plain(one) for key, one in (kwargs or {}).items()})
+
     def __bool__(self) -> bool:
         return self.decisions.condition(bool(self.value), _CONDITION)
 
     def __index__(self) -> int:
-        self.decisions.depends("an index or a size that is not known")
+        self.decisions.depends(SIZE)
         return int(self.value)
 
     __int__ = __index__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +22,16 @@ from ..torch_private.planned_operators import (
     written_by,
 )
 from .decisions import Decisions
-from .numbers import LOST, UndecidedFloat, known_as, plain, teach, unknown_in
+from .numbers import (
+    LOST,
+    SIZE,
+    UndecidedFloat,
+    UndecidedInteger,
+    known_as,
+    plain,
+    teach,
+    unknown_in,
+)
 from .taint import Taint
 from .to_numpy import teach_numpy
 
@@ -34,9 +44,13 @@ _SHAPED_BY_VALUES = frozenset(
     {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
     | {"unique_dim_consecutive", "repeat_interleave", "bincount"}
 )
-_SHAPED_BY_NUMBERS = frozenset({"arange", "range", "linspace", "logspace"})
-_NO_INTEGER = "must be int"
-"""What torch says where it wants a size, and is given an integer that is not known."""
+_SHAPED_BY_NUMBERS = frozenset(
+    {"arange", "range", "linspace", "logspace", "one_hot", "chunk", "split", "unflatten"}
+)
+_OF_SIZES = ("zeros", "ones", "empty", "rand", "randn")
+_OF_OWN_SIZES = ("expand", "new_zeros", "new_ones", "new_empty", "resize_")
+"""Functions of torch, and methods of its tensors, that take sizes one by one: they take one that
+says it is a number of torch's for all of them."""
 _OF_FINITE_NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0, "isposinf": 0, "isneginf": 0}
 """What is likely of a value that is not known."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
@@ -71,6 +85,9 @@ class Values(Watching):
             self._patch_read(name)
         for name in ("__repr__", "__str__", "__format__"):
             self._patch_print(name)
+        for owner, names in ((torch, _OF_SIZES), (Tensor, _OF_OWN_SIZES)):
+            for name in names:
+                setattr(owner, name, _with_known_sizes(getattr(owner, name)))
         original = threading.Thread.run
 
         def run(thread: threading.Thread) -> None:
@@ -200,15 +217,15 @@ class Values(Watching):
         """A call that is given numbers which are not known. A size or an index asks them, and they
         tell; where torch wants a number it wants one of Python's."""
         __tracebackhide__ = True
-        try:
-            found = self._call(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
-            refusal = ""
-        except (TypeError, RuntimeError) as error:
-            refusal = str(error)
-        if name in _SHAPED_BY_NUMBERS or _NO_INTEGER in refusal:
-            self._decisions.depends("an index or a size that is not known")
+        if name in _SHAPED_BY_NUMBERS:
+            self._decisions.depends(SIZE)
+        else:
+            try:
+                found = self._call(func, args, kwargs)
+                if found is not NotImplemented:
+                    return found
+            except (TypeError, RuntimeError):
+                pass  # which is the program's own, if it comes again
         known = {key: plain(one) for key, one in kwargs.items()}
         return self._call(func, tuple(map(plain, args)), known)
 
@@ -277,6 +294,19 @@ class Values(Watching):
                 return original(tensor, *args, **kwargs)
 
         setattr(kind, name, show)
+
+
+def _with_known_sizes(usual: Any) -> Any:
+    @functools.wraps(usual)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if any(isinstance(one, UndecidedInteger) for one in args):
+            args = tuple(
+                operator.index(one) if isinstance(one, UndecidedInteger) else one for one in args
+            )
+        return usual(*args, **kwargs)
+
+    return function
 
 
 __all__ = ["UndecidedFloat", "Values"]

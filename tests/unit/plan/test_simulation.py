@@ -112,6 +112,21 @@ def test_who_leaves_early_is_named() -> None:
     assert errors(made) == [("early_exit", (1,))]
 
 
+def ended_by_steps(victim_too: bool) -> Programs:
+    made = Programs(3)
+    for rank in range(3):
+        made[rank].enough = rank > 0
+        for _ in range(1 if rank == 2 and victim_too else 2 if rank else 3):
+            made[rank].makes(all_reduce(4))
+    made.end()
+    return made
+
+
+def test_who_has_no_optimiser_goes_on_behind_the_steps_of_the_others() -> None:
+    assert errors(ended_by_steps(False)) == []
+    assert errors(ended_by_steps(True)) == [("early_exit", (2,))]
+
+
 def test_a_rank_that_raises_is_the_cause_of_all_that_others_wait_for() -> None:
     made = Programs(3)
     made.each(all_reduce(4))
@@ -353,17 +368,6 @@ def test_on_nccl_the_program_goes_on_and_waits_at_its_end() -> None:
     made[0].ends()
     made[1].ends()
     assert errors(made) == [("early_exit", (1,))]
-
-
-def test_calls_of_two_communicators_in_another_order_need_luck() -> None:
-    made = Programs(2, backend="nccl")
-    made.new_group("1", [0, 1])
-    for rank in range(2):
-        for group in ("0", "1") if rank == 0 else ("1", "0"):
-            made[rank].makes(all_reduce(4), group)
-    made.end()
-    assert errors(made) == []
-    assert warnings(made) == ["deadlock"]
 
 
 # -- threads, and ranks that are not known ------------------------------------------------------

@@ -24,6 +24,7 @@ class Table:
 
     def __init__(self) -> None:
         self.offers: dict[str, dict[int, Sequence[bytes | None]]] = {}
+        self.agreed: dict[str, bytes] = {}
         self.messages: dict[tuple[Any, ...], list[bytes | None]] = {}
         self.absent: set[int] = set()
 
@@ -65,6 +66,9 @@ class Rank:
 
     def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
         self.table.offers.setdefault(f"{slot} {text}", {})[rank] = parts
+
+    def agreed(self, slot: str, text: str, value: bytes) -> bytes:
+        return self.table.agreed.setdefault(f"{slot} {text}", value)
 
     def collect(
         self, slot: str, text: str, rank: int, sources: Sequence[int]
@@ -172,6 +176,34 @@ def test_what_is_not_known_makes_the_result_unknown(groups: list[CoreGroup]) -> 
     groups[0].allreduce([mine], asynchronous()).wait()  # waits for nobody
     groups[1].allreduce([theirs], asynchronous()).wait()
     assert not exchange(groups[1]).is_real(theirs)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["nobody knows", "one knows"])
+def test_what_is_not_known_is_the_same_on_all_ranks(groups: list[CoreGroup], known: bool) -> None:
+    """A loss that all have reduced lets them all stop at the same step, whatever it is; who has
+    another part than the others has no other sum."""
+    values = [torch.tensor([0.25]), torch.tensor([7.0])]
+    for group, value in list(zip(groups, values, strict=True))[known:]:
+        exchange(group).mark([value], real=False)
+    for group, value in reversed(list(zip(groups, values, strict=True))):
+        group.allreduce([value], asynchronous()).wait()
+    assert values[0].item() == values[1].item() == 14
+    assert not any(exchange(g).is_real(v) for g, v in zip(groups, values, strict=True))
+
+
+def test_splits_that_are_not_known_fit_those_of_the_others(groups: list[CoreGroup]) -> None:
+    counts = [torch.tensor([1, 3]), torch.tensor([4, 2])]
+    told = [torch.zeros(2, dtype=torch.int64) for _ in groups]
+    for group, count in zip(groups, counts, strict=True):
+        exchange(group).mark([count], real=False)
+    works = [
+        group.all_to_all_single(output, count, [1, 1], [1, 1])
+        for group, output, count in zip(groups, told, counts, strict=True)
+    ]
+    for group, work, output in zip(groups, works, told, strict=True):
+        work.wait()
+        assert not exchange(group).is_real(output)
+    assert [one.tolist() for one in told] == [[1, 4], [3, 2]]
 
 
 def test_only_receivers_of_a_broadcast_wait_and_only_for_its_root(groups: list[CoreGroup]) -> None:

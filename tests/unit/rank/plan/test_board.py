@@ -92,6 +92,14 @@ def test_a_value_that_is_not_known_stays_unknown() -> None:
     assert board.answer(1, ["collect", "g#0.1", "broadcast", 1, [0]], []) == ([], [None])
 
 
+def test_who_comes_first_says_what_stands_in_for_a_result() -> None:
+    board = begun(3)
+    answers = [board.answer(rank, ["agree", SLOT, LOSS], [bytes([rank])]) for rank in (2, 0, 1)]
+    assert answers == [([], [b"\2"])] * 3
+    board.begin(2)
+    assert board.answer(2, ["agree", SLOT, LOSS], [b"x"]) == ([], [b"\2"])
+
+
 def test_messages_of_any_source_and_of_one_are_taken_in_their_order() -> None:
     board = begun(3)
     for source, value in ((1, b"first of 1"), (2, b"first of 2"), (1, b"second of 1")):

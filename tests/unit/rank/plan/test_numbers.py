@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from types import FrameType
 
+import numpy as np
 import pytest
 
 from debugger.rank.plan import decisions
@@ -45,6 +47,13 @@ def test_they_add_up_and_print_and_stay_unknown() -> None:
         lambda x: hash(x),
         lambda x: max(x, 1.0),
         lambda x: sorted([x, 1.0]),
+        lambda x: float(x),
+        lambda x: x.is_integer(),
+        lambda x: copy.deepcopy([x])[0] < 2,
+        lambda x: divmod(x, 2)[0] < 2,
+        lambda x: np.isnan(x),
+        lambda x: np.exp(x) < 2,
+        lambda x: np.add(x, np.ones(2)),
     ],
 )
 def test_a_decision_is_told(decide: object) -> None:
@@ -64,6 +73,21 @@ def test_an_integer_is_never_an_index_silently(decide: object) -> None:
     assert callable(decide)
     decide(count)
     assert told.heard
+
+
+def test_an_integer_says_that_it_is_one_and_does_what_others_do() -> None:
+    """Programs ask before they write a number down; and none of this decides anything."""
+    told = Told()
+    count, flag = known_as(7, told), known_as(True, told)
+    assert isinstance(count, int)
+    assert isinstance(flag, bool)
+    assert not isinstance(count, float)
+    assert [str(one) for one in divmod(count, 2)] == ["3", "1"]
+    assert f"{~count} {copy.copy(count):d} {count / np.float64(2)}" == "-8 7 3.5"
+    assert count.as_integer_ratio() == (7, 1)
+    assert told.heard == []
+    assert count.bit_length() == 3
+    assert told.heard == ["bit_length of a value that is not known"]
 
 
 def test_the_way_may_be_chosen() -> None:

@@ -1,0 +1,209 @@
+"""Values that a plan does not have, as programs use them: in reports, sums, copies, messages and
+splits. Nothing fails for it, all ranks go the same way, and each decision is told with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+from tests.support.planned import plan
+from tests.support.torch_loaded import TorchLoaded
+
+BEGINS = """
+import copy, json, math, statistics, sys
+import numpy as np, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+wrong = sys.argv[1] == "wrong"
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+"""
+REPORTS = """
+model = DistributedDataParallel(torch.nn.Linear(16, 4))
+losses, correct, total = [], 0, 0
+for step in range(3):
+    given, wanted = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    found = model(given)
+    loss = torch.nn.functional.cross_entropy(found, wanted)
+    loss.backward()
+    losses.append(loss.item())
+    correct += (found.argmax(1) == wanted).sum().item()
+    total += len(wanted)
+counts = torch.tensor([correct, total] + [0] * (wrong and rank == 1))
+dist.all_reduce(counts)
+right = counts[0].item()
+row = {
+    "right": right,
+    "accuracy": right / counts[1].item(),
+    "loss": sum(losses) / len(losses),
+    "mean": statistics.mean(losses),
+    "deviation": statistics.stdev(losses),
+    "perplexity": math.exp(losses[-1]),
+    "share": (torch.ones(2) * right / total).tolist(),
+}
+print(json.dumps(copy.deepcopy(row)), f"{right:d}", divmod(right, 7))
+"""
+DECISIONS = """
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    loss = model(torch.randn(4, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+best, behind = float("inf"), 0
+for epoch in range(6):
+    reduced = loss.detach() * (rank + 1)
+    dist.all_reduce(reduced)
+    if reduced.item() < best - 1e-3:  # <- undecided
+        best, behind = reduced.item(), 0
+    else:
+        behind += 1
+    if behind == 2:
+        break
+    dist.barrier()
+averaged = copy.deepcopy(model.module)
+if averaged.weight.sum().item() > 1e9:  # <- undecided
+    dist.barrier()
+every = [None] * world
+dist.all_gather_object(every, {"loss": loss.item(), "output": loss.detach()})
+if max(one["loss"] for one in every) > 1e9:  # <- undecided
+    dist.barrier()
+if sum(one["output"] for one in every) > 1e9:  # <- undecided
+    dist.barrier()
+if statistics.fmean([loss.item()]) > 1e9:  # <- undecided
+    dist.barrier()
+if np.mean([loss.item()]) > 1e9:  # <- undecided
+    dist.barrier()
+if not math.isfinite(loss.item() * float("inf")):  # <- undecided
+    sys.exit(1)
+if torch.isnan(loss / 0 - loss / 0):  # <- undecided
+    sys.exit(1)
+dist.all_reduce(torch.ones(2 + (wrong and rank == 1)))
+"""
+ROUTED = """
+gate = DistributedDataParallel(torch.nn.Linear(16, world))
+for step in range(2):
+    tokens = torch.randn(32, 16)
+    weight, to = gate(tokens).softmax(-1).max(-1)
+    counts = torch.bincount(to, minlength=world)
+    told = torch.empty_like(counts)
+    dist.all_to_all_single(told, counts)
+    sends, receives = counts.tolist(), told.tolist()
+    if wrong and rank == 1 and step:
+        receives = [int(one) + 1 for one in receives]
+    arrived = torch.empty(sum(receives), 16)
+    dist.all_to_all_single(arrived, tokens[to.argsort()], receives, sends)
+    weight.sum().backward()
+"""
+
+
+def planned(
+    tmp_path: Path, loaded: TorchLoaded, source: str, mode: str, flags: Sequence[str] = ()
+) -> runs.Run:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    return plan(loaded, ["-n", "3", *flags, str(script), mode], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        pytest.param(REPORTS, "shape_mismatch", id="reports"),
+        pytest.param(DECISIONS, "shape_mismatch", id="decisions"),
+        pytest.param(ROUTED, "split_mismatch", id="splits"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_nothing_fails_for_a_value_that_is_not_known(
+    source: str, kind: str, mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, BEGINS + source, mode)
+    wanted = ("ok", 0) if mode == "right" else (kind, 91)
+    assert (done.report["outcome"], done.exit_code) == wanted, done.explain()
+    if mode == "wrong":
+        assert 1 in done.report["findings"][0]["culprits"], done.explain()
+    lines = (BEGINS + source).splitlines()
+    marked = [at for at, line in enumerate(lines, 1) if "# <- undecided" in line]
+    if marked:
+        assert sorted({row["line"] for row in done.report["undecided"]}) == marked
+
+
+FEW_OPTIMISERS = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+net = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1) if rank else None
+for step in range(5):
+    if not (sys.argv[1] == "wrong" and rank == 2 and step == 1):
+        dist.all_reduce(torch.ones(40))
+    if optimizer:
+        net(torch.ones(4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_a_rank_without_an_optimiser_has_not_to_end_after_the_steps(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, FEW_OPTIMISERS, mode, ["--steps", "2"])
+    if mode == "right":
+        assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+        return
+    assert (done.report["outcome"], done.exit_code) == ("early_exit", 93), done.explain()
+    assert done.report["findings"][0]["culprits"] == [2]
+
+
+LOOKING = """
+import sys, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+store = dist.TCPStore("127.0.0.1", 29777, world, rank == 0)
+if not (sys.argv[1] == "wrong" and rank == 2):
+    store.set(f"ready{rank}", "1")
+while not store.check([f"ready{one}" for one in range(world)]):
+    pass
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_a_loop_that_only_looks_for_keys_leaves_its_place_to_others(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, LOOKING, mode, ["--jobs", "1"])
+    if mode == "right":
+        assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+        return
+    assert done.report["outcome"] == "failed", done.explain()
+    (row,) = done.report["plan"]["unknown"]
+    assert row["ranks"] == [0, 1, 2]
+    assert "again and again" in row["why"]
+
+
+ON_NODES = """
+import os, socket, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+names = [None] * dist.get_world_size()
+dist.all_gather_object(names, socket.gethostname())
+rank = dist.get_rank()
+assert names[:rank].count(names[rank]) == int(os.environ["LOCAL_RANK"])
+assert os.uname().nodename == socket.gethostname() == socket.getfqdn()
+assert socket.gethostbyname(names[0])
+members = {one: [r for r in range(3) if names[r] == one] for one in sorted(set(names))}
+groups = {one: dist.new_group(ranks) for one, ranks in members.items()}
+dist.all_reduce(torch.ones(2 + (sys.argv[1] == "wrong" and rank == 1)), group=groups[names[rank]])
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_the_ranks_of_each_node_find_that_they_share_a_host(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, ON_NODES, mode, ["--local-size", "2"])
+    wanted = ("ok", 0) if mode == "right" else ("shape_mismatch", 91)
+    assert (done.report["outcome"], done.exit_code) == wanted, done.explain()
