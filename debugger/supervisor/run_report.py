@@ -102,13 +102,17 @@ class RunReport:
             self.options.ci.finish(self.directory, report, self.say)
         return report
 
-    def pass_on(self, report: Document, printed: bool) -> None:
-        """Keep and print the report that the head of the job has made. `printed`: the head has done
-        that where this would be printed."""
+    def pass_on(self, report: Document, printed: bool, host: str) -> None:
+        """Keep and print the report that the head of the job has made, which is on that host.
+        `printed`: the head has done that where this would be printed."""
         rendered = self._write(report)
         self._close_app()
         if not printed:
             self._print(rendered)
+            self.say(
+                f"the run of all nodes is kept on {host}, in {report['run_dir']}; what is of this "
+                f"node alone, in {self.directory.path}"
+            )
 
     @staticmethod
     def _print(rendered: str) -> None:

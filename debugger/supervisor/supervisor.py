@@ -185,7 +185,8 @@ class Supervisor:
                 status = self._orders.status(launch.poll())
                 document = report.give(status, look, finding, end.evidence)
             else:
-                report.pass_on(document, one_terminal())
+                head = self._job.member.host if self._job.member is not None else ""
+                report.pass_on(document, one_terminal(), head)
             with self._faults.guard("the metrics"):
                 self._metrics.end(look, document)
             return int(document["exit_code"])

@@ -4,6 +4,7 @@ of nothing in particular when they do not. Started as a user does, by torchrun's
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,32 @@ def test_a_supervisor_is_killed(make_nodes: Callable[[int], Nodes]) -> None:
     going.job.commands[1].send_signal(signal.SIGKILL)
     check_lost(going.ends(without=1)[0], {2, 3}, "node1")
     check_nothing_is_left(nodes)
+
+
+@needs_one_verdict
+def test_a_host_with_a_supervisor_for_each_rank_loses_its_power(
+    make_nodes: Callable[[int], Nodes],
+) -> None:
+    """As under mpiexec, or of Slurm's tasks: all its ranks are the culprits, on each node."""
+    nodes = make_nodes(2)
+    here = nodes.directory / "here"
+    here.mkdir()
+    commands, directories = [], []
+    for rank in range(4):
+        node = nodes[rank // 2]
+        directories.append(node.directory / f"run{rank}")
+        given = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
+        given |= {"MASTER_ADDR": "node0", "MASTER_PORT": str(PORT), "OMP_NUM_THREADS": "1"}
+        words = [str(runs.DISTDEBUG), "exec", "--run-dir", str(directories[-1]), "--"]
+        words += [sys.executable, str(GOING_ON), "--here", str(here)]
+        commands.append(node.start(words, runs.environment({"TMPDIR": "/tmp", **given})))
+    job = Job(commands, directories)
+    for rank in range(4):
+        job.wait_for(here / str(rank))
+    nodes[1].power_off()
+    for done in Job(commands[:2], directories[:2]).finish(ENDED_WITHIN_S):
+        check_lost(done, {2, 3}, "node1")
+    check_nothing_is_left([nodes[0]])
 
 
 @needs_one_verdict
@@ -177,6 +204,26 @@ def test_a_signal_to_one_node_ends_all(
     for done in ends.values():
         assert (done.report["outcome"], done.errors) == ("interrupted", []), done.explain()
     assert ends[0].exit_code == ends[1].exit_code
+    check_nothing_is_left(nodes)
+
+
+@needs_one_verdict
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_supervisor_is_suspended(make_nodes: Callable[[int], Nodes], number: int) -> None:
+    """For longer than a node may be silent, as with Ctrl-Z, and then it goes on: the others have
+    given it up, it learns that, and nobody accuses anybody else."""
+    nodes = make_nodes(2)
+    going = Going(nodes)
+    command = going.job.commands[number]
+    above = psutil.Process(command.pid).parents()
+    command.send_signal(signal.SIGSTOP)
+    time.sleep(LOST_WITHIN_S + 1.5)  # its length
+    command.send_signal(signal.SIGCONT)
+    for one in above:
+        if one.name() in ("nsenter", "unshare"):
+            one.resume()  # they stop with what they wait for
+    for done in going.ends().values():
+        check_lost(done, {2 * number, 2 * number + 1}, f"node{number}")
     check_nothing_is_left(nodes)
 
 

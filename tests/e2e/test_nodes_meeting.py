@@ -72,6 +72,8 @@ def check(nodes: Nodes, ended: Sequence[runs.Run], how: Sequence[str]) -> None:
         hosts = {rank: one["host"] for rank, one in done.report["ranks"].items()}
         assert hosts == {"0": "node0", "1": "node1"}, done.explain()
         assert "not watched" not in done.stderr, done.explain()
+    said = [done.stderr.count("the run of all nodes is kept on ") for done in ended]
+    assert sorted(said) == [0, 1], "of two nodes one is the head"
     check_nothing_is_left(nodes)
 
 
