@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..plan.traffic.calls import RankCalls
 
 EXIT_DIFFERENT = 1
+_MOST_FAULTS = 3
 IGNORABLE = {"lines": "line", "sizes": "shape", "steps": "steps", "async": "async"}
 
 
@@ -79,8 +80,10 @@ def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
         # A command may have started several worlds, one after the other: the newest counts.
         ranks = newest_ranks(records.snapshots()[-1:])
         if not ranks:
-            faults = "; ".join(map(directory.as_known, records.faults.values()))
-            raise UsageError(f"{place} has no rank's record. {faults}".rstrip())
+            faults = [*map(directory.as_known, records.faults.values())]
+            more = len(faults) - _MOST_FAULTS
+            faults[_MOST_FAULTS:] = [f"and {more} more"] if more > 0 else []
+            raise UsageError(f"{place} has no rank's record. {'; '.join(faults)}".rstrip())
         return Side(place), calls.of_ranks(ranks.values())
 
 

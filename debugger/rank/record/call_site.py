@@ -55,7 +55,24 @@ def _classify(filename: str) -> int:
 def _inside_packages(filename: str) -> str:
     """`accelerate/state.py`, for a file of an installed package; "" for any other."""
     packages = max(filename.rfind(marker) for marker in _PACKAGES)
-    return filename[packages + len(_PACKAGES[0]) :] if packages >= 0 else ""
+    if packages >= 0:
+        return filename[packages + len(_PACKAGES[0]) :]
+    for folder in sys.path:
+        if folder and filename.startswith(os.path.join(folder, "")) and _has_packages(folder):
+            return filename[len(os.path.join(folder, "")) :]
+    return ""
+
+
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Whether pip has installed packages into this folder (`pip install --target`). Where the
+    script itself lies, what lies beside it is the user's."""
+    if folder == os.path.dirname(_script()):
+        return False
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _script() -> str:

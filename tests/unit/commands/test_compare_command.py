@@ -66,6 +66,21 @@ def test_a_run_without_records(
     assert "has no rank's record" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("count", "more"), [(2, ""), (90, "; and 87 more")])
+def test_a_run_with_nothing_but_damaged_records(
+    count: int, more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ranks").mkdir(mode=0o700)
+    (tmp_path / "run.json").write_text('{"schema": "distdebug.run/1"}')
+    for rank in range(count):
+        (tmp_path / "ranks" / f"{rank}.flight").write_bytes(b"")
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("is not a flight record") == min(count, 3)
+    assert ("more" in said) == bool(more)
+    assert more in said
+
+
 def test_traffic_of_a_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--traffic", run]) == 0
     text = capsys.readouterr().out
