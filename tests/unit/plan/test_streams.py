@@ -1,4 +1,4 @@
-"""Calls on a device: who is stuck in one stream is stuck for ever, who has another one needs luck."""
+"""Calls on a device: who is stuck in one stream is stuck for ever, others need luck."""
 
 from __future__ import annotations
 
