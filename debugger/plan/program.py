@@ -61,12 +61,13 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class CutOff:
     """Nothing more is known of the rank: its time or memory was up, or it waits for ever for what
-    nobody gives. `activity` and `detail`: what for, where it is no call (see `Wait`)."""
+    nobody gives (`stuck`). `activity` and `detail`: what for, where it is no call (see `Wait`)."""
 
     why: str
     site: CallSite | None = None
     activity: Activity | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    stuck: bool = False
 
 
 Event = Made | Waited | Created | Destroyed | Ended | CutOff
@@ -87,8 +88,8 @@ class Program:
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
     number of events that came before it. `came_from`: who sent what a receive from any source has
-    taken, by the number of the call, where the program knows: it may go on by that. `enough`: it was
-    ended after as many steps as the plan was asked for.
+    taken, by the number of the call, where the program knows: it may go on by that. `enough`: it
+    was ended after as many steps as the plan was asked for.
     """
 
     rank: int

@@ -293,7 +293,7 @@ class _Reader:
             return
         if waits and isinstance(last, Made) and last.call.is_async:
             self._events.append(Waited(last.call.number, last.call.site))
-        self._events.append(CutOff(str(why), found))
+        self._events.append(CutOff(str(why), found, stuck=bool(waits)))
 
 
 def _nothing(*row: Any) -> None:

@@ -154,14 +154,39 @@ class Simulation:
         thread.at += 1
         return True
 
-    @staticmethod
-    def _cut_off(thread: Thread, doing: CutOff) -> None:
+    def _cut_off(self, thread: Thread, doing: CutOff) -> None:
+        if doing.stuck and self._stands_in_its_last_call(thread):
+            return
         thread.at = len(thread.doings)
         if doing.activity is None:
             thread.rank.cut = doing
             return
         detail = dict(doing.detail)
         thread.stop = Stop(doing.activity, thread.clock_ns, None, doing.site, detail)
+
+    def _stands_in_its_last_call(self, thread: Thread) -> bool:
+        """A rank whose call on a device brings a value that never comes has got no further than to
+        that call: what it would have done beside it is not known. In a stream of its own that may
+        be what helps the others."""
+        rank = thread.rank
+        before = thread.doings[thread.at - 1] if thread.at else None
+        if not isinstance(before, Made | Waited) or before.stream > 0 or not rank.calls:
+            return False
+        number = len(rank.calls) - 1
+        if isinstance(before, Waited):
+            number = rank.own_number(before.number) or 0
+        call, end = rank.calls[number], rank.ends[number]
+        if isinstance(end, int) or end.done_ns or not self._is_on_device(rank, call):
+            return False
+        site = before.site if isinstance(before, Waited) else call.site
+        stop = Stop(Activity.IN_CALL, thread.clock_ns, number, site or call.site)
+        self._runnable.stands_still(thread, end, stop)
+        return True
+
+    @staticmethod
+    def _is_on_device(rank: Standing, call: Call) -> bool:
+        member = rank.groups.get(call.group)
+        return member is not None and bool(member.kinds[id(call.signature)].on_device)
 
     def _in_turn(self, thread: Thread, doing: InTurn) -> bool:
         where = (thread.rank.program.rank, doing.where)

@@ -33,8 +33,7 @@ def stuck_for_ever(outcome: Outcome, model: Model) -> bool:
     are left in it are stuck on a real device, too."""
     left = [number for number, one in outcome.standings.items() if one.exit is None]
     return bool(left) and all(
-        _is_stuck(outcome.now.ranks[number], outcome.standings[number], model)
-        for number in left
+        _is_stuck(outcome.now.ranks[number], outcome.standings[number], model) for number in left
     )
 
 

@@ -252,9 +252,7 @@ class PlanEngine:
 
         return planned(body)
 
-    def _guess_reduction(
-        self, slot: str, text: str, tensor: Tensor, reduction: Reduction
-    ) -> None:
+    def _guess_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
         """What is likeliest, and the same on all ranks: as whoever comes first has it. Nobody waits
         for that."""
         self._scale(tensor, reduction)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from debugger.plan.program import Ended, Made
 from debugger.plan.programs import read_programs
 from tests.support.planned import plan
@@ -135,3 +137,84 @@ def test_a_mesh_of_gpus_makes_the_calls_that_it_makes_there(
             "all_to_all_single",
             "broadcast",
         ]
+
+
+GRAPHS_AND_TYPES = """
+import os, sys, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, wrong = dist.get_rank(), sys.argv[1] == "wrong"
+flag = torch.cuda.FloatTensor([rank])
+assert flag.type() == "torch.cuda.FloatTensor" and isinstance(flag, torch.cuda.FloatTensor)
+assert torch.ones(2).type(torch.cuda.LongTensor).is_cuda
+assert not isinstance(flag.cpu(), torch.cuda.FloatTensor)
+net = torch.nn.Linear(4, 4).cuda()
+given = torch.randn(2, 4, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    total = net(given).detach().sum()
+    dist.all_reduce(total)
+graph.replay()
+if total.item() > 1e9:  # <- undecided
+    dist.barrier()
+torch.cuda.make_graphed_callables(torch.nn.Linear(4, 4).cuda(), (given,))(given).sum().backward()
+if not (wrong and rank == 1):
+    dist.all_reduce(flag)
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    dist.all_reduce(torch.zeros(3))
+"""
+LEFT_ON_THE_CPU = """
+import os, sys, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group(sys.argv[2])
+flag = torch.tensor([1.0])
+moved, kept = flag.cuda(), torch.empty(3)
+objects = [{"lr": 0.1}]
+dist.broadcast_object_list(objects, 0)
+dist.all_reduce(moved)
+if sys.argv[1] == "wrong":
+    dist.all_reduce(flag)
+"""
+TWO_ORDERS = """
+import os, sys, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+if sys.argv[1] == "wrong" and dist.get_rank() == 1:
+    groups.reverse()
+for group in groups:
+    dist.all_reduce(torch.ones(8, device="cuda"), group=group)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "wanted"),
+    [
+        pytest.param(GRAPHS_AND_TYPES, (), ("early_exit", 93), id="graphs"),
+        pytest.param(LEFT_ON_THE_CPU, ("nccl",), ("rank_exception", 1), id="tensor on the CPU"),
+        pytest.param(LEFT_ON_THE_CPU, ("cpu:gloo,cuda:nccl",), ("ok", 0), id="has a backend"),
+        pytest.param(TWO_ORDERS, (), ("deadlock", 92), id="one stream"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_what_programs_for_gpus_do(
+    source: str,
+    more: tuple[str, ...],
+    wanted: tuple[str, int],
+    mode: str,
+    tmp_path: Path,
+    torch_loaded: TorchLoaded,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    done = plan(torch_loaded, ["-n", "2", str(script), mode, *more], tmp_path)
+    expected = wanted if mode == "wrong" else ("ok", 0)
+    assert (done.report["outcome"], done.exit_code) == expected, done.explain()
+    if wanted[0] == "rank_exception" and mode == "wrong":
+        line = 1 + source[: source.index("dist.all_reduce(flag)")].count("\n")
+        said = done.report["findings"][0]["message"]
+        assert f"all 2 ranks raised the same at train.py:{line}" in said
+        assert "No backend type associated with device type cpu" in said
+    lines = [at for at, text in enumerate(source.splitlines(), 1) if "<- undecided" in text]
+    assert [row["line"] for row in done.report["undecided"]] == lines

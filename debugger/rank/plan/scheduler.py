@@ -17,13 +17,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...record.program_writer import program_path
 from . import memory
 from .board import Board, waits_for
+from .planned_rank import Planned
 from .wire import Message, Unpacker, packed
 
 _CHUNK = 1 << 18
@@ -34,45 +35,14 @@ _MOST_VAIN = 200
 _VAIN_S = 120.0
 """Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
 else, they wait in loops for what never comes."""
-_MOST_CHECKS = 50
-"""Who has asked so often for keys that are not there, and for nothing else, is in a loop that waits
-for them: each further look is as a sleep, of so long."""
 _CHECK_S = 1.0
+"""How long one more look for keys that are not there sleeps."""
 _LOOK_EVERY_S = 0.25
 _MEASURE_AFTER_S = 2.0
 _GRACE_S = 1.0
 
-Request = tuple[list[Any], list[bytes | None]]
 Fork = Callable[[int, socket.socket], int]
 """(rank, its end of the line) -> pid. Does not return in the child."""
-
-
-@dataclass(slots=True)
-class Planned:
-    """A rank that has a process, or had one."""
-
-    rank: int
-    pid: int = 0
-    connection: socket.socket | None = None
-    unpacker: Unpacker = field(default_factory=Unpacker)
-    requests: dict[int, Request] = field(default_factory=dict)
-    """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
-    then."""
-    measure_at_s: float = 0.0
-    began_s: float = 0.0
-    cpu_ticks: int = -1
-    slept_s: float = 0.0
-    """Of planned time, also by a run of it that was ended since; and what this run has asked for:
-    the first so much of that is over for it already."""
-    asked_s: float = 0.0
-    limit_s: float = 0.0
-    since_s: float = 0.0
-    used_s: float = 0.0
-    told_to_end_s: float = 0.0
-    vain_checks: int = 0
-    private_bytes: int = 0
-    runs: int = 0
-    waited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +253,7 @@ class Scheduler:
                     answer = [], []
             else:
                 answer = self._board.answer(planned.rank, words, values)
-            if self._looks_in_vain(planned, words, answer):
+            if planned.looks_in_vain(words, answer):
                 planned.asked_s += _CHECK_S
                 planned.requests[number] = (["sleep", _CHECK_S, *words], values)
                 self._park(planned)
@@ -292,14 +262,6 @@ class Scheduler:
             else:
                 planned.requests[number] = (words, values)
                 self._park(planned)
-
-    @staticmethod
-    def _looks_in_vain(planned: Planned, words: list[Any], answer: Message | None) -> bool:
-        if words[:2] != ["store", "check"] or answer != ([False], []):
-            planned.vain_checks = 0
-            return False
-        planned.vain_checks += 1
-        return planned.vain_checks > _MOST_CHECKS
 
     def _say(self, planned: Planned, number: int, answer: Any) -> None:
         if planned.connection is not None:

@@ -23,13 +23,13 @@ class SentObjects:
 
         class Pickler(pickle.Pickler):
             def reducer_override(self, given: Any) -> Any:
+                if isinstance(given, UndecidedFloat):
+                    return unknown_float, (plain(given),)
                 if isinstance(given, Undecided):
-                    kind = type(given)
-                    return (unknown_float if kind is UndecidedFloat else unknown_integer), (
-                        plain(given),
-                    )
+                    return unknown_integer, (plain(given),)
                 if isinstance(given, Tensor) and taint and taint.has(given):
-                    function, arguments, *state = given.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+                    tensor: Any = given
+                    function, arguments, *state = tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
                     return unknown_tensor, (function, arguments), *state
                 return NotImplemented
 

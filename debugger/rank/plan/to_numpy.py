@@ -33,16 +33,17 @@ def _telling(usual: Any) -> Any:
     @functools.wraps(usual)
     def function(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        for one in args[:1]:
-            if isinstance(one, list | tuple | Undecided):
-                decisions = unknown_in(one if _is_short(one) else [*one[:_MANY], one[-1]])
-                if decisions is not None:
-                    decisions.depends(LOST)
-                    args = (plain(one), *args[1:])
+        decisions = unknown_in(_ends(args[0])) if args else None
+        if decisions is not None:
+            decisions.depends(LOST)
+            args = (plain(args[0]), *args[1:])
         return usual(*args, **kwargs)
 
     return function
 
 
-def _is_short(given: Any) -> bool:
-    return isinstance(given, Undecided) or len(given) <= _MANY
+def _ends(given: Any) -> Any:
+    """Where such numbers would be found."""
+    if isinstance(given, list | tuple) and len(given) > _MANY:
+        return [*given[:_MANY], given[-1]]
+    return given if isinstance(given, list | tuple | Undecided) else None

@@ -21,6 +21,7 @@ from ..torch_private.planned_operators import (
     watch_thread,
     written_by,
 )
+from ..torch_private.planned_sizes import ask_sizes
 from .decisions import Decisions
 from .numbers import (
     LOST,
@@ -47,10 +48,6 @@ _SHAPED_BY_VALUES = frozenset(
 _SHAPED_BY_NUMBERS = frozenset(
     {"arange", "range", "linspace", "logspace", "one_hot", "chunk", "split", "unflatten"}
 )
-_OF_SIZES = ("zeros", "ones", "empty", "rand", "randn")
-_OF_OWN_SIZES = ("expand", "new_zeros", "new_ones", "new_empty", "resize_")
-"""Functions of torch, and methods of its tensors, that take sizes one by one: they take one that
-says it is a number of torch's for all of them."""
 _OF_FINITE_NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0, "isposinf": 0, "isneginf": 0}
 """What is likely of a value that is not known."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
@@ -85,9 +82,7 @@ class Values(Watching):
             self._patch_read(name)
         for name in ("__repr__", "__str__", "__format__"):
             self._patch_print(name)
-        for owner, names in ((torch, _OF_SIZES), (Tensor, _OF_OWN_SIZES)):
-            for name in names:
-                setattr(owner, name, _with_known_sizes(getattr(owner, name)))
+        ask_sizes(_known_size)
         original = threading.Thread.run
 
         def run(thread: threading.Thread) -> None:
@@ -296,17 +291,8 @@ class Values(Watching):
         setattr(kind, name, show)
 
 
-def _with_known_sizes(usual: Any) -> Any:
-    @functools.wraps(usual)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if any(isinstance(one, UndecidedInteger) for one in args):
-            args = tuple(
-                operator.index(one) if isinstance(one, UndecidedInteger) else one for one in args
-            )
-        return usual(*args, **kwargs)
-
-    return function
+def _known_size(given: Any) -> Any:
+    return operator.index(given) if isinstance(given, UndecidedInteger) else given
 
 
 __all__ = ["UndecidedFloat", "Values"]

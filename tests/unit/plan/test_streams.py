@@ -1,4 +1,4 @@
-"""Calls on a device: who is stuck in one stream is stuck for ever, who has another one needs luck."""
+"""Calls on a device: who is stuck in one stream is stuck for ever, others need luck."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from debugger.plan.judgement import judge_programs
+from debugger.plan.program import CutOff
 from tests.support.programs import ProgramBuilder, Programs
 from tests.unit.diagnosis.builder import all_reduce, recv, send
 
@@ -98,3 +99,22 @@ def test_a_pair_that_both_send_first_needs_luck() -> None:
         made[rank].makes(recv(1 - rank, 1 << 20))
     made.end()
     assert said(made) == [("deadlock", "warning")]
+
+
+def cut_off(stream: int, stuck: bool) -> Programs:
+    """The plan of rank 0 got no further than to a call whose value it never got."""
+    made = Programs(2, backend="nccl")
+    made[0].makes(all_reduce(1), stream=stream)
+    made[0].events.append(CutOff("it waits for values that never come", stuck=stuck))
+    made[1].ends()
+    return made
+
+
+def test_who_waits_for_the_value_of_a_call_stands_in_it() -> None:
+    assert said(cut_off(stream=0, stuck=True)) == [("early_exit", "error")]
+    assert said(cut_off(stream=-1, stuck=True)) == [("early_exit", "error")]
+
+
+def test_who_was_cut_off_for_its_time_does_not() -> None:
+    assert said(cut_off(stream=0, stuck=False)) == []
+    assert said(cut_off(stream=2, stuck=True)) == []
