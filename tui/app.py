@@ -29,7 +29,7 @@ from .screens.base import Body, Chosen, Key, View
 from .screens.collectives import Collectives
 from .terminal import LastingDriver
 from .text import Line, line, plain, safe, wrap
-from .widgets.header import banner_lines, bar_lines, header_lines
+from .widgets.header import banner_lines, bar_lines, header_lines, missed_text
 from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
@@ -108,7 +108,7 @@ class TerminalApp(App[None]):
         self.call_later(self.draw)  # when the new size is known everywhere
 
     def _paint(self) -> None:
-        palette = palette_of(self.current_theme)
+        palette = palette_of(self.current_theme, self.no_color)
         for lines in self._parts.values():
             lines.palette = palette
             lines.refresh()
@@ -149,10 +149,11 @@ class TerminalApp(App[None]):
         wanted = safe(self.view.filter) if self.view.filters else ""
         told = self.view.told()
         run, view = self.guard.run, self.view
+        missed = missed_text(picture, self.newest, self.missed)
         parts["head"].show(
             run(
                 "the header",
-                lambda: header_lines(picture, tabs, view.title, self.missed, width, wanted, told),
+                lambda: header_lines(picture, tabs, view.title, missed, width, wanted, told),
                 lambda sentence: _faulty(sentence, width)[:3],
             )
         )
@@ -174,7 +175,7 @@ class TerminalApp(App[None]):
         )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
-        self._sheet.show(body.lines, body.cursor, self.chosen.follow)
+        self._sheet.show(body.lines, body.cursor, self.chosen.follow, body.wanted)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
         self.feed.show(focus)
 

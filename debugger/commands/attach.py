@@ -10,6 +10,7 @@ from ..record.breakpoints import Stop, connect, stops
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..supervisor.terminal import show_prompt
+from . import numbers
 from .base import Command, add_run_argument
 
 
@@ -29,7 +30,7 @@ class AttachCommand(Command):
         add_run_argument(parser, packed=False)
         parser.add_argument(
             "--rank",
-            type=int,
+            type=numbers.rank,
             metavar="R",
             help="which rank (default: the only one at a breakpoint)",
         )

@@ -17,6 +17,7 @@ from ..faults.spec import SpecError, parse
 from ..record.network import MOST_RANKS
 from ..record.sanitize import clean
 from ..supervisor import namespaces
+from . import numbers
 
 MOST_RANDOM = 1000
 _ALL_FAULTS = "tcp"
@@ -41,7 +42,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--inject-random",
-        type=_count,
+        type=numbers.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
         metavar="N",
         help="N faults drawn from the --seed, printed as specs",
     )
@@ -59,7 +60,10 @@ def add(parser: argparse._ArgumentGroup) -> None:
         ),
     )
     parser.add_argument(
-        "--seed", type=_seed, metavar="S", help="of what is random in faults (default: a new one)"
+        "--seed",
+        type=numbers.seed,
+        metavar="S",
+        help="of what is random in faults (default: a new one)",
     )
 
 
@@ -150,17 +154,3 @@ def _random(
     flags = " ".join(f"--inject {shlex.quote(fault.text)}" for fault in drawn)
     print(f"distdebug: seed {seed}: {clean(flags, 100_000)}", file=sys.stderr)
     return drawn
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= MOST_RANDOM:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_RANDOM} faults, not {text}")
-    return value
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 1 << 63:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, not {text}")
-    return value

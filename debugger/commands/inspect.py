@@ -42,11 +42,13 @@ class InspectCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group()
-        which.add_argument("--job", metavar="PID", type=int, help="the pid of the job's launcher")
+        which.add_argument(
+            "--job", metavar="PID", type=numbers.pid, help="the pid of the job's launcher"
+        )
         which.add_argument(
             "--pid",
             metavar="PID",
-            type=int,
+            type=numbers.pid,
             action="append",
             help="the pid of a rank; may be given several times",
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 MOST_S = 1e9
 """Thirty years: what is longer cannot be slept."""
+MOST = (1 << 63) - 1
 
 
 def count(text: str) -> int:
@@ -24,30 +26,60 @@ def size_bytes(text: str) -> int:
     return _least(text, 0, "a number of bytes")
 
 
+def rank(text: str) -> int:
+    """The number of a rank."""
+    return _least(text, 0, "the number of a rank")
+
+
+def pid(text: str) -> int:
+    """The number of a process."""
+    return _least(text, 1, "the number of a process")
+
+
+def seed(text: str) -> int:
+    """Of random numbers."""
+    return between(0, (1 << 63) - 1, "a whole number from 0 on")(text)
+
+
+def between(least: int, most: int, what: str) -> Callable[[str], int]:
+    """What reads a whole number within these bounds, which `what` tells."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be {what}, not {text!r}")
+        return value
+
+    return read
+
+
 def _least(text: str, least: int, what: str) -> int:
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be {what}, not {text}")
-    return value
+    return between(least, MOST, what)(text)
 
 
 def seconds(text: str) -> float:
     """A time that ends."""
-    value = float(text)
-    if not 0 < value < MOST_S:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
-    return value
+    return _float(text, lambda value: 0 < value < MOST_S, "a number of seconds above 0")
 
 
 def mebibytes(least: float, most: float) -> Callable[[str], float]:
     """What reads a number of MiB within these bounds."""
 
-    def mebibytes(text: str) -> float:
-        value = float(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(
-                f"must be from {least:g} to {most:.0f} MiB, not {text}"
-            )
-        return value
+    def read(text: str) -> float:
+        what = f"a number of MiB from {least:g} to {most:.0f}"
+        return _float(text, lambda value: least <= value <= most, what)
 
-    return mebibytes
+    return read
+
+
+def _float(text: str, fits: Callable[[float], bool], what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"must be {what}, not {text!r}")
+    return value

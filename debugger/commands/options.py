@@ -11,13 +11,12 @@ from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
+from ..record import check_names
 from ..record.log_file import DEFAULT_MAX_MB
 from ..record.log_levels import DEBUG_LEVELS, INFO
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, head_flags, inject_flags, numbers
-
-CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,8 @@ def _add_looking(group: argparse._ArgumentGroup) -> None:
         "--check",
         default="",
         metavar="NAMES",
-        help=f"look at the data: {', '.join(CHECKS)}, or all (then replicas of DDP models only)",
+        help=f"look at the data: {', '.join(check_names.CHECKS)}, or all (then replicas of DDP "
+        "models only)",
     )
     group.add_argument(
         "--check-every",
@@ -161,8 +161,7 @@ def _prom(path: Path | None) -> Path | None:
 
 
 def _checks(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in (*CHECKS, "all"):
-            raise UsageError(f"--check {text}: {name!r} is none of {', '.join(CHECKS)}, all")
-    return tuple(dict.fromkeys(names))
+    try:
+        return check_names.chosen(text)
+    except ValueError as error:
+        raise UsageError(f"--check {text}: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
     if argv[:1] in (["-h"], ["--help"]) or WORD not in argv:
         return Asked(split_command_line(argv, own))
     flags, rest = split_at_script(argv, own)
+    if rest == [WORD] and not os.path.exists(WORD):
+        raise UsageError(
+            "no command was given; write one after `--`, "
+            "for example: distdebug plan exec -- torchrun --nproc-per-node 8 train.py"
+        )
     if rest[:1] != [WORD] or "--" not in rest:
         return Asked(split_command_line(argv, own))
     # `plan exec -n 4 -- CMD` means the same as `plan -n 4 exec -- CMD`.

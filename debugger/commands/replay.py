@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..record.backend_names import by_device
-from . import options
+from . import numbers, options
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ class ReplayCommand(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_run_argument(parser)
         parser.add_argument(
-            "-n", metavar="N", dest="nproc", type=int, help="ranks: as many as the run had"
+            "-n",
+            metavar="N",
+            dest="nproc",
+            type=numbers.count,
+            help="ranks: as many as the run had",
         )
         parser.add_argument(
             "--backend", choices=BACKENDS, help="who makes the calls (default: the run's own)"

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from ..errors import UsageError
@@ -80,15 +81,15 @@ def looks_like_dumps(path: Path) -> bool:
     if path.is_dir():
         if (path / "run.json").exists():
             return False
-        return any(_start(file) for file in _regular(path))
+        return any(_start(file) for file in islice(_regular(path), MOST_FILES))
     return _is_regular(path) and _start(path)
 
 
 def load(path: Path) -> Found:
     """The dumps at `path`: a folder (and folders in it) or one file. Raises UsageError."""
-    files = [path] if not path.is_dir() else list(_regular(path))
+    files = [path] if not path.is_dir() else list(islice(_regular(path), MOST_FILES + 1))
     if len(files) > MOST_FILES:
-        raise UsageError(f"{path} has more than {MOST_FILES} files")
+        raise UsageError(f"{path} has more than {MOST_FILES} files: name the folder of the dumps")
     found = of_files(files)
     if not found.jobs and not found.faults and not found.notes:
         raise UsageError(f"{path} holds no dump of a flight recorder")

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ..record import check_names
 from ..record.kinds import KINDS
 from ..record.log_levels import DEBUG_LEVELS
+from .pytest_private import value_of
 
 MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
@@ -41,7 +43,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
         values = given.get(name)
         if isinstance(values, list | tuple):
             metafunc.fixturenames.append(argument)
-            ids = [f"{one}{unit}" for one in values]
+            ids = [f"{value_of(one)}{unit}" for one in values]
             metafunc.parametrize(argument, list(values), ids=ids, indirect=True)
 
 
@@ -77,7 +79,7 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
         _seconds("timeout", given.get("timeout", timeout_s)) or timeout_s,
         _seconds("hang_timeout", given.get("hang_timeout", hang_timeout_s)),
         None if level is None else str(level).upper(),
-        str(given.get("check", "")),
+        _checks(given.get("check", "")),
         _kinds(given.get("ignore", ())),
     )
 
@@ -88,6 +90,13 @@ def _seconds(name: str, value: Any) -> float | None:
     if not isinstance(value, int | float) or not 0 < value < 1e7:
         raise ValueError(f"wants {name} as seconds above 0, not {value!r}")
     return float(value)
+
+
+def _checks(value: Any) -> str:
+    try:
+        return ",".join(check_names.chosen(value if isinstance(value, str) else repr(value)))
+    except ValueError as error:
+        raise ValueError(f"wants check as --check takes it: {error}") from None
 
 
 def _kinds(value: str | Sequence[str]) -> tuple[str, ...]:

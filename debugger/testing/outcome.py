@@ -16,13 +16,15 @@ from ..record.kinds import Family
 from ..record.sanitize import clean
 from ..record.wording import pieces, site_text
 from .channel import Message
-from .pytest_private import chain_of, failure, native, report_of
+from .pytest_private import chain_of, failure, native, report_of, subtest_of
 from .running import Rank, RankTest
 
 MOST_OUTPUT_BYTES = 256 << 10
 MOST_LINE = 20_000
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 _STRICT = "[XPASS(strict)]"
+_Report = tuple[int, Message, Message]
+"""A rank, pytest's report, and what the rank says about its error."""
 
 
 @dataclass(slots=True)
@@ -40,11 +42,17 @@ class _Failed:
 
     place: tuple[Any, ...]
     first: Message
+    subtest: str | None = None
+    """The part of the test that failed, where it was no more."""
     ranks: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def everybody(self) -> list[int]:
         return sorted(rank for ranks in self.ranks.values() for rank in ranks)
+
+    def who(self, ranks: Iterable[int]) -> str:
+        """These ranks, and the part of the test where it is about one."""
+        return f"{in_words(ranks)}, {self.subtest}" if self.subtest else in_words(ranks)
 
 
 class Merger:
@@ -68,14 +76,16 @@ class Merger:
         xfailed = {rank for rank, (data, _) in reports.items() if _is_xfailed(data)}
         folded = self._consequences(reports, failed | xfailed, bool(dead or errors))
         causes = failed - folded
-        if xfailed and not errors:
+        subtests = self._subtests(bool(dead or errors or causes))
+        if xfailed and not errors and not subtests:
             strict = {rank for rank in causes if _is_strict_pass(reports[rank][0])}
             if causes == strict and not dead and not test.reason:
                 self._told = True
                 first = reports[min(xfailed - folded or xfailed)][0]
                 return Outcome("skipped", _text_of(first), str(first["wasxfail"]))
-        if broken or dead or errors or causes:
-            made = Outcome("failed", self._failure(reports, causes, folded, dead, errors, when))
+        if broken or dead or errors or causes or subtests:
+            failures = [*subtests, *((rank, *reports[rank]) for rank in causes)]
+            made = Outcome("failed", self._failure(failures, causes, folded, dead, errors, when))
             self._told = True
             self._dead |= {one.number for one in dead}
             for one in errors:
@@ -87,6 +97,18 @@ class Merger:
     def _finding(self) -> Finding | None:
         judge = self._test.judge
         return judge.finding if judge is not None else None
+
+    def _subtests(self, others: bool) -> list[_Report]:
+        """The subtests that failed and were not told yet; not those that only failed because of a
+        finding, or, where there are `others`, lost their connection."""
+        others = others or self._finding is not None or bool(self._test.reason)
+        found = []
+        for rank in self._test.ranks:
+            for data, about in rank.subtests:
+                if not about.get("told") and not (others and about.get("communication")):
+                    found.append((rank.number, data, about))
+            rank.subtests = []
+        return found
 
     def _undisputed(self, reports: dict[int, tuple[Message, Message]], folded: set[int]) -> Outcome:
         """Nobody failed."""
@@ -143,7 +165,7 @@ class Merger:
 
     def _failure(
         self,
-        reports: dict[int, tuple[Message, Message]],
+        failures: Sequence[_Report],
         causes: set[int],
         folded: set[int],
         dead: Sequence[Rank],
@@ -160,7 +182,7 @@ class Merger:
         if finding is not None and test.judge is not None and not self._told:
             words = test.judge.report(test.nodeid, "failed")
             # The traceback of an exception says more than its finding.
-            if finding.about.family is not Family.FAILURE or not causes:
+            if finding.about.family is not Family.FAILURE or not failures:
                 message = message or f"{finding.kind}: {finding.message}"
                 parts.append((native(words), None, None))
         elif test.judge is not None:
@@ -175,11 +197,11 @@ class Merger:
         ):
             message = message or text.strip().rpartition("\n")[2]
             parts.append((native(f"{in_words(numbers)}:\n{text}"), None, None))
-        for group in _distinct(reports, causes):
+        for group in _distinct(failures):
             crash = _crash(group.first)
             if not message:
                 path, line = (crash["path"], crash["lineno"]) if crash else (path, line)
-                message = f"{in_words(group.everybody)}: {_message(group.first)}"
+                message = f"{group.who(group.everybody)}: {_message(group.first)}"
             parts += self._traceback(group)
         parts += [(native(text), None, None) for text in self._folded(folded, causes, dead, when)]
         if test.reason and test.stacks and not self._told:
@@ -188,7 +210,7 @@ class Merger:
 
     def _traceback(self, group: _Failed) -> list[tuple[Any, Any, Any]]:
         texts = list(group.ranks)
-        head = in_words(group.everybody)
+        head = group.who(group.everybody)
         if len(texts) > 1:
             head += " failed at the same line; this is of " + in_words(group.ranks[texts[0]])
         parts = [(native(f"{head}:"), None, None), *chain_of(report_of(group.first, self._config))]
@@ -276,13 +298,14 @@ def _alike(rows: Iterable[tuple[str, int]]) -> list[tuple[str, list[int]]]:
     return list(found.items())
 
 
-def _distinct(reports: dict[int, tuple[Message, Message]], ranks: set[int]) -> list[_Failed]:
+def _distinct(failures: Iterable[_Report]) -> list[_Failed]:
     """Failures by place, the first by time first."""
     found: dict[tuple[Any, ...], _Failed] = {}
-    for rank in sorted(ranks, key=lambda one: (reports[one][1].get("time_ns", 0), one)):
-        data = _harmless(reports[rank][0])
-        place = _place(data)
-        group = found.setdefault(place, _Failed(place, data))
+    for rank, raw, _ in sorted(failures, key=lambda one: (one[2].get("time_ns", 0), one[0])):
+        data = _harmless(raw)
+        subtest = subtest_of(data)
+        place = (subtest, *_place(data))
+        group = found.setdefault(place, _Failed(place, data, subtest))
         group.ranks.setdefault(_ADDRESS.sub("0x...", _message(data)), []).append(rank)
     return list(found.values())
 

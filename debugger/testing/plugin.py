@@ -18,6 +18,8 @@ RANK = "distdebug-rank"
 """The plugin that makes a pytest process a rank: `rank_plugin.NAME`."""
 MARK = "distributed"
 SESSION = pytest.StashKey["Session"]()
+TIMES = ("timeout", "hang_timeout")
+MOST_S = 1e7
 _REQUIREMENTS = ("requires_gpus", "requires_mpi")
 
 
@@ -74,6 +76,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "requires_mpi: skip the test where there is no mpiexec or no mpi4py"
     )
+    for name in TIMES:
+        seconds(config, name)  # what is wrong is said once, and not by each test
+
+
+def seconds(config: pytest.Config, name: str) -> float | None:
+    """What the command line, or else the ini file, has for one of TIMES; None: nothing.
+
+    Raises pytest.UsageError.
+    """
+    given = getattr(config.option, f"distdebug_{name}")
+    text = config.getini(f"distdebug_{name}") if given is None else given
+    if text in (None, ""):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < MOST_S:
+        raise pytest.UsageError(f"distdebug_{name} takes seconds above 0, not {text}")
+    return value
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -140,13 +162,19 @@ def dist_rank(request: pytest.FixtureRequest) -> DistRank:
 
 @pytest.fixture
 def distdebug_nproc(request: pytest.FixtureRequest) -> int:
-    """The number of ranks, where the mark gives a list of them."""
+    """The number of ranks, also where the mark gives a list of them."""
+    if not hasattr(request, "param"):
+        rank: DistRank = request.getfixturevalue("dist_rank")
+        return rank.world_size
     return int(request.param)
 
 
 @pytest.fixture
 def distdebug_backend(request: pytest.FixtureRequest) -> str:
-    """The backend, where the mark gives a list of them."""
+    """The backend, also where the mark gives a list of them."""
+    if not hasattr(request, "param"):
+        rank: DistRank = request.getfixturevalue("dist_rank")
+        return rank.backend
     return str(request.param)
 
 

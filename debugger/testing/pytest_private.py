@@ -68,6 +68,11 @@ def skip_here(reason: str) -> NoReturn:
     raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
+def nodeid_of(item: pytest.Item) -> str:
+    """The item's own id, to which xdist adds a group (`--dist loadgroup`)."""
+    return item.nodeid if item.parent is None else f"{item.parent.nodeid}::{item.name}"
+
+
 def temporary(config: pytest.Config) -> pytest.TempPathFactory:
     """What the fixture `tmp_path_factory` gives, without a test that asks for it."""
     found: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
@@ -101,6 +106,23 @@ def failure(
     # Of the last part: from there a report that xdist has sent takes it.
     crash = ReprFileLocation(path, line, message)
     return ExceptionChainRepr([*others, (last, crash, described)])
+
+
+def subtest_of(data: Mapping[str, Any]) -> str | None:
+    """What a report as text says of the part of a test that it is about, `subtest [part] (i=1)`;
+    None where it is about the whole."""
+    context = data.get("_subtest.context")
+    if data.get("_report_type") != "SubTestReport" or not isinstance(context, dict):
+        return None
+    message, values = context.get("msg"), context.get("kwargs") or {}
+    named = [] if message is None else [f"[{message}]"]
+    told = ", ".join(f"{name}={value}" for name, value in values.items())
+    return " ".join(["subtest", *named, *([f"({told})"] if told else [])])
+
+
+def value_of(argument: Any) -> Any:
+    """The value of an argument of `parametrize`, be it bare or within `pytest.param`."""
+    return argument.values[0] if isinstance(argument, type(pytest.param())) else argument
 
 
 def report_of(data: dict[str, Any], config: pytest.Config) -> pytest.TestReport:

@@ -16,6 +16,7 @@ import pytest
 from ..errors.in_ranks import FindingRaised
 from ..rank.install import install
 from .channel import Channel
+from .pytest_private import subtest_of
 from .world import DistRank, World
 
 NAME = "distdebug-rank"
@@ -35,6 +36,8 @@ class RankPlugin:
         self._post_mortem = post_mortem
         self._layer = install()
         self._about: dict[str, Any] = {}
+        self._in_body = False
+        """Whether the body runs: what fails meanwhile is a subtest, after which it goes on."""
         self.world = world
 
     @property
@@ -64,18 +67,21 @@ class RankPlugin:
 
     # -- the phases ----------------------------------------------------------------------------
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Before the fixtures. No wrapper: where it fails, what others do around the fixtures has
+        begun, and can end."""
         self.world.begin()
-        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         if not self._await_others("call"):
             raise Abandoned("another rank has not come so far")
+        self._in_body = True
         try:
             return (yield)
         finally:
+            self._in_body = False
             self._stand_down()  # what is raised from here on would hit pytest, not the test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -116,7 +122,10 @@ class RankPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._channel.send({"report": data, "about": self._about})
+        if subtest_of(data) is None:
+            self._channel.send({"report": data, "about": self._about})
+        elif report.failed:
+            self._channel.send({"subtest": data, "about": self._about})
 
     def pytest_exception_interact(
         self, call: pytest.CallInfo[Any], report: pytest.TestReport | pytest.CollectReport
@@ -138,7 +147,7 @@ class RankPlugin:
 
     def _record(self, error: BaseException) -> None:
         """Put on record that this rank ends with the error: the others need not wait for it."""
-        if self._layer is not None:
+        if self._layer is not None and not self._in_body:
             self._layer.exceptions.record(error)
 
     def _of(self, error: BaseException) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Rank:
     at: int = START
     done: bool = False
     reports: dict[str, tuple[Message, Message]] = field(default_factory=dict)
+    subtests: list[tuple[Message, Message]] = field(default_factory=list)
+    """As `reports`, of each subtest that failed; the body went on after it."""
     error: str = ""
     """What no report says: that it could not collect the test, or pytest itself failed."""
 
@@ -305,6 +307,8 @@ class RankTest:
         match message:
             case {"report": dict(data), "about": dict(about)}:
                 rank.reports[str(data["when"])] = (data, about)
+            case {"subtest": dict(data), "about": dict(about)}:
+                rank.subtests.append((data, about))
             case {"reached": str(phase)}:
                 rank.at = REACHED[phase]
                 if rank.at == TEARDOWN and self.judge is not None:

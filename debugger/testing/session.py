@@ -17,7 +17,8 @@ from .at_prompt import Prompt
 from .channel import Message
 from .marks import Wanted, wanted
 from .outcome import Merger, Outcome, properties, sections
-from .pytest_private import NEUTRAL, temporary
+from .plugin import seconds
+from .pytest_private import NEUTRAL, nodeid_of, temporary
 from .running import RankTest, Surroundings
 from .server import ForkServer, dump
 
@@ -98,8 +99,8 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._option = config.option
-        self.timeout_s = self._seconds("timeout") or TIMEOUT_S
-        self.hang_timeout_s = self._seconds("hang_timeout")
+        self.timeout_s = seconds(config, "timeout") or TIMEOUT_S
+        self.hang_timeout_s = seconds(config, "hang_timeout")
         self.keep = bool(self._option.distdebug_keep)
         self._factory = temporary(config)
         self._place = self._factory.mktemp("distdebug")
@@ -111,11 +112,6 @@ class Session:
         self._captured = getattr(self._option, "capture", "no") != "no"
         self._prompt = Prompt(config, self._capture)
         self._warned: set[tuple[str, str, int]] = set()
-
-    def _seconds(self, name: str) -> float | None:
-        given = getattr(self._option, f"distdebug_{name}")
-        value = given if given is not None else self._config.getini(f"distdebug_{name}") or None
-        return None if value is None else float(value)
 
     def close(self) -> None:
         """No further test will come."""
@@ -133,7 +129,7 @@ class Session:
             None if self._captured else self._follow,
         )
         self._prompt.test = item.nodeid
-        return RankTest(item.nodeid, asked, place, around)
+        return RankTest(nodeid_of(item), asked, place, around)
 
     def _request(self, item: pytest.Item) -> Message:
         """What is the same for all ranks, but for what the mark says."""
@@ -168,8 +164,10 @@ class Session:
             arguments += ["-o", setting]
         for plugin in [*(option.plugins or ()), "no:terminal"]:
             arguments += ["-p", plugin]
-        _, _, within = item.nodeid.partition("::")
-        return [*arguments, f"{item.path}::{within}"]
+        _, _, within = nodeid_of(item).partition("::")
+        # From the folder in which the rank begins, whose own name pytest cannot take for a
+        # parameter, as it would one with a bracket in it.
+        return [*arguments, f"./{os.path.relpath(item.path)}::{within}"]
 
     def _options(self) -> Message:
         """All other options, plugins' too, as far as they are plain values."""

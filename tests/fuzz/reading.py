@@ -147,7 +147,7 @@ def _shown(path: Path, number: int) -> str:
         picture = feed.look(view.focus())
         body = view.body(picture, 80, 24)
         lines += [*body.top, *body.lines, *body.below]
-    lines += header_lines(picture, [], "", None, 80) + banner_lines(picture, 80)
+    lines += header_lines(picture, [], "", "", 80) + banner_lines(picture, 80)
     if "\x1b" in "".join(map(plain, lines)):
         return "an escape sequence reached the screen"
     if (

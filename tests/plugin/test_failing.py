@@ -27,7 +27,8 @@ def line_of(end: str) -> int:
 def test_pytest_goes_on_to_the_end(session: Session) -> None:
     assert session.exit_code == 1, session.output
     assert session.outcomes.pop("test_after_all_that") == "passed", session.output
-    errors = {"test_fixture", "test_wrong_mark", "test_without_mark"}
+    errors = {"test_fixture", "test_unknown_backend", "test_unknown_check"}
+    errors |= {"test_wrong_mark", "test_without_mark"}
     for name, outcome in session.outcomes.items():
         assert outcome == ("error" if name in errors else "failed"), name
 
@@ -98,6 +99,21 @@ def test_a_fixture_that_fails_is_an_error_of_the_setup(session: Session) -> None
     assert "ValueError: no fixture for rank 1" in said
 
 
+def test_a_subtest_that_fails_in_one_rank_fails_the_test(session: Session) -> None:
+    said = session.failure("test_a_part_fails_and_the_body_goes_on")
+    assert said.count("AssertionError: only in rank 1") == 1
+    if pytest.version_tuple >= (9,):  # before that the body ended there
+        assert said.startswith("rank 1, subtest (part=1):"), said
+        assert "all parts were run" in said
+        assert "waited" not in said
+
+
+def test_a_group_that_cannot_be_made_is_one_error(session: Session) -> None:
+    said = session.failure("test_unknown_backend")
+    assert "Unknown backend type nosuch" in said
+    assert "at teardown of test_unknown_backend" not in session.output
+
+
 def test_a_test_is_skipped_in_all_ranks_or_in_none(session: Session) -> None:
     said = session.failure("test_skipped_by_one")
     assert "rank 1 skipped the test (Skipped: only me), rank 0 did not" in said
@@ -105,6 +121,7 @@ def test_a_test_is_skipped_in_all_ranks_or_in_none(session: Session) -> None:
 
 def test_wrong_use_is_one_sentence(session: Session) -> None:
     assert "@pytest.mark.distributed does not know 'nprocs'" in session.failure("test_wrong_mark")
+    assert "'heat' is none of nan, overflow," in session.failure("test_unknown_check")
     assert "dist_rank is for tests with @pytest.mark.distributed" in session.failure(
         "test_without_mark"
     )

@@ -41,6 +41,11 @@ def test_lists_parametrise(session: Session) -> None:
     ]
 
 
+def test_values_within_param_are_named_as_bare_ones(session: Session) -> None:
+    names = {name for name in session.outcomes if name.startswith("test_values_within_param")}
+    assert names == {"test_values_within_param[1ranks]", "test_values_within_param[a_pair]"}
+
+
 def test_skipped_in_all_ranks_is_skipped_and_a_known_bug_too(session: Session) -> None:
     skipped = {name for name, outcome in session.outcomes.items() if outcome == "skipped"}
     assert skipped == {

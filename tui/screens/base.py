@@ -29,6 +29,8 @@ class Body:
     lines: Sequence[Line] = ()
     below: Sequence[Line] = ()
     cursor: int | None = None
+    wanted: int | None = None
+    """Where no line is the cursor's, the one of those that scroll to have in sight."""
 
 
 class Chosen:

@@ -63,7 +63,7 @@ class Collectives(View):
             ],
             lines=grid.grid_lines(matrix, columns, (row, column)),
             below=below[: max(4, height // 2)],
-            cursor=None,
+            wanted=row,
         )
 
     def _tabs(self, picture: Picture, width: int) -> list[Line]:

@@ -138,12 +138,13 @@ class RankView(View):
         elif key == "tab":
             self.part = PARTS[(PARTS.index(self.part) + 1) % len(PARTS)]
         elif key == "u":
-            self.part = "log"
-            self.source = SOURCES[(SOURCES.index(self.source) + 1) % len(SOURCES)]
-            self._at = None
+            if self.part == "log":  # else the first press shows where one is
+                self.source = SOURCES[(SOURCES.index(self.source) + 1) % len(SOURCES)]
+            self.part, self._at = "log", None
         elif key == "l":
-            self.part, self.source = "log", "log"
-            self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
+            if (self.part, self.source) == ("log", "log"):
+                self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
+            self.part, self.source, self._at = "log", "log", None
         elif self.part == "log" and picture.detail is not None:
             count = len(self._log(picture.detail))
             to = moved(count - 1 if self._at is None else self._at, key, count, page)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from debugger.record.wording import ranks_text
 
 from ..picture import Found, Picture, Stage
-from ..text import Line, clip, duration, line, width_of, wrap
+from ..text import Line, clip, duration, line, several, width_of, wrap
 
 BADGES = {
     Stage.READING: ("READING", "busy"),
@@ -26,17 +26,17 @@ def header_lines(
     picture: Picture,
     tabs: Sequence[tuple[str, str]],
     here: str,
-    missed: int | None,
+    missed: str,
     width: int,
     wanted: str = "",
     told: str = "",
 ) -> list[Line]:
-    """Three lines. `tabs` are (key, title); `missed`: newer pictures not shown while paused.
+    """Three lines. `tabs` are (key, title); `missed`: what `missed_text` says.
     `wanted`: the filter of this screen; `told`: what else it says of itself."""
     badge, tone = BADGES[picture.stage]
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
-    if missed is not None:
-        head.append((f" PAUSED, {missed} newer ", "cursor"))
+    if missed:
+        head.append((f" {missed} ", "cursor"))
     room = width - sum(len(text) for text, _ in head) - 1
     head.append((f" {_command(picture, room)}", "title"))
     return [
@@ -44,6 +44,17 @@ def header_lines(
         clip(_figures(picture), width),
         clip((*_tabs(tabs, here), *_told(wanted, told)), width),
     ]
+
+
+def missed_text(shown: Picture, newest: Picture, missed: int | None) -> str:
+    """That the screen is frozen, how many newer pictures there are, and whether the run has ended
+    or a fault was found meanwhile; "" where it is not frozen."""
+    if missed is None:
+        return ""
+    news = [BADGES[newest.stage][0]] if newest.stage is not shown.stage else []
+    if newest.verdict is not None and shown.verdict is None:
+        news.append(newest.verdict.kind)
+    return f"PAUSED, {missed} newer" + (f"; now {' '.join(news)}" if news else "")
 
 
 def _told(wanted: str, told: str) -> Line:
@@ -80,12 +91,12 @@ def _figures(picture: Picture) -> Line:
     if picture.states:
         count = len(picture.states)
         seen = len(picture.ranks)
-        parts.append((f"{count} ranks" + (f" ({seen} seen)" if seen < count else ""), ""))
+        parts.append((several(count, "rank") + (f" ({seen} seen)" if seen < count else ""), ""))
     if picture.backend:
         parts.append((picture.backend, ""))
     if picture.calls:
         rate = picture.calls_per_s
-        parts.append((f"{picture.calls:,} calls", ""))
+        parts.append((several(picture.calls, "call"), ""))
         if rate is not None:
             parts.append((f"{rate:,.0f} calls/s" if rate >= 10 else f"{rate:.1f} calls/s", ""))
     if picture.host:
@@ -121,8 +132,8 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
         warnings = warnings[2:]
         for text in picture.notices[:2]:
             lines += _text("… ", text, "warn", width)[:2]
-    more = [f"{len(errors)} more errors"] if errors else []
-    more += [f"{len(warnings)} warnings"] if warnings else []
+    more = [several(len(errors), "more error")] if errors else []
+    more += [several(len(warnings), "warning")] if warnings else []
     if more:
         lines.append(line((f"  and {' and '.join(more)}", "dim")))
     lines += _told_lines(picture, width)

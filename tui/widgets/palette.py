@@ -7,11 +7,22 @@ from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
 Palette = dict[str, Style]
+_COLOURLESS: Palette = {
+    "good": Style(),
+    "busy": Style(),
+    "warn": Style(bold=True),
+    "bad": Style(bold=True),
+    "mark": Style(bold=True, reverse=True),
+    "key": Style(bold=True),
+}
 
 
-def palette_of(theme: Theme) -> Palette:
-    """The styles of all tones. What a theme leaves out is taken from the terminal's own colours."""
+def palette_of(theme: Theme, colourless: bool = False) -> Palette:
+    """The styles of all tones. What a theme leaves out is taken from the terminal's own colours.
+    `colourless`: where colours become greys, a dark red can hardly be read; there weight and
+    contrast say it alone."""
     dark = theme.dark
+    styles = _COLOURLESS if colourless else {}
     return {
         "": Style(),
         "dim": Style(dim=True),
@@ -24,6 +35,7 @@ def palette_of(theme: Theme) -> Palette:
         "mark": Style(bold=True, reverse=True) + _ink(theme.error, "red"),
         "key": Style(bold=True) + _ink(theme.accent, "magenta"),
         "cursor": Style(reverse=True),
+        **styles,
     }
 
 

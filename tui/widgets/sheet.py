@@ -79,18 +79,27 @@ class Sheet(ScrollView, can_focus=True):
         super().__init__(id=name)
         self._lines: tuple[Line, ...] = ()
         self._cursor: int | None = None
+        self._wanted: int | None = None
         self.palette: Palette = {"": Style(), "cursor": Style()}
 
     @property
     def lines(self) -> tuple[Line, ...]:
         return self._lines
 
-    def show(self, lines: Sequence[Line], cursor: int | None = None, follow: bool = False) -> None:
-        """Show these from now on. The cursor's line is brought into view when it moves, and with
-        `follow` always."""
+    def show(
+        self,
+        lines: Sequence[Line],
+        cursor: int | None = None,
+        follow: bool = False,
+        wanted: int | None = None,
+    ) -> None:
+        """Show these from now on. The cursor's line, or where there is no cursor the one that is
+        `wanted`, is brought into view when it is another one, and with `follow` always."""
         found = tuple(lines)
         before, self._lines = self._lines, found
         moved, self._cursor = self._cursor, cursor
+        wanted = wanted if cursor is None else cursor
+        before_wanted, self._wanted = self._wanted, wanted
         if found != before:
             size = Size(1, len(found))  # what is too wide is cut, not scrolled
             if size != self.virtual_size:
@@ -102,15 +111,18 @@ class Sheet(ScrollView, can_focus=True):
                         self.refresh_lines(y)
         if moved != cursor:
             self.refresh()
-        if cursor is not None and (moved != cursor or follow):
+        if wanted is not None and (before_wanted != wanted or follow):
             self.call_after_refresh(self._bring_into_view)  # when the height is known
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._bring_into_view)
 
     def _visible(self) -> range:
         top = self.scroll_offset.y
         return range(top, min(len(self._lines), top + self.size.height))
 
     def _bring_into_view(self) -> None:
-        row, top, height = self._cursor, self.scroll_offset.y, self.size.height
+        row, top, height = self._wanted, self.scroll_offset.y, self.size.height
         if row is None:
             return
         if height and row < top:

@@ -54,7 +54,7 @@ def _line(track: Track | None, row: RankRow, count: int, chosen: bool, width: in
     tone = "mark" if row.culprit else "cursor" if chosen else ""
     label: list[Piece] = [(fit(name, LABEL - 1), tone), (" ", "")]
     if track is None:
-        return (*label, ("not seen yet", "dim"))
+        return (*label, ("nothing on record", "dim"))
     share = f" {track.waits:4.0%} waits" if track.waits >= 0.005 else ""
     return clip((*label, *_pieces(track.letters, count), (share, "dim")), width)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import unittest
 
 import pytest
 import torch
@@ -85,6 +86,27 @@ def test_fixture(broken):
 def test_skipped_by_one(dist_rank):
     if dist_rank.rank == 1:
         pytest.skip("only me")
+
+
+class TestParts(unittest.TestCase):
+    @pytest.mark.distributed(nproc=2)
+    def test_a_part_fails_and_the_body_goes_on(self):
+        for part in range(3):
+            with self.subTest(part=part):
+                t = torch.ones(1)
+                dist.all_reduce(t)
+                assert part != 1 or dist.get_rank() == 0, "only in rank 1"
+        print("all parts were run")
+
+
+@pytest.mark.distributed(nproc=2, backend="nosuch")
+def test_unknown_backend():
+    pass
+
+
+@pytest.mark.distributed(nproc=2, check="nan,heat")
+def test_unknown_check():
+    pass
 
 
 @pytest.mark.distributed(nprocs=2)

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+import unittest
 
 import pytest
 import torch
@@ -120,3 +121,21 @@ def test_needs_gpus_in_ranks():
 
 def test_ordinary():
     assert "RANK" not in os.environ
+
+
+class TestParts(unittest.TestCase):
+    @pytest.mark.distributed(nproc=2)
+    def test_every_part_passes(self):
+        for part in range(3):
+            with self.subTest(part=part):
+                dist.barrier()
+
+
+@pytest.mark.distributed(nproc=[pytest.param(1), pytest.param(2, id="a_pair")])
+def test_values_within_param(dist_rank, distdebug_nproc):
+    assert dist_rank.world_size == distdebug_nproc
+
+
+@pytest.mark.distributed(nproc=1)
+def test_parameters_that_the_mark_does_not_give(distdebug_nproc, distdebug_backend):
+    assert (distdebug_nproc, distdebug_backend) == (1, "gloo")

@@ -166,7 +166,7 @@ def test_a_rank_without_a_record_is_one_sentence(tmp_path: Path, capsys: Any) ->
     ("words", "said"),
     [
         (["-n", "3"], "-n 3: the run had 4 ranks, and its calls are made by as many"),
-        (["-n", "many"], "invalid int value"),
+        (["-n", "many"], "argument -n: must be a whole number from 1 on, not 'many'"),
         (["--backend", "nccl"], "invalid choice"),
         (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: name a new file"),
         (["--run-dir", "RUN"], "--run-dir names the recorded run"),

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from debugger.testing import requirements
+from debugger.testing import plugin, requirements
 from debugger.testing.marks import Wanted, wanted
+from debugger.testing.pytest_private import nodeid_of
 
 
 def item(*args: Any, params: Any = None, **kwargs: Any) -> Any:
@@ -45,6 +46,8 @@ def test_lists_are_given_by_parameters() -> None:
         ({"timeout": 0}, "wants timeout as seconds above 0, not 0"),
         ({"level": "LOUD"}, "wants a level of OFF, INFO, DETAIL, not 'LOUD'"),
         ({"ignore": ["nonsense"]}, "cannot ignore 'nonsense'"),
+        ({"check": "nan,heat"}, "'heat' is none of nan, overflow, inflight, replicas, tensors, "),
+        ({"check": ["nan"]}, "wants check as --check takes it"),
     ],
 )
 def test_wrong_arguments(given: dict[str, Any], words: str) -> None:
@@ -79,3 +82,25 @@ def test_what_mpi_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements.shutil, "which", lambda *_, **__: "/usr/bin/mpiexec")
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda _: object())
     assert requirements.missing_mpi() is None
+
+
+def test_checks_are_those_of_the_command() -> None:
+    assert asked(check="nan, overflow,nan").check == "nan,overflow"
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "1e9"])
+def test_times_of_the_session_that_cannot_be(text: str) -> None:
+    config = SimpleNamespace(
+        option=SimpleNamespace(distdebug_timeout=None), getini={"distdebug_timeout": text}.get
+    )
+    with pytest.raises(pytest.UsageError, match=f"takes seconds above 0, not {text}"):
+        plugin.seconds(config, "timeout")  # type: ignore[arg-type]
+    option = SimpleNamespace(distdebug_timeout=2.5)
+    given = SimpleNamespace(option=option, getini={"distdebug_timeout": text}.get)
+    assert plugin.seconds(given, "timeout") == 2.5  # type: ignore[arg-type]
+
+
+def test_the_id_of_a_test_is_without_what_xdist_adds(request: pytest.FixtureRequest) -> None:
+    item = request.node
+    grouped = SimpleNamespace(nodeid=f"{item.nodeid}@a_group", parent=item.parent, name=item.name)
+    assert nodeid_of(grouped) == nodeid_of(item) == item.nodeid.partition("@")[0]  # type: ignore[arg-type]

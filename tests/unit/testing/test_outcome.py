@@ -206,3 +206,39 @@ def test_the_same_output_of_several_ranks_once(tmp_path: Path) -> None:
         ("Captured stdout of rank 2", "b\\x07\n"),
     ]
     assert sections(test, captured=False) == []
+
+
+def a_subtest(part: int, report: tuple[dict[str, Any], dict[str, Any]]) -> Any:
+    data, about = report
+    context = {"msg": "part", "kwargs": {"i": str(part)}}
+    return {**data, "_report_type": "SubTestReport", "_subtest.context": context}, about
+
+
+def test_a_subtest_fails_the_test_though_the_body_passed(pytestconfig: pytest.Config) -> None:
+    test = a_test(PASSED, PASSED, PASSED)
+    for rank in (0, 2):
+        test.ranks[rank].subtests.append(a_subtest(1, failed(7, "AssertionError: x", time_ns=rank)))
+    test.ranks[2].subtests.append(a_subtest(4, failed(7, "AssertionError: x", time_ns=9)))
+    merger = Merger(test, pytestconfig, ("test_it.py", 4))
+    found = merger.of("call")
+    text = str(found.longrepr)
+    assert found.outcome == "failed"
+    assert "ranks 0,2, subtest [part] (i=1):" in text
+    assert "rank 2, subtest [part] (i=4):" in text
+    assert text.count("assert a == b") == 2
+    assert found.longrepr.reprcrash.message.startswith("ranks 0,2, subtest [part] (i=1): Assert")
+    assert merger.of("teardown").outcome == "passed", "it is told once"
+
+
+def test_a_subtest_that_was_told_of_a_finding_is_its_consequence(
+    pytestconfig: pytest.Config,
+) -> None:
+    finding = Finding("dtype_mismatch", "ranks disagree", (1,), (0,))
+    test = a_test(PASSED, PASSED, finding=finding)
+    told = failed(7, "DistError: told", told=True, finding="dtype_mismatch")
+    test.ranks[0].subtests.append(a_subtest(1, told))
+    lost = failed(7, "RuntimeError: connection closed", communication=True)
+    test.ranks[1].subtests.append(a_subtest(1, lost))
+    text = str(merged(test, pytestconfig).longrepr)
+    assert "the text of the finding" in text
+    assert "subtest" not in text

@@ -53,7 +53,7 @@ RECORDED: dict[str, dict[str, tuple[str, ...]]] = {
         "overview": (),
         "findings": ("d",),
         "rank-log": ("r", "tab", "tab", "u"),
-        "rank-log-line": ("r", "u", "up", "up"),
+        "rank-log-line": ("r", "u", "u", "up", "up"),
     },
     "divergence": {"overview": (), "findings": ("d",)},
     "nan": {"overview": (), "collectives": ("c",)},

@@ -182,6 +182,31 @@ def test_a_window_that_changes_its_size(tmp_path: Path) -> None:
     drive(made(tmp_path, "late"), check, (80, 24))
 
 
+def test_the_cursor_stays_in_sight_of_a_window_that_becomes_smaller(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("end")
+        assert "\n 47 " in driver.text
+        await driver.pilot.resize_terminal(60, 18)
+        await driver.until(lambda: "\n 47 " in driver.text, "the chosen rank")
+        assert "\n 0 " not in driver.text
+
+    drive(made(tmp_path, "late", 48), check, (80, 60))
+
+
+def test_the_chosen_rank_is_in_sight_in_the_collectives(tmp_path: Path) -> None:
+    async def check(driver: Driver) -> None:
+        await driver.press("c")
+        assert "\nrank 0 " in driver.text
+        await driver.press("end")
+        await driver.until(lambda: "\nrank 47 " in driver.text, "the last rank")
+        assert "\nrank 0 " not in driver.text
+        await driver.press("pageup", "up")
+        await driver.press("home")
+        await driver.until(lambda: "\nrank 0 " in driver.text, "the first rank")
+
+    drive(made(tmp_path, "mismatch", 48), check, (80, 24))
+
+
 def test_trouble_is_a_state_on_the_screen(tmp_path: Path) -> None:
     directory = made(tmp_path, "late", hold=True)
 

@@ -73,7 +73,7 @@ def _every_screen(path: Path) -> tuple[Picture, str]:
                 picture = feed.look(view.focus())
                 body = view.body(picture, 80, 24)
             drawn += [*body.top, *body.lines, *body.below]
-    drawn += header_lines(picture, [], "", None, 80) + banner_lines(picture, 80)
+    drawn += header_lines(picture, [], "", "", 80) + banner_lines(picture, 80)
     drawn += finding_lines(picture, 80)
     return picture, "\n".join(map(plain, drawn))
 

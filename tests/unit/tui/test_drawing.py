@@ -16,7 +16,7 @@ from tui.app import TerminalApp
 from tui.picture import Found, Picture, Stage, State
 from tui.text import plain
 from tui.widgets import grid, heat
-from tui.widgets.header import banner_lines, bar_lines, header_lines
+from tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
 from tui.widgets.palette import palette_of
 from tui.widgets.sheet import strip_of
 from tui.widgets.timeline import timeline_lines
@@ -185,10 +185,24 @@ def test_a_place_keeps_its_line_number(width: int, shown: str) -> None:
 
 def test_the_header_says_what_colour_says() -> None:
     picture = Picture(directory=None, stage=Stage.KILLED, command="train.py", outcome="nan")  # type: ignore[arg-type]
-    first, second, tabs = header_lines(picture, [("o", "Overview")], "Overview", 3, 80)
+    first, second, tabs = header_lines(
+        picture, [("o", "Overview")], "Overview", missed_text(picture, picture, 3), 80
+    )
     assert plain(first) == " KILLED  PAUSED, 3 newer  train.py"
     assert plain(second).split() == ["no", "report", "nan"]
     assert plain(tabs) == " o Overview "
+
+
+def test_a_frozen_screen_says_what_has_come_of_the_run() -> None:
+    shown = Picture(directory=None, stage=Stage.LIVE)  # type: ignore[arg-type]
+    verdict = Found("op_mismatch", "error", "ranks disagree", (2,))
+    found = replace(shown, found=(verdict,))
+    ended = replace(found, stage=Stage.ENDED)
+    assert missed_text(shown, ended, None) == ""
+    assert missed_text(shown, shown, 0) == "PAUSED, 0 newer"
+    assert missed_text(shown, found, 7) == "PAUSED, 7 newer; now op_mismatch"
+    assert missed_text(shown, ended, 9) == "PAUSED, 9 newer; now ENDED op_mismatch"
+    assert missed_text(found, ended, 9) == "PAUSED, 9 newer; now ENDED"
 
 
 def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
@@ -201,7 +215,7 @@ def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
     rows = [plain(row) for row in banner_lines(picture, 60)]
     assert rows[0] == " op_mismatch   ▸ rank 2"
     assert rows[4].endswith("…")
-    assert rows[-2:] == ["  and 1 more errors and 1 warnings", "! 0.flight: is cut (and 1 more)"]
+    assert rows[-2:] == ["  and 1 more error and 1 warning", "! 0.flight: is cut (and 1 more)"]
 
 
 def test_the_bar_knows_where_its_keys_are() -> None:
@@ -217,3 +231,12 @@ def test_the_bar_knows_where_its_keys_are() -> None:
 def test_every_theme_has_every_tone() -> None:
     for theme in TerminalApp(path=None).available_themes.values():  # type: ignore[arg-type]
         assert set(palette_of(theme)) == set(text.TONES)
+
+
+def test_without_colours_nothing_is_grey_on_grey() -> None:
+    for theme in TerminalApp(path=None).available_themes.values():  # type: ignore[arg-type]
+        palette = palette_of(theme, colourless=True)
+        assert set(palette) == set(text.TONES)
+        assert all(style.color is None for style in palette.values())
+        assert palette["bad"].bold
+        assert palette["mark"].reverse

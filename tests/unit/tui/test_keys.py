@@ -287,6 +287,8 @@ async def _part(driver: Driver) -> None:
 @key("rank", "u")
 async def _source(driver: Driver) -> None:
     await driver.press("r", "u")
+    assert "epoch 0 step 16" in driver.text
+    await driver.press("u")
     assert "\\x1b" not in driver.text.splitlines()[3]
     assert "UserWarning: \\x07slow" in driver.text
     assert "[bold]" in driver.text
@@ -296,7 +298,10 @@ async def _source(driver: Driver) -> None:
 
 @key("rank", "l")
 async def _level(driver: Driver) -> None:
-    await driver.press("r", "l", "l")
+    await driver.press("r", "l")
+    assert "level any" in driver.text
+    await driver.press("l", "l")
+    assert "level info" in driver.text
     assert "loss=" in driver.text
     await driver.press("l")
     assert "loss=" not in driver.text
