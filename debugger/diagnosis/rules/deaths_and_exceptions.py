@@ -38,6 +38,8 @@ def endings(world: World) -> list[Candidate]:
             found.append(_raised(world, rank, note))
         elif not world.ended(number):
             continue
+        elif rank.process.asked and not _waited_for(world, number):
+            continue  # the end of a helper of a rank, say, that has a world of its own
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
             killed.append(rank)
         elif _died(rank):
@@ -51,6 +53,13 @@ def endings(world: World) -> list[Candidate]:
 
 def _died(rank: Rank) -> bool:
     return rank.process.signal is not None or bool(exit_status(rank))
+
+
+def _waited_for(world: World, number: int) -> bool:
+    """Another rank waits for something, or has failed."""
+    return any(pending.rank != number for pending in world.all_pending()) or any(
+        last_exception(world, other) is not None for other in world.ranks if other != number
+    )
 
 
 def _missed(world: World, number: int) -> bool:
