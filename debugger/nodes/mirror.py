@@ -221,13 +221,14 @@ def process_values(process: Process, offset_ns: int) -> list[Any]:
         process.oom_killed,
         ended,
         process.cpu_busy,
+        process.asked,
     ]
 
 
 def process_of(values: Any, offset_ns: int) -> Process:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, exit_code, signal, oom_killed, ended, busy = values
+        alive, state, exit_code, signal, oom_killed, ended, busy, asked = values
         return Process(
             alive=alive is True,
             state=str(state)[:1],
@@ -236,6 +237,7 @@ def process_of(values: Any, offset_ns: int) -> Process:
             oom_killed=oom_killed is True,
             ended_ns=None if ended is None else whole(ended) + offset_ns,
             cpu_busy=None if busy is None else busy is True,
+            asked=asked is True,
         )
     except (ValueError, TypeError, OverflowError):
         raise MirrorError("what a node tells of a process cannot be read") from None

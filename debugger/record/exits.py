@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import steady_clock
@@ -18,11 +20,13 @@ POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped."""
+    """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped.
+    `asked`: its parent has sent it that signal, and said so."""
 
     code: int | None
     signal: int | None
     time_ns: int = 0
+    asked: bool = False
 
     @classmethod
     def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
@@ -45,6 +49,17 @@ class ExitStatus:
             return f"signal {self.signal}"
 
 
+def tell_asked(path: Path, pid: int, number: int) -> None:
+    """This process is about to send its child that signal. Raises OSError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    told = {"pid": pid, "asked": number, "time_ns": time.time_ns()}
+    log = os.open(path, flags, 0o600)
+    try:
+        os.write(log, f"{json.dumps(told)}\n".encode())
+    finally:
+        os.close(log)
+
+
 class ExitLog:
     """Exit statuses by pid. Reads what parents append to `exits.jsonl`, and is told by the warden.
 
@@ -59,6 +74,8 @@ class ExitLog:
         self._offset = 0
         self._unread = b""
         self._exits: dict[int, ExitStatus] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
+        """The last signal that a process was sent by its parent, and when."""
 
     def follow(self, path: Path) -> None:
         """Read that file from now on."""
@@ -72,7 +89,12 @@ class ExitLog:
     def find(self, pid: int, started_ns: int = 0) -> ExitStatus | None:
         """How `pid` ended, if that was after `started_ns` (Unix time)."""
         found = self._exits.get(pid)
-        return None if found is None or 0 < found.time_ns < started_ns else found
+        if found is None or 0 < found.time_ns < started_ns:
+            return None
+        number, asked_ns = self._asked.get(pid, (0, 0))
+        if number and number == found.signal and asked_ns >= started_ns:
+            return replace(found, asked=True)
+        return found
 
     def poll(self) -> None:
         """Takes in the lines that were added since the last call; a line that is no JSON object
@@ -95,7 +117,11 @@ class ExitLog:
                 value = object_of(line)
                 time_ns = int(value["time_ns"])
                 monotonic_ns = int(value.get("monotonic_ns", 0))
-                if 0 <= time_ns < 1 << 63 and 0 <= monotonic_ns < 1 << 63:
+                if not (0 <= time_ns < 1 << 63 and 0 <= monotonic_ns < 1 << 63):
+                    continue
+                if "asked" in value:
+                    self._asked[int(value["pid"])] = int(value["asked"]), time_ns
+                else:
                     self.add(int(value["pid"]), int(value["status"]), time_ns, monotonic_ns)
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue

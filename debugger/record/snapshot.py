@@ -234,7 +234,8 @@ class Process:
     """What the operating system says of the process; a reader of a dead run only has `alive=False`.
 
     `state` is the letter of /proc (R, S, D, T, Z), "" when unknown. `exit_code` is None and
-    `signal` is None while it lives, or when nobody could tell.
+    `signal` is None while it lives, or when nobody could tell. `asked`: the signal came from its
+    parent, who ends its own children so (multiprocessing's `terminate`).
     """
 
     alive: bool
@@ -244,6 +245,7 @@ class Process:
     oom_killed: bool = False
     ended_ns: int | None = None
     cpu_busy: bool | None = None
+    asked: bool = False
 
 
 class History(Protocol):

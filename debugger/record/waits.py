@@ -98,6 +98,16 @@ class FlightWaits(FlightPlaces):
         words[thread.call_word] = word
         return thread
 
+    def wait_began(self, thread: ThreadSlot, mark: int) -> int:
+        """When this thread began its wait for the call with this number + 1, by
+        time.monotonic_ns(); 0 where it is in something else."""
+        return int(self._words[thread.wait_word + 2]) if thread.current == mark else 0
+
+    def waits_since(self, thread: ThreadSlot, mark: int, began_ns: int) -> None:
+        """The wait that this thread has just begun goes on with one that began then."""
+        if thread.current == mark:
+            self._words[thread.wait_word + 2] = began_ns
+
     def leave_call(self, thread: ThreadSlot, mark: int) -> None:
         """This thread is no longer in the call with this number + 1, or no longer waits for it."""
         if thread.current == mark:

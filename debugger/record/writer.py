@@ -210,6 +210,22 @@ class FlightWriter(RefusedCalls):
         if thread is not None:
             self.leave_call(thread, number + 1)
 
+    def withdraw(self, group: GroupSlot, call: CallDescription | None) -> None:
+        """The call that this thread was about to make is not made: the handler of a signal has
+        raised first. It may be on record by then, or be about to be (`call` is None before it was
+        described)."""
+        if call is None:
+            return
+        thread = self.thread()
+        mark = group.last if call.channel is None else call.channel.last
+        number = mark - 1
+        row = layout.SLOT.unpack_from(self._map, _RING_OFFSET + number % _RING * _SLOT_BYTES)
+        begun = row[0] == row[17] == mark and row[2] == thread.index and not (row[15] or row[16])
+        if mark and begun and self.take_back(number, group, call):
+            self.break_off(number, None)
+            if thread.current == mark or (thread.nested and thread.nested[-1][1] == mark):
+                self.leave_call(thread, mark)
+
     def call_at(self, number: int) -> tuple[int, int] | None:
         """Op code and site id of a call that is still on record."""
         row = layout.SLOT.unpack_from(self._map, _RING_OFFSET + number % _RING * _SLOT_BYTES)

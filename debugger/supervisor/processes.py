@@ -123,6 +123,7 @@ class ProcessTable:
             signal=status.signal,
             oom_killed=seen.oom_killed,
             ended_ns=ended_ns,
+            asked=status.asked,
         )
 
     def _measure(self, seen: _Seen, stat: Stat) -> None:

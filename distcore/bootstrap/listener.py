@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..base.background_thread import BackgroundThread
 from . import handshake, sockets
 from .half_open import NEVER, HalfOpen
 
@@ -100,7 +101,7 @@ class Listener:
             else:
                 self.unix_token = token
                 self._open(listening)
-        self._thread = threading.Thread(target=self._run, name="distcore listener", daemon=True)
+        self._thread = BackgroundThread(self._run, "distcore listener")
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -167,7 +168,7 @@ class Listener:
         """Ends the thread and closes everything that was not handed over."""
         self._closing = True
         self._wake()
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_here():
             self._thread.join()
         self._close_sockets()
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Lock, Thread
+from threading import Lock
+
+from ..base.background_thread import BackgroundThread
 
 Job = Callable[[], None]
 
@@ -22,7 +24,7 @@ class CallQueue:
         self._busy = False
         self._waiting: deque[Lock | Job] = deque()
         self._idle: Lock | None = None
-        self._thread: Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._next: Job | None = None
         self._work = Lock()  # released when `_next` is set
         self._work.acquire()
@@ -91,7 +93,7 @@ class CallQueue:
     def _hand_over(self, job: Job) -> None:
         self._next = job
         if self._thread is None:
-            self._thread = Thread(target=self._run, name=f"distcore {self._name}", daemon=True)
+            self._thread = BackgroundThread(self._run, f"distcore {self._name}")
             self._thread.start()
         self._work.release()
 

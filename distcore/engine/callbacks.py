@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ..base.background_thread import BackgroundThread
+
 LONGEST_S = 0.1
 _Job = Callable[[], None]
 _now = time.monotonic
@@ -100,7 +102,7 @@ class _Level:
             self._changed.notify_all()
             return
         self._ready = 1
-        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        BackgroundThread(self._serve, self._name).start()
 
     def _serve(self) -> None:
         _here.level = self._level + 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from ..base.background_thread import BackgroundThread
 from ..errors import DeadlineExceeded
 from .callbacks import Callbacks, level
 
@@ -276,8 +277,10 @@ class PostedWork(CallWork):
             given_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
             try:
                 in_time = posting.wait(given_s)
-            except Exception:
-                in_time = True  # its error, raised below
+            except Exception as error:
+                if error is not posting.error:
+                    raise  # the handler of a signal has raised it: nothing has come yet
+                in_time = True  # raised below, as a copy
             if not in_time:
                 raise _too_late(self.text, timeout)
         if posting.error is not None:
@@ -318,7 +321,7 @@ class PostedWork(CallWork):
                 pass  # the callback asks for the error
             callback()
 
-        Thread(target=watch, name="distcore message future", daemon=True).start()
+        BackgroundThread(watch, "distcore message future").start()
 
     def get_future(self) -> Any:
         return as_future(self, self.on_end)

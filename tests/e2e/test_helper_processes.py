@@ -52,3 +52,61 @@ def test_workers_of_a_rank_are_no_ranks(level: str, tmp_path: Path, zygote: Zygo
     assert run.report["findings"] == []
     assert sorted(run.report["ranks"]) == ["0", "1"]
     assert {rank["calls"] for rank in run.report["ranks"].values()} == {3}
+
+
+APART = """
+import multiprocessing, os, sys
+import torch, torch.distributed as dist
+
+def helper(rank, path, up, go):
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(2))
+    up.set()
+    go.wait()
+    dist.all_reduce(torch.ones(2))
+
+if __name__ == "__main__":
+    rank, forks = int(os.environ["RANK"]), multiprocessing.get_context("fork")
+    up, go = forks.Event(), forks.Event()
+    saves = forks.Process(target=helper, args=(rank, sys.argv[1], up, go), daemon=True)
+    saves.start()
+    dist.init_process_group("gloo")
+    up.wait()
+    dist.barrier()
+    if sys.argv[2] == "early":
+        if rank == 0:
+            go.set()
+            saves.join()
+        else:
+            saves.terminate()
+            saves.join()
+            assert saves.exitcode == -15
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(name="apart")
+def _apart(tmp_path: Path) -> list[str]:
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    return [str(script), str(tmp_path / "store")]
+
+
+def test_a_rank_ends_its_helper_which_is_a_rank_of_another_world(
+    apart: list[str], tmp_path: Path, zygote: Zygote
+) -> None:
+    """As those of torch's that save checkpoints, which multiprocessing ends by SIGTERM."""
+    run = zygote.run(2, [*apart, "late"], tmp_path)
+    assert run.exit_code == 0, run.explain()
+    assert run.report["findings"] == []
+
+
+def test_a_rank_ends_its_helper_for_which_another_waits(
+    apart: list[str], tmp_path: Path, zygote: Zygote
+) -> None:
+    run = zygote.run(2, [*apart, "early"], tmp_path)
+    assert run.exit_code == 94, run.explain()
+    (error,) = run.errors
+    assert (error["kind"], error["culprits"]) == ("rank_died", [1])
+    assert error["data"]["signal"] == 15

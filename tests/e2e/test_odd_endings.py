@@ -57,3 +57,42 @@ def test_an_exception_that_cannot_be_printed(program: str, tmp_path: Path, zygot
     assert (error["kind"], error["culprits"]) == ("rank_exception", [1])
     assert error["ranks"]["1"]["location"]["line"] == 12
     assert "Odd: <its __str__ raised ValueError>" in error["message"]
+
+
+OF_MANY_THREADS = """
+import sys, threading
+import torch, torch.distributed as dist
+
+def fail(what):
+    raise ValueError(what)
+
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    for number in range(50):
+        thread = threading.Thread(target=fail, args=(f"in thread {number}",))
+        thread.start()
+        thread.join()
+    if sys.argv[1] == "main":
+        fail("in main")
+dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "threads"])
+def test_an_exception_that_lies_where_another_has_lain(
+    where: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    """Threads have died of errors before, whose memory is free again."""
+    script = tmp_path / "threads.py"
+    script.write_text(OF_MANY_THREADS)
+    done = zygote.run(2, [str(script), where], tmp_path)
+    if where == "threads":
+        assert done.exit_code == 0, done.explain()
+        assert done.errors == []
+        return
+    assert done.exit_code == 1, done.explain()
+    (error,) = done.errors
+    assert (error["kind"], error["culprits"]) == ("rank_exception", [1])
+    assert "ValueError: in main" in error["message"]

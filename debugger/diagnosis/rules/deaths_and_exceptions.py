@@ -40,6 +40,8 @@ def endings(world: World) -> list[Candidate]:
             found.append(_raised(world, rank, note))
         elif not world.ended(number):
             continue
+        elif rank.process.asked and not _waited_for(world, number):
+            continue  # the end of a helper of a rank, say, that has a world of its own
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
             killed.append(rank)
         elif _died(rank):
@@ -64,6 +66,13 @@ def _weakness(world: World, rank: Rank) -> int:
         return 0
     aborted = (one.process.signal == signals.SIGABRT for one in world.ranks.values())
     return 2 if any(aborted) else 0
+
+
+def _waited_for(world: World, number: int) -> bool:
+    """Another rank waits for something, or has failed."""
+    return any(pending.rank != number for pending in world.all_pending()) or any(
+        last_exception(world, other) is not None for other in world.ranks if other != number
+    )
 
 
 def _missed(world: World, number: int) -> bool:

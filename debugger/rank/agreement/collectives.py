@@ -24,6 +24,7 @@ from ...record.dispute import settle
 from ...record.signature import Signature, hash64
 from ..checks import memory_layout
 from ..log.debug_level import DebugLevel
+from ..log.interruptions import is_interruption
 from ..log.own_faults import say
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
@@ -169,7 +170,12 @@ class Guard:
         turn.enter()
         try:
             forward = self._refused_or(forward)
-            self._agree(channel, known, seq, limit_s, order)
+            try:
+                self._agree(channel, known, seq, limit_s, order)
+            except Exception as error:
+                if is_interruption(error):
+                    forward()  # as without us: what a signal's handler raises comes behind the call
+                raise
             return forward()
         finally:
             turn.leave()

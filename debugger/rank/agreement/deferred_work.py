@@ -18,6 +18,7 @@ import torch
 
 from distcore.engine.call_queue import CallQueue
 
+from ..log.interruptions import is_interruption
 from ..record.describe import tensors_in
 from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
@@ -88,10 +89,16 @@ class Deferral:
                 return DeferredWork(self)
             if self.error is not None:
                 raise self.error
+            self._made = True
             work = self._forward()
-        except BaseException:  # also a signal's: then it is as if the call had not been made
-            self._cancelled = True
+        except BaseException as error:
+            # What the handler of a signal raises comes behind the call, as it would without us: the
+            # others make theirs, and wait for it. The end of the process needs none.
+            goes_on = isinstance(error, Exception) and is_interruption(error)
+            self._cancelled = not goes_on
             if not self._leave():
+                if goes_on:
+                    self._enter()
                 self._entered.set()
             raise
         self._entered.set()

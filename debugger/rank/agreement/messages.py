@@ -26,6 +26,7 @@ from distcore.tcp.side_channel import NOTE_BYTES, Note, SideChannel
 from ...record.dispute import message_difference
 from ...record.signature import ANY_SOURCE, Signature
 from .. import torch_private
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
@@ -113,7 +114,12 @@ class PairGuard:
         if self._blocking.here:
             heard = self._exchange(peer, mine, known, self._record.timeout_s)
             if heard is not None:
-                self._await(heard, peer, mine)
+                try:
+                    self._await(heard, peer, mine)
+                except Exception as error:
+                    if is_interruption(error):
+                        forward().wait()  # as without us: what a signal's handler raises comes then
+                    raise
                 self._compare(heard, peer, mine, known)
             return forward()
         work = forward()  # first: the backend may refuse it

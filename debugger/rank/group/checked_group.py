@@ -19,10 +19,11 @@ from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.signature import POINT_TO_POINT
 from ..checks import argument_checks, in_flight, reads
 from ..checks.argument_checks import InvalidArgumentError
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record import lost_connections
 from ..record.describe import METHODS, Method
-from ..record.lanes import Lane
+from ..record.lanes import BLOCKING, Lane
 from ..record.recorder import GroupRecord, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
@@ -175,8 +176,9 @@ class CheckedGroup(ProcessGroup):
         return own.boxed()
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
+        begun = self._inner._start_coalescing(*args, **kwargs)  # which a backend may refuse
         self._gathers(True)
-        return self._inner._start_coalescing(*args, **kwargs)
+        return begun
 
     def _end_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         self._gathers(False)
@@ -253,14 +255,19 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             try:
                 lane = self._lane(recorder, name, method)
             except Exception as error:
+                if is_interruption(error):
+                    raise
                 self._switch_off(error)
                 return getattr(self._inner, name)(*args, **kwargs)
         recorder, group = lane.recorder, lane.group
+        known = None
         try:
             # From which line: known by the instruction, at the place where it was the last time.
             try:
                 frame = _getframe(lane.depth)
-            except ValueError:  # a thread of C++
+            except ValueError as error:  # a thread of C++
+                if is_interruption(error):
+                    raise
                 frame = _getframe(0)
             line = lane.newest.get(frame.f_lasti)
             if line is None or line.code is not frame.f_code:
@@ -280,7 +287,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             # Whether it is waited for here, and what else belongs to it.
             options = args[last_option] if len(args) > last_option >= 0 else kwargs.get("opts")
             if options is None:
-                is_async = asks_for_source or not line.blocks
+                blocks = line.blocks_at and _getframe(line.blocks_at).f_code in BLOCKING
+                is_async = asks_for_source or not blocks
             else:
                 if options.__class__ is not lane.options:
                     lane.take(options.__class__)
@@ -300,9 +308,13 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         except InvalidArgumentError:
             raise
         except Exception as error:
+            if is_interruption(error):
+                recorder.writer.withdraw(group.slot, known)
+                raise
             self._switch_off(error)
             return getattr(self._inner, name)(*args, **kwargs)
         after = work = None
+        enters = False
         try:
             # Checks that were asked for, and at DETAIL the other ranks' consent.
             inspect = group.inspect  # which another thread may change
@@ -310,6 +322,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 after = inspect(name, given, known, group.slot.issued - 1)
             forward = lane.forward
             enter = group.pairs if message else None if guard is None else guard.enter
+            enters = True
             if enter is not None:
                 entry = partial(forward, *args, **kwargs)
                 work = enter(known, group.slot.issued - 1, options, is_async, entry)
@@ -349,7 +362,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 return work
         except BaseException as error:
             # It failed, or the verdict of the run came meanwhile, which is raised in its place.
-            if work is None and lost_connections.is_refusal(error, op, group.backend):
+            if work is None and _is_not_made(error, enters, op, group.backend):
                 writer.take_back(number, group.slot, known)
             writer.break_off(number, thread)
             better = recorder.waits.instead(error)
@@ -368,6 +381,15 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     call.__name__ = name
     call.__qualname__ = f"CheckedGroup.{name}"
     return call
+
+
+def _is_not_made(error: BaseException, enters: bool, op: str, backend: str) -> bool:
+    """Whether this, raised before there was a work, says that the backend has no such call.
+    `enters`: it was on its way into the backend, in whose C++ code no handler of a signal runs:
+    what such a handler raises then comes after it."""
+    if is_interruption(error):
+        return not enters
+    return lost_connections.is_refusal(error, op, backend)
 
 
 def _over(recorder: Recorder, group: GroupRecord) -> None:

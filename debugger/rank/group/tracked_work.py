@@ -34,6 +34,7 @@ class TrackedWork(ForwardingWork):
         "_number",
         "_open",
         "_recorder",
+        "_since_ns",
         "_waiting",
         "_work",
     )
@@ -47,6 +48,8 @@ class TrackedWork(ForwardingWork):
     _after: Callable[[], None] | None
     _held: Held | None
     _waiting: bool
+    _since_ns: int
+    """When the first wait began that the program has given up, and not the call; 0: none."""
 
     def __repr__(self) -> str:
         state = "pending" if self._open else "done"
@@ -91,6 +94,8 @@ class TrackedWork(ForwardingWork):
             if site is None:
                 site = self._site(frame)
             thread = writer.enter_wait(self._number + 1, site)
+            if self._since_ns:
+                writer.waits_since(thread, self._number + 1, self._since_ns)
         # A wait that fails makes the work complete: the heartbeat must not see that first.
         self._waiting = True
         try:
@@ -101,7 +106,7 @@ class TrackedWork(ForwardingWork):
             if self._after is not None:
                 self._look()
         except BaseException as error:
-            self._close(failed=True, thread=thread)
+            self._gave_up(error, thread)
             better = self._recorder.waits.instead(error)
             if better is error:
                 self._recorder.failed(self._number, error)
@@ -118,6 +123,25 @@ class TrackedWork(ForwardingWork):
                 _kept.pop(self._number, None)
             writer.finish(self._number, thread)
         return bool(result)
+
+    def _gave_up(self, error: BaseException, thread: ThreadSlot | None) -> None:
+        """The wait has ended with this error: the call, too, unless it goes on. That is so where
+        the program's own time limit for this wait is over, or where a signal's handler raised."""
+        if self._open and not isinstance(error, FindingRaised) and self._goes_on():
+            self._waiting = False
+            if thread is not None:
+                writer, mark = self._recorder.writer, self._number + 1
+                # Who asks again and again has waited since the first time.
+                self._since_ns = self._since_ns or writer.wait_began(thread, mark)
+                writer.leave_call(thread, mark)
+            return
+        self._close(failed=True, thread=thread)
+
+    def _goes_on(self) -> bool:
+        try:
+            return not self._work.is_completed()
+        except Exception:
+            return False
 
     def _site(self, frame: FrameType) -> int:
         """The line that waits: that of the call, where torch's function waits for what it has
@@ -232,6 +256,7 @@ def track(
     tracked._after = after
     tracked._held = held
     tracked._waiting = False
+    tracked._since_ns = 0
     # `outstanding.watch`, without the cost of calling it.
     handle = _works[number] = Handle(tracked, dropped)
     handle.number = number

@@ -11,6 +11,7 @@ from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
 from .. import torch_private
 from ..checks.pipeline import Pipeline
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
@@ -164,6 +165,8 @@ class Groups:
         except FindingRaised:
             raise  # the verdict of the run, which came meanwhile
         except Exception as error:
+            if is_interruption(error):
+                raise
             recorder.recording_is_off(f"recording of group {name!r}")
             report_own_fault(f"recording of group {name!r}", error)
             return created

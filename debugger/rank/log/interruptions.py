@@ -6,24 +6,36 @@ it raises is meant for the program: Ctrl-C, or torchrun's SignalException upon S
 
 from __future__ import annotations
 
+import functools
 import signal
 from types import CodeType
+from typing import Any
 
 
 def is_interruption(error: BaseException) -> bool:
     """Whether the handler of a signal has raised it."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = _handlers()
+    codes: set[CodeType] = set()
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
+        codes.add(trace.tb_frame.f_code)
         trace = trace.tb_next
-    return False
+    # Raised where it was caught, it is no handler's, which has a frame of its own.
+    return len(codes) > 1 and not codes.isdisjoint(_handlers())
 
 
 def _handlers() -> set[CodeType]:
     found = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = (getattr(getattr(one, "__func__", one), "__code__", None) for one in found)
+    codes = (_code(one) for one in found if callable(one))
     return {code for code in codes if isinstance(code, CodeType)}
+
+
+def _code(handler: Any) -> Any:
+    """That of a function, a method, a partial of one, or an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    if not hasattr(function, "__code__"):
+        function = type(handler).__call__
+    return getattr(function, "__code__", None)

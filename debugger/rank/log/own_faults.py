@@ -9,14 +9,16 @@ import contextlib
 import os
 
 from . import rank_log
+from .interruptions import is_interruption
 
 RAISED = "DISTDEBUG_RAISE_OWN_FAULTS"
 """Set where a fault of the layer is to fail the program: in its own tests."""
 
 
 def report_own_fault(what: str, error: BaseException) -> None:
-    """One line on stderr: a part of the layer is switched off, the program goes on."""
-    if os.environ.get(RAISED):
+    """One line on stderr: a part of the layer is switched off, the program goes on. Raises what the
+    handler of a signal has raised, which is the program's."""
+    if os.environ.get(RAISED) or is_interruption(error):
         raise error
     note_part_off = rank_log.of_this_process.note_part_off
     if note_part_off is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import threading
@@ -26,6 +27,7 @@ from . import blame
 
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
+_RECORDED = "_distdebug_recorded"
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 
 Explain = Callable[[BaseException, int], bool]
@@ -43,13 +45,12 @@ class Exceptions:
         self._recorder = recorder
         self._issued_in = frozenset((checked_group.__file__, *issued_in))
         self._explain = tuple(explain)
-        self._recorded: set[int] = set()
+        self._unmarked: set[int] = set()
 
     def record(self, error: BaseException, kind: type[RaisedNote] = ExceptionNote) -> None:
         """Put an exception on record, once, as a note of this kind."""
-        if id(error) in self._recorded:
+        if self._is_known(error):
             return
-        self._recorded.add(id(error))
         recorder = self._recorder
         if isinstance(error, FindingRaised):
             recorder.note(FindingRaisedNote(), error.kind)
@@ -98,6 +99,19 @@ class Exceptions:
         )
         recorder.note(note, lost.message, made[1] if made is not None else 0)
         return True
+
+    def _is_known(self, error: BaseException) -> bool:
+        """Whether this one was recorded before; from now on it was. By a mark on itself: the number
+        of one that was freed is given to the next, and to hold it would keep what its frames hold.
+        A copy, and one that another process has pickled, has the mark of the other."""
+        mark = (os.getpid(), id(error))
+        if getattr(error, _RECORDED, None) == mark or id(error) in self._unmarked:
+            return True
+        try:
+            setattr(error, _RECORDED, mark)
+        except Exception:  # a class that keeps its attributes to itself
+            self._unmarked.add(id(error))
+        return False
 
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""

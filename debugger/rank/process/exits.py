@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import multiprocessing.popen_fork
 import multiprocessing.process
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -18,8 +21,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ...errors.in_ranks import FindingRaised
+from ...record.exits import tell_asked
 from ...record.layout import Phase
 from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
+from ...record.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
@@ -59,6 +64,7 @@ class Exits:
         self._wrap_excepthook()
         self._wrap_thread_excepthook()
         self._wrap_process_run()
+        self._wrap_terminate()
         self._wrap_sys_exit()
         self._wrap_os_exit()
         atexit.register(self._at_exit)
@@ -164,6 +170,22 @@ class Exits:
             return status
 
         process_class._bootstrap = bootstrap
+
+    def _wrap_terminate(self) -> None:
+        """Who ends its own child wants it so; multiprocessing ends those that are daemons, too, as
+        the process ends: among them may be ranks of a world of their own, which save checkpoints,
+        say."""
+        popen: Any = multiprocessing.popen_fork.Popen
+        original = popen.terminate
+
+        @functools.wraps(original)
+        def terminate(child: Any) -> None:
+            with contextlib.suppress(Exception):
+                path = RunDirectory(self._recorder.writer.path.parent.parent).exits
+                tell_asked(path, int(child.pid), signal.SIGTERM)
+            original(child)
+
+        popen.terminate = terminate
 
     def _wrap_sys_exit(self) -> None:
         """`except Exception: print_exc(); sys.exit(1)` hides the exception from every hook.

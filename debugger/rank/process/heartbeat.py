@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from distcore.base.background_thread import BackgroundThread
+
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
@@ -40,7 +42,7 @@ class Heartbeat:
         self._still: tuple[object, ...] = ()
         self._still_beats = 0
         self._on_stream: int | None = None
-        self.thread = threading.Thread(target=self._run, name="distdebug-heartbeat", daemon=True)
+        self.thread = BackgroundThread(self._run, "distdebug-heartbeat")
 
     def start(self) -> None:
         self.beat()  # a rank that takes the GIL at once and keeps it has had one beat

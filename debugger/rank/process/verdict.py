@@ -62,7 +62,7 @@ class VerdictWatch:
         main = threading.main_thread()
         frame = frames.of_thread(main.ident)
         waited = self._sockets.shut_down()
-        if threading.current_thread() is main or main.ident is None:
+        if main.ident in (threading.get_ident(), None):
             return
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
         if waited and in_torch and _leaves(main.ident, frame):
@@ -72,7 +72,7 @@ class VerdictWatch:
     def check(self) -> None:
         """Raise the verdict if there is one. Called between the slices of a wait."""
         if self._error is not None:
-            if threading.current_thread() is threading.main_thread():
+            if _in_main_thread():
                 self._told_main = True
             raise self._raised()
 
@@ -87,7 +87,7 @@ class VerdictWatch:
         self.look()
         if self._error is None:
             return error
-        if threading.current_thread() is threading.main_thread():
+        if _in_main_thread():
             self._told_main = True
         return self._raised()
 
@@ -112,6 +112,11 @@ class VerdictWatch:
         if self._error is not None and not self._told_main and not self._silent:
             self._told_main = True
             raise self._raised()
+
+
+def _in_main_thread() -> bool:
+    """To ask `current_thread()` would show a thread to the program that is none of its own."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _only_launches() -> bool:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from distcore.base.call_text import REDUCE_OPS
 
 from ...record.signature import ANY_SOURCE, Signature, Tensor
+from ..log.interruptions import is_interruption
 
 Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]
@@ -28,7 +29,15 @@ _BroadcastOptions: Any = dist.BroadcastOptions
 _ReduceScatterOptions: Any = dist.ReduceScatterOptions
 _SUM: Any = dist.ReduceOp.SUM
 _found: Any = torch.accelerator.current_accelerator()
+UNKNOWN_SIZE = -1
 _ACCELERATOR = "cuda" if _found is None else str(_found.type)
+
+
+def _look_again(error: Exception) -> None:
+    """The arguments are of another form than was expected, unless the handler of a signal has
+    raised this, which may run anywhere."""
+    if is_interruption(error):
+        raise error
 
 
 def _one(tensor: Any) -> tuple[Any, ...]:
@@ -69,7 +78,8 @@ def _root(args: Arguments, position: int) -> int:
     options: Any = args[position]
     try:
         return int(options.rootRank)
-    except AttributeError:
+    except AttributeError as error:
+        _look_again(error)
         return int(options)
 
 
@@ -78,7 +88,8 @@ def _reduce_op(args: Arguments, position: int = 1) -> int:
     to it, for every attribute of that object costs 0.2 µs."""
     try:
         return hash(args[position].reduceOp)
-    except (IndexError, AttributeError):  # an overload without an options object
+    except (IndexError, AttributeError) as error:  # an overload without an options object
+        _look_again(error)
         given: Any = args[position] if len(args) > position else _SUM
         kind: Any = getattr(given, "op", given)
         return int(kind)
@@ -167,8 +178,8 @@ def _all_reduce_key(args: Arguments) -> Facts:
             [tensor] = tensors
             number = _number_of(_reduce_op_of(options))
             return (tensor.dtype, tensor.shape, tensor.is_cpu, number)
-    except _OTHER_FORM:
-        pass
+    except _OTHER_FORM as error:
+        _look_again(error)
     return _in_place_reducing(args)
 
 
@@ -178,8 +189,8 @@ def _broadcast_key(args: Arguments) -> Facts:
         if tensors.__class__ is list:
             [tensor] = tensors
             return (tensor.dtype, tensor.shape, tensor.is_cpu, _root_of_broadcast(options))
-    except _OTHER_FORM:
-        pass
+    except _OTHER_FORM as error:
+        _look_again(error)
     return _broadcast(args)
 
 
@@ -188,8 +199,8 @@ def _gather_key(args: Arguments) -> Facts:
         [outputs], [given] = args[0], args[1]
         if outputs.__class__ is list:
             return (given.dtype, given.shape, given.is_cpu, *map(_form_of, outputs))
-    except _OTHER_FORM:
-        pass
+    except _OTHER_FORM as error:
+        _look_again(error)
     return _gathering(args)
 
 
@@ -197,7 +208,8 @@ def _gather_into_one_key(args: Arguments) -> Facts:
     try:
         output, given = args[0], args[1]
         return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape)
-    except _OTHER_FORM:
+    except _OTHER_FORM as error:
+        _look_again(error)
         return _gathering(args)
 
 
@@ -206,7 +218,8 @@ def _scatter_from_one_key(args: Arguments) -> Facts:
         output, given, options = args
         number = _number_of(_reduce_op_of_scatter(options))
         return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape, number)
-    except _OTHER_FORM:
+    except _OTHER_FORM as error:
+        _look_again(error)
         return _reduce_scattering(args)
 
 
@@ -218,8 +231,8 @@ def _message_key(args: Arguments) -> Facts:
             if peer.__class__ is not int or tag.__class__ is not int:
                 peer, tag = int(peer), int(tag)
             return (tensor.dtype, tensor.shape, tensor.is_cpu, peer, tag)
-        except _OTHER_FORM:
-            pass
+        except _OTHER_FORM as error:
+            _look_again(error)
     return _send_or_recv(args)
 
 
@@ -342,16 +355,22 @@ def _global(rank: int, ranks: Sequence[int]) -> int:
 
 
 def _tensors(facts: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    return tuple((str(dtype).removeprefix("torch."), tuple(shape)) for dtype, shape, _ in facts)
+    return tuple((str(dtype).removeprefix("torch."), _sizes(shape)) for dtype, shape, _ in facts)
 
 
 def _counts(facts: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape) for _, shape, _ in facts)
+    return tuple(prod(_sizes(shape)) for _, shape, _ in facts)
+
+
+def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A size may be no number: of the rows of a nested tensor, or while a program is traced."""
+    return tuple(size if isinstance(size, int) else UNKNOWN_SIZE for size in shape)
 
 
 def _split(shape: Sequence[int], splits: Sequence[int], group_size: int) -> tuple[int, ...]:
     """Elements per peer: as given along the first dimension, or in even parts."""
-    row = prod(shape[1:])
+    sizes = _sizes(shape)
+    row = prod(sizes[1:])
     if splits:
         return tuple(part * row for part in splits)
-    return (prod(shape) // group_size,) * group_size
+    return (prod(sizes) // group_size,) * group_size

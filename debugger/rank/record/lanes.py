@@ -18,7 +18,7 @@ _MOST_LINES = 1000
 _DEPRECATED = f"{os.sep}typing_extensions.py"
 
 
-_BLOCKING = frozenset(
+BLOCKING = frozenset(
     inspect.unwrap(function).__code__
     for function in (dist.send, dist.recv)
     if hasattr(inspect.unwrap(function), "__code__")
@@ -29,20 +29,21 @@ _BLOCKING = frozenset(
 class Line:
     """A line of the user's code from which calls come: its `site`; `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
-    that the line is in, which must not be freed, for it is known by its address; whether torch's
-    function waits for the handle by itself (`blocks`); the sites of the lines of that code that
-    have waited for such a call, by instruction (`waits`); and the newest call from here (`known`),
-    for most lines make the same one each time."""
+    that the line is in, which must not be freed, for it is known by its address; how many frames
+    above the group's method a function of torch's stood that waits for the handle by itself
+    (`blocks_at`; 0: none did), which is looked at again with each call; the sites of the lines of
+    that code that have waited for such a call, by instruction (`waits`); and the newest call from
+    here (`known`), for most lines make the same one each time."""
 
-    __slots__ = ("blocks", "code", "fronts", "known", "site", "waits")
+    __slots__ = ("blocks_at", "code", "fronts", "known", "site", "waits")
 
     def __init__(
-        self, site: int, fronts: tuple[CodeType, ...], code: CodeType | None, blocks: bool = False
+        self, site: int, fronts: tuple[CodeType, ...], code: CodeType | None, blocks_at: int = 0
     ) -> None:
         self.site = site
         self.fronts = fronts
         self.code = code
-        self.blocks = blocks
+        self.blocks_at = blocks_at
         self.waits: dict[int, int] = {}
         self.known: Known | None = None
 
@@ -127,11 +128,11 @@ class Lane:
         while found is not None and _is_front(found.f_code.co_filename):
             fronts.append(found.f_code)
             found = found.f_back
-        blocks = not _BLOCKING.isdisjoint(fronts)
+        blocks_at = next((at for at, code in enumerate(fronts, 1) if code in BLOCKING), 0)
         if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
-            return Line(self.recorder.site(frame.f_back), (), None, blocks)
+            return Line(self.recorder.site(frame.f_back), (), None, blocks_at)
         site = self.recorder.site(found)
-        line = Line(site, tuple(fronts), found.f_code, blocks)
+        line = Line(site, tuple(fronts), found.f_code, blocks_at)
         depth = len(fronts) + 1
         if depth != self.depth:
             self.depth = depth

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ...record.backend_names import by_device
+from ..log.interruptions import is_interruption
 
 SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))
 NO_TIMEOUT = timedelta(0)
@@ -90,9 +91,10 @@ class Waits:
                 left -= step
             try:
                 return work.wait(step)
-            except (
-                RuntimeError
-            ):  # the slice is over, or the call failed, or the one, then the other
+            except RuntimeError as error:
+                if is_interruption(error):
+                    raise
+                # The slice is over, or the call failed, or the one, then the other.
                 over = bool(work.is_completed())
             if over:
                 return work.wait()  # at once: its own result or its own error

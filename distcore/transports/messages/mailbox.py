@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...base.background_thread import BackgroundThread
 from ...errors import Aborted, CorruptFrame, GroupFailed
 from ..frames import BadFrame, Ended
 from ..mesh.last_words import last_words
@@ -94,7 +95,7 @@ class Mailbox:
         for peer, descriptor in (alive or {}).items():
             self._poll.register(descriptor, _GONE)
             self._peers[descriptor] = ("life", peer)
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     # -- any thread ----------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Mailbox:
             self._close_by = _now() + (_DRAIN_S if self._error is None else _TELL_S)
             thread = self._thread
             os.eventfd_write(self._wake, 1)
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not thread.is_here():
             thread.join()
         self.abandon()
 
@@ -173,7 +174,7 @@ class Mailbox:
         with self._starting:
             if self._thread is None:
                 name = f"distcore messages of {self.name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread = BackgroundThread(self._run, name)
                 self._thread.start()
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)

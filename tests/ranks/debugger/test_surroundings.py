@@ -43,7 +43,6 @@ NEW_MODULES = {
 }
 TORCH_MODULES = "torch."
 """Parts of torch that the layer wraps are imported with it, rather than when they are used."""
-NEW_THREADS = {"distdebug-heartbeat"}
 NEW_DESCRIPTORS = 2
 OUR_FILE = re.compile(r"^(\d+\.txt|\S+\.flight)( \(deleted\))?, inheritable: False$")
 """The flight record, and the file for stacks: close-on-exec, both of them."""
@@ -162,8 +161,6 @@ def _unexplained(question: str, alone: Any, below: Any, wrapped: bool) -> Any:
             return {name for name in new if name.split(".")[0] not in known} | (
                 set(alone) - set(below)
             )
-        case "threads":
-            return set(alone) ^ set(below) ^ (NEW_THREADS & set(below))
         case "descriptors":
             new = Counter(below.values())
             new.subtract(Counter(alone.values()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from debugger.record import layout
-from debugger.record.layout import CallState, Definition, GroupState
+from debugger.record.layout import Activity, CallState, Definition, GroupState
 from debugger.record.reader import FlightReader
 from debugger.record.signature import (
     OP_CODES,
@@ -113,6 +113,44 @@ def sequences(view: Rank) -> list[object]:
         issued = view.groups[key].issued
         found.append([history.chains_after(key, count) for count in range(issued + 1)])
     return found
+
+
+@pytest.mark.parametrize("what", ["00", "02", "m0"])
+def test_a_call_that_a_signal_came_before(what: str, tmp_path: Path) -> None:
+    """On record or not, within something else or not: then it is as if it had not been made."""
+    program = Program(tmp_path / "record")
+    writer = program.writer
+    channel = program.channels[0] if what[0] == "m" else None
+    group = program.groups[0]
+    program.make(what)
+    before, states = program.view(), [CallState.COMPLETED]
+    call = program.describe(SEND if channel else COLLECTIVES[int(what[1])], channel)
+    writer.withdraw(group, None)  # it was not even described
+    writer.withdraw(group, call)  # nor begun: the one before is not taken for it
+    assert counts(program.view()) == counts(before)
+    writer.begin(group, call, 0, 0)
+    writer.withdraw(group, call)
+    outer = writer.enter(int(Activity.STORE), 0, 0, 0)
+    writer.begin(group, call, 0, 0)
+    writer.withdraw(group, call)
+    assert [wait.activity for wait in program.view().waits] == [Activity.STORE]
+    writer.leave(outer)
+    view = program.view()
+    assert counts(view) == counts(before)
+    assert not view.waits
+    assert view.history is not None
+    states += [CallState.FAILED] * 2
+    assert sorted(one.state for one in view.history.recent(10)) == sorted(states)
+
+
+def test_another_threads_call_is_not_taken_back(tmp_path: Path) -> None:
+    program = Program(tmp_path / "record")
+    call = program.describe(FLAT, None)
+    other = threading.Thread(target=program.writer.begin, args=(program.groups[0], call, 0, 0))
+    other.start()
+    other.join()
+    program.writer.withdraw(program.groups[0], call)
+    assert program.groups[0].issued == 1
 
 
 MADE = ("00", "01", "m0", "10", "02", "12", "m1", "m0", "01", "02")

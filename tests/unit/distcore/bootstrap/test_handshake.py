@@ -14,6 +14,7 @@ from distcore.bootstrap import handshake, listener, sockets
 from distcore.bootstrap.dial import Endpoint, Late, TurnedAway, dial
 from distcore.bootstrap.handshake import HandshakeRefused, Hello
 from distcore.bootstrap.listener import Listener, Registration
+from tests.support import system_threads
 
 SECRET = bytes(range(32))
 GROUP = bytes(reversed(range(32)))
@@ -115,7 +116,7 @@ def house() -> Iterator[House]:
     found = House()
     yield found
     found.close()
-    assert not [each for each in threading.enumerate() if each.name == "distcore listener"]
+    assert system_threads.gone("distcore listen")
 
 
 def dropped(connection: socket.socket) -> bool:

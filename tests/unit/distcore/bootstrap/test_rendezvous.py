@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from distcore.errors import (
     RendezvousError,
     StoreFailed,
 )
+from tests.support import system_threads
 
 LIMIT_S = 20.0
 SOON_S = LIMIT_S / 2
@@ -110,7 +110,7 @@ def join(start: Callable[..., Future[Any]]) -> Iterator[Callable[..., list[Any]]
     yield all_of
     for rendezvous in joined:
         rendezvous.close()
-    assert not [each for each in threading.enumerate() if each.name == "distcore listener"]
+    assert system_threads.gone("distcore listen")
 
 
 PER_RANK = ("host", "ranks", "transport", "algorithms")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 
 import pytest
 import torch
@@ -44,6 +46,33 @@ def test_a_handle_is_done_when_its_call_is(make: Callable[[], tuple[CallWork, ob
     assert work.is_completed()
     assert work.is_success()
     assert future.wait() == TENSORS
+
+
+class TimeIsUpError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_wait_that_the_handler_of_a_signal_ends(
+    make: Callable[[], tuple[CallWork, object]],
+) -> None:
+    """It raises what the handler raised, and the call goes on: nothing of it has come yet."""
+    work, finish = make()
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeIsUpError):
+            work.wait(timedelta(seconds=60))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not work.is_completed()
+    finish(None)  # type: ignore[operator]
+    assert work.wait()
 
 
 @pytest.mark.parametrize("make", KINDS)

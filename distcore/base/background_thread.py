@@ -1,0 +1,72 @@
+"""Threads of a library, which the program does not find among its own.
+
+A program may wait for all the threads that there are, by `threading.enumerate()` or
+`active_count()`, and those of torch's own backends are in neither. It would wait for ever for one
+that serves its groups for as long as these live.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_MOST_NAME_BYTES = 15
+"""What Linux keeps of a thread's name."""
+
+
+class BackgroundThread:
+    """As a daemon of `threading.Thread`. `name` is what the system shows, as far as it has room."""
+
+    def __init__(
+        self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()
+    ) -> None:
+        self.name = name
+        self.ident: int | None = None
+        self._process = 0
+        self._target = target
+        self._args = args
+        self._ended = threading.Event()
+
+    def __repr__(self) -> str:
+        state = "not begun" if not self._process else "running" if self.is_alive() else "ended"
+        return f"<BackgroundThread {self.name!r}: {state}>"
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError where the system has no room for another thread."""
+        self._process = os.getpid()
+        self.ident = _thread.start_new_thread(self._run, ())
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and has not ended; a forked child does not have it."""
+        return self._process == os.getpid() and not self._ended.is_set()
+
+    def is_here(self) -> bool:
+        """Whether it is the thread that asks."""
+        return self.ident == threading.get_ident() and self.is_alive()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its end, or so long."""
+        if self.is_alive():
+            self._ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            _show(self.name)
+            self._target(*self._args)
+        except SystemExit:
+            pass
+        except BaseException:
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+        finally:
+            del self._target, self._args  # what they hold is the group's
+            self._ended.set()
+
+
+def _show(name: str) -> None:
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
+        file.write(name.encode()[:_MOST_NAME_BYTES])
