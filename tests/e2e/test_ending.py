@@ -206,7 +206,8 @@ SEEN = """
 import json, os, time
 run = os.environ["DISTDEBUG_RUN_DIR"]
 supervisor = json.load(open(f"{run}/run.json"))["pid"]
-while f"/{os.environ['RANK']}.flight" not in open(f"/proc/{supervisor}/maps").read():
+names = [f"/{os.environ['RANK']}.flight", f"/pid-{os.getpid()}.flight"]  # as it was called first
+while not any(name in open(f"/proc/{supervisor}/maps").read() for name in names):
     time.sleep(0.01)
 """
 """The supervisor reads the record of this rank: of one that vanishes before it has seen nobody."""
