@@ -76,14 +76,6 @@ RULES: dict[str, Rule] = {
 }
 OPS: tuple[str, ...] = tuple(RULES)
 OP_CODES: dict[str, int] = {op: code for code, op in enumerate(OPS)}
-GRAVEST_FIRST = (
-    "op_mismatch",
-    "root_mismatch",
-    "shape_mismatch",
-    "dtype_mismatch",
-    "reduce_op_mismatch",
-)
-"""The kinds of `disagreements`, in its order."""
 POINT_TO_POINT = frozenset({"send", "recv"})
 
 
@@ -242,9 +234,16 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
 
 def gravity(one: Signature, other: Signature) -> int:
     """The smaller, the more the two differ: where ranks disagree in several ways, that of the
-    smallest decides what the call's finding is."""
-    kind = disagreement(one, other)
-    return GRAVEST_FIRST.index(kind) if kind in GRAVEST_FIRST else len(GRAVEST_FIRST)
+    smallest decides what the call's finding is. In the order of `disagreements`."""
+    differ = (
+        one.op != other.op,
+        one.root != other.root,
+        _agreeing_counts(one) != _agreeing_counts(other),
+        set(one.dtypes) != set(other.dtypes) or one.device != other.device,
+        one.reduce_op != other.reduce_op,
+        True,
+    )
+    return differ.index(True)
 
 
 def hash64(key: object) -> int:

@@ -77,7 +77,10 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
         return finding
     victims = set(finding.victims)
     for row in world.all_pending():
-        need = needs.of(row) if row.rank not in victims and row.call is not None else None
+        call = row.call if row.rank not in victims else None
+        if call is None or call.signature.peer is not None or call.group[0] == finding.group.name:
+            continue
+        need = needs.of(row)
         if need is None or need.any_of or victims.isdisjoint(need.ranks):
             continue
         expected = ranks_text(sorted(victims & need.ranks))
