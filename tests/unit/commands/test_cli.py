@@ -54,8 +54,10 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "--nope"], "unrecognized arguments: --nope; see `distdebug report --help`"),
         (
             ["plan", "-n", "2", "exec"],
-            "no command was given; write one after `--`, for example: distdebug plan exec -- "
-            "torchrun --nproc-per-node 8 train.py",
+            (
+                "no command was given; write one after `--`, for example: distdebug plan exec -- "
+                "torchrun --nproc-per-node 8 train.py"
+            ),
         ),
         (
             ["run", "--seed", "new", "train.py"],
@@ -67,8 +69,10 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["attach", "--rank", "-1"],
-            "argument --rank: must be the number of a rank, not '-1'; see `distdebug attach "
-            "--help`",
+            (
+                "argument --rank: must be the number of a rank, not '-1'; see `distdebug attach "
+                "--help`"
+            ),
         ),
     ],
 )
