@@ -52,6 +52,28 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train.py"], "train.py is a script; run it with: distdebug run -n 2 train.py"),
         (["a\x1b[31mb"], "unknown command 'a\\\\x1b[31mb'; see `distdebug --help`"),
         (["report", "--nope"], "unrecognized arguments: --nope; see `distdebug report --help`"),
+        (
+            ["plan", "-n", "2", "exec"],
+            (
+                "no command was given; write one after `--`, for example: distdebug plan exec -- "
+                "torchrun --nproc-per-node 8 train.py"
+            ),
+        ),
+        (
+            ["run", "--seed", "new", "train.py"],
+            "argument --seed: must be a whole number from 0 on, not 'new'",
+        ),
+        (
+            ["run", "--inject-random", "x", "train.py"],
+            "argument --inject-random: must be from 1 to 1000 faults, not 'x'",
+        ),
+        (
+            ["attach", "--rank", "-1"],
+            (
+                "argument --rank: must be the number of a rank, not '-1'; see `distdebug attach "
+                "--help`"
+            ),
+        ),
     ],
 )
 def test_a_wrong_command_line_gets_one_sentence(

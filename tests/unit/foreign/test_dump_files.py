@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from debugger.cli import main
+from debugger.errors import UsageError
 from debugger.foreign import dump_files
 from tests.unit.foreign.test_reports import entry, write
 
@@ -141,3 +142,21 @@ def test_what_a_dump_says_cannot_steer_the_terminal(
     for form in ("--text", "--json", "--junit"):
         main(["report", str(tmp_path), form])
         assert "\x1b" not in capsys.readouterr().out
+
+
+def test_of_a_folder_with_very_many_files_no_more_are_read_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text("no dump")
+    write(tmp_path / "zz_rank_0", [entry(0, "gloo:all_reduce", 0)])
+    asked: list[Path] = []
+    real = dump_files._is_regular
+    monkeypatch.setattr(dump_files, "_is_regular", lambda path: asked.append(path) or real(path))
+    monkeypatch.setattr(dump_files, "MOST_FILES", 8)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "nor a dump" in capsys.readouterr().err
+    assert len(asked) <= 9
+    with pytest.raises(UsageError, match="more than 8 files: name the folder of the dumps"):
+        dump_files.load(tmp_path)
+    assert len(asked) <= 18

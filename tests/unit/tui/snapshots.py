@@ -27,7 +27,7 @@ RECORDED: dict[str, dict[str, tuple[str, ...]]] = {
         "overview-strips": ("t",),
         "collectives": ("c",),
         "rank": ("r",),
-        "rank-log": ("r", "l"),
+        "rank-log": ("r", "l", "l"),
         "rank-about": ("r", "tab", "tab", "tab"),
         "stacks": ("s",),
         "waits": ("w",),
