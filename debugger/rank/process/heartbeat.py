@@ -62,10 +62,10 @@ class Heartbeat:
         while not self._stop.wait(PERIOD_S):
             try:
                 self.beat()
+                self._also()
             except Exception as error:
                 report_own_fault("the heartbeat", error)
                 return
-            self._also()
 
     def beat(self) -> None:
         """One look at the process."""

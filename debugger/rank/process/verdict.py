@@ -49,9 +49,11 @@ class VerdictWatch:
 
     def look(self) -> None:
         """Called with every heartbeat."""
-        if self._error is not None or not self._path.exists() or _only_launches():
+        if self._error is not None:
             return
         try:
+            if not self._path.exists() or _only_launches():
+                return
             self._error = Verdict.of_json(json.loads(self._path.read_text()))
         except (OSError, ValueError):
             return
