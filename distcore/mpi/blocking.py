@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
+
+from ..base.background_thread import BackgroundThread
 
 
 class BlockingThread:
@@ -21,7 +23,7 @@ class BlockingThread:
         self._done = Lock()
         self._done.acquire()
         self._busy = False
-        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread = BackgroundThread(self._run, name)
         self._thread.start()
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from ..base.background_thread import BackgroundThread
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from . import library
@@ -167,7 +168,7 @@ class Messages:
         self._error: GroupFailed | None = None
         self._pending: set[Posting] = set()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._ended = False
         self._sleeps = False
         self._looked = 0.0
@@ -208,7 +209,7 @@ class Messages:
                 self._pending.add(posting)
                 if self._thread is None:
                     name = f"distcore messages of {self.notices.name}"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._thread = BackgroundThread(self._run, name)
                     self._thread.start()
                 elif self._sleeps:
                     self._changed.notify()
@@ -320,7 +321,7 @@ class Messages:
             self._ended = True
             self._changed.notify()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not thread.is_here():
             thread.join()
 
     def abandon(self) -> None:

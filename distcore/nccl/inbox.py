@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
+from ..base.background_thread import BackgroundThread
 from .communicators import Clock, wait_for
 from .life import Life
 from .outbox import Path, sent_key
@@ -54,7 +55,7 @@ class Inbox:
             post(self._path(source))
         elif start:
             name = f"distcore nccl receives of tag {self._tag}"
-            Thread(target=self._run, name=name, daemon=True).start()
+            BackgroundThread(self._run, name).start()
 
     def _path(self, source: int) -> Path:
         return Path(source, self._life.rank, self._tag)

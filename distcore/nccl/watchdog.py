@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Event as Flag
-from threading import Lock, Thread, current_thread
+from threading import Lock
 from typing import Any
 
+from ..base.background_thread import BackgroundThread
 from ..base.deadline import extended
 from ..errors import DeadlineExceeded, GroupFailed
 from .communicators import Member
@@ -163,12 +164,12 @@ class Watchdog:
         self._name = name
         self._stop = Flag()
         self._began = Flag()
-        self._thread: Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     def start(self, index: int) -> None:
         """Once there is something to look at, on this device; again it changes nothing."""
         if self._thread is None and not self._stop.is_set():
-            self._thread = Thread(target=self._run, args=(index,), name=self._name, daemon=True)
+            self._thread = BackgroundThread(self._run, self._name, (index,))
             self._thread.start()
             self._began.wait(_BEGIN_S)
 
@@ -184,5 +185,5 @@ class Watchdog:
     def stop(self, limit_s: float = 0.0) -> None:
         """End it after the look that it is in, and wait for that."""
         self._stop.set()
-        if self._thread is not None and self._thread is not current_thread():
+        if self._thread is not None and not self._thread.is_here():
             self._thread.join(limit_s)

@@ -49,10 +49,11 @@ class VerdictWatch:
 
     def look(self) -> None:
         """Called with every heartbeat."""
-        # `Path.exists` raises where the program has become another user.
-        if self._error is not None or not os.path.exists(self._path) or _only_launches():
+        if self._error is not None:
             return
         try:
+            if not self._path.exists() or _only_launches():
+                return
             self._error = Verdict.of_json(json.loads(self._path.read_text()))
         except (OSError, ValueError):
             return

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from debugger.rank.record.describe import METHODS, signature
+from debugger.rank.record.describe import METHODS, UNKNOWN_SIZE, signature
+from debugger.record.signature import Signature
 
 
 @pytest.mark.parametrize("by_device", [False, True])
@@ -25,3 +26,13 @@ def test_the_device_counts_where_backends_differ_by_it(by_device: bool) -> None:
 
 def test_a_barrier_has_no_device() -> None:
     assert signature("barrier", METHODS["barrier"].facts(()), (0, 1), True).device == ""
+
+
+def test_sizes_that_are_no_numbers() -> None:
+    """Those of a nested tensor, say: such a call is told from others by what is a number."""
+    method = METHODS["allreduce"]
+    made = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert not all(isinstance(size, int) for size in made.shape)
+    found = signature(method.op, method.facts(([made],)), (0, 1))
+    assert found.shapes == ((2, UNKNOWN_SIZE),)
+    assert Signature.from_json(found.to_json()) == found
