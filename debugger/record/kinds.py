@@ -52,6 +52,8 @@ class Kind:
     """Whether it happens may depend on what is buffered, and on who comes first."""
     by_calls: bool = False
     """The same calls lead to it again, whatever program makes them."""
+    at_one_line: bool = False
+    """It is of the program's line alone: ranks that make it at one line make one mistake."""
     only_by: frozenset[str] = frozenset()
     """The injected faults that may explain it; empty: any of them."""
 
@@ -104,7 +106,14 @@ _ALL = (
     ),
     Kind("join_timeout", 93, Family.ABSENCE, "GROUP NEVER FORMED", ends_all=True, stack_tells=True),
     Kind("stalled", 93, Family.ABSENCE, "STALLED", by_calls=True),
-    Kind("forked", 93, Family.USE, "FORKED CHILD USED THE GROUP", ends_culprits=True),
+    Kind(
+        "forked",
+        93,
+        Family.USE,
+        "FORKED CHILD USED THE GROUP",
+        ends_culprits=True,
+        at_one_line=True,
+    ),
     Kind("node_lost", 94, Family.ABSENCE, "NODE LOST", ends_all=True, leaves=True),
     Kind(
         "rank_died",
@@ -129,8 +138,8 @@ _ALL = (
     Kind("nan", 95, Family.DATA, "NAN", about_numbers=True),
     Kind("overflow", 95, Family.DATA, "OVERFLOW", about_numbers=True),
     Kind("divergence", 95, Family.DATA, "DIVERGENCE", about_numbers=True),
-    Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT"),
-    Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR"),
+    Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT", at_one_line=True),
+    Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR", at_one_line=True),
     Kind(
         "invalid_argument",
         1,

@@ -39,7 +39,7 @@ class BackgroundThread:
     def start(self) -> None:
         """Begin. Raises RuntimeError where the system has no room for another thread."""
         self._process = os.getpid()
-        self.ident = _thread.start_new_thread(self._run, ())
+        self.ident = _thread.start_new_thread(self._bootstrap, ())
 
     def is_alive(self) -> bool:
         """Whether it has begun and has not ended; a forked child does not have it."""
@@ -54,7 +54,8 @@ class BackgroundThread:
         if self.is_alive():
             self._ended.wait(timeout_s)
 
-    def _run(self) -> None:
+    def _bootstrap(self) -> None:
+        """Named as in `threading`: by that a dump of stacks tells that it is no main thread."""
         try:
             _show(self.name)
             self._target(*self._args)

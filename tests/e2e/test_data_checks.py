@@ -47,4 +47,4 @@ def test_an_interval_that_is_none(tmp_path: Path) -> None:
         runs.start("run", ["--check-every", "0", "x.py"], tmp_path / "run", tmp_path), tmp_path
     )
     assert done.exit_code == 2
-    assert "must be a number of steps from 1 on, not 0" in done.stderr
+    assert "must be a number of steps from 1 on, not '0'" in done.stderr

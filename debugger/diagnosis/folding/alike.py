@@ -17,8 +17,6 @@ from ..facts.world import DEFAULT_GROUP, OF_MESH
 from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
 
-KINDS = frozenset({"unsafe_tensor", "forked", "inflight_write"})
-"""Of the program's lines alone; which rank had the first NaN, say, is another matter."""
 TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""
 
@@ -42,7 +40,7 @@ def _key(finding: Finding) -> tuple[object, ...] | None:
     where = finding.ranks.get(finding.culprits[0]) if finding.culprits else None
     if where is None or where.location is None:
         return None
-    if finding.kind in KINDS and len(finding.culprits) == 1:
+    if finding.about.at_one_line and len(finding.culprits) == 1:
         group = finding.group.name if finding.group else None
         return (finding.kind, group, finding.seq, where.location)
     desc = finding.group.desc if finding.group else ""

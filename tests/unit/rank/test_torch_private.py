@@ -25,8 +25,8 @@ from debugger.rank.torch_private.probe import Part, Private
 from debugger.record import torch_versions
 
 HOME = Path(torch_private.__file__).parent
-OWN = frozenset({"_inner"})
-"""Of this layer's own objects."""
+OWN = frozenset({"_inner", "_host_emptyCache"})
+"""Of this layer's own objects; and what a plan gives to a torch that has no GPUs."""
 
 
 @pytest.fixture(autouse=True)

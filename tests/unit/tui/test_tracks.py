@@ -255,6 +255,6 @@ def test_a_strip_is_drawn_within_its_width() -> None:
     assert drawn.split()[0] == "▸0"
     assert drawn.endswith(" 25% waits")
     assert drawn.split()[1].lstrip("─").lstrip("▒").lstrip("═").strip("█") == ""
-    assert unseen.split() == ["1", "not", "seen", "yet"]
+    assert unseen.split() == ["1", "nothing", "on", "record"]
     assert plain(strip.axis(timeline, 79)).split() == ["│-30", "s", "│-20", "s", "│-10", "s", "now"]
     assert plain(strip.axis(timeline, 79, over=True)).endswith("end")

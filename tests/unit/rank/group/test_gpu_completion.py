@@ -67,6 +67,7 @@ class Case:
             site=lambda _frame, of_another=False: self.author.site,
             sites={},
             waits=waiting.Waits(waiting.NoVerdict()),
+            failed=lambda _number, _error: None,
         )
 
     def track(self, work: Work, streams: bool = True) -> TrackedWork:
