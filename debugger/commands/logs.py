@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from ..errors import UsageError
+from ..record import copies
 from ..record.log_form import readable
 from ..record.log_levels import LEVELS
 from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
@@ -97,8 +98,18 @@ def _show(
         sys.stdout.flush()
         time.sleep(POLL_EVERY_S)
     if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
-        raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
+        if not _is_on_record(directory, ranks):
+            raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
+        # It was ended before it had said anything: by its launcher, when another one had failed.
+        print(f"distdebug: rank {args.rank} has written nothing", file=sys.stderr)
     return 0
+
+
+def _is_on_record(directory: RunDirectory, ranks: frozenset[int]) -> bool:
+    """Whether one of these ranks was in the run, on whatever node."""
+    files = directory.ranks.glob("*.flight")
+    names = (copies.own_name(path.name).removesuffix(".flight") for path in files)
+    return any(name.isdecimal() and int(name) in ranks for name in names)
 
 
 def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:

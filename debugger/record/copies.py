@@ -20,3 +20,9 @@ def node_of(name: str) -> int:
     """The node that told of the file with this name."""
     match = _NAME.match(name)
     return int(match[1]) if match else 0
+
+
+def own_name(name: str) -> str:
+    """What the file with this name is called on its own node."""
+    match = _NAME.match(name)
+    return name[match.end() :] if match else name

@@ -49,6 +49,18 @@ def test_logs_by_rank_and_stream(capsys: Capture) -> None:
     assert "there is no output of rank 7" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("record", ["7.flight", "node1-7.flight"])
+def test_logs_of_a_rank_that_was_ended_before_it_said_anything(
+    capsys: Capture, record: str
+) -> None:
+    directory = runs_on_disk.finished()
+    (directory.ranks / record).touch()
+    (directory.ranks / "pid-8.flight").touch()
+    assert main(["logs", "--rank", "7"]) == 0
+    assert capsys.readouterr().err == "distdebug: rank 7 has written nothing\n"
+    assert main(["logs", "--rank", "8"]) == 2
+
+
 @pytest.mark.parametrize("ranks", ["", "a", "3-1", "-1", "1,", "0-99999999"])
 def test_ranks_that_make_no_sense(capsys: Capture, ranks: str) -> None:
     runs_on_disk.finished()
