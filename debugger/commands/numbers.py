@@ -38,7 +38,7 @@ def pid(text: str) -> int:
 
 def seed(text: str) -> int:
     """Of random numbers."""
-    return between(0, (1 << 63) - 1, "a whole number from 0 on")(text)
+    return _least(text, 0, "a whole number from 0 on")
 
 
 def between(least: int, most: int, what: str) -> Callable[[str], int]:

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .clocks import Offset
-from .hearing import Heard, Listening
+from .hearing import Heard
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import SCHEMA, Offer
@@ -79,8 +79,6 @@ class Listener(Link):
         self._numbers: dict[bytes, int] = {}
         self._inbox: deque[tuple[int, Message]] = deque(maxlen=MOST_QUEUED)
         self._pinged_s = self._missed_s = 0.0
-        self._listening = Listening()
-        self._read_all = True
         self._proving = 0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
@@ -150,25 +148,21 @@ class Listener(Link):
     def _sockets(self) -> list[Any]:
         return [self._router, self._zap, self._monitor]
 
-    def _drain(self, socket: Any) -> None:
-        self._read_all = self._read_all and socket is not self._router
-        for _ in range(1000):
-            try:
-                if socket is self._zap:
-                    self._judge(socket.recv_multipart(zmq.NOBLOCK))
-                elif socket is self._monitor:
-                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
-                else:
-                    self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
-            except zmq.Again:
-                self._read_all = self._read_all or socket is self._router
-                return
+    @property
+    def _peers(self) -> Any:
+        return self._router
+
+    def _read(self, socket: Any) -> None:
+        if socket is self._zap:
+            self._judge(socket.recv_multipart(zmq.NOBLOCK))
+        elif socket is self._monitor:
+            self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
+        else:
+            self._take(socket.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def _tick(self) -> None:
         now_s = time.monotonic()
         every_s = ping_every_s(len(self._identities), PING_EVERY_S)
-        self._listening.looked(now_s, self._read_all)
-        self._read_all = True
         if now_s - self._missed_s >= MISSED_EVERY_S:
             self._missed_s, listened_s = now_s, self._listening.total_s
             for node in list(self.nodes.values()):

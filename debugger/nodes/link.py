@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket as sockets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import zmq
 
 from .agreed_keys import Pair
+from .hearing import Listening
 
 POLL_MS = 100
+MOST_AT_ONCE = 1000
 LINGER_MS = 1500
 """What was sent last is still delivered, for so long."""
 _TCP_CONGESTION, _TCP_THIN_LINEAR_TIMEOUTS = 13, 16
@@ -47,6 +50,8 @@ class Link(threading.Thread):
         self._reader, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = threading.Event()
+        self._listening = Listening()
+        self._read_all = True
         self.context = zmq.Context(io_threads=1)
         pair = pair or Pair(*zmq.curve_keypair())
         self.key = pair.public.decode()
@@ -108,6 +113,8 @@ class Link(threading.Thread):
                 for socket in self._sockets():
                     if socket in ready:
                         self._drain(socket)
+                self._listening.looked(time.monotonic(), self._read_all)
+                self._read_all = True
                 self._tick()
             self._run_calls()
         except Exception as error:
@@ -129,8 +136,25 @@ class Link(threading.Thread):
     def _sockets(self) -> list[Any]:
         return []
 
+    @property
+    def _peers(self) -> Any:
+        """The socket by which the other ends are heard."""
+        return None
+
     def _drain(self, socket: Any) -> None:
-        """Something has come."""
+        """Something has come. Of a socket that brings ever more so much is read that the others
+        have their turn; then the other ends may have said more than was heard."""
+        is_peers = socket is self._peers
+        self._read_all = self._read_all and not is_peers
+        for _ in range(MOST_AT_ONCE):
+            try:
+                self._read(socket)
+            except zmq.Again:
+                self._read_all = self._read_all or is_peers
+                return
+
+    def _read(self, socket: Any) -> None:
+        """One message. Raises zmq.Again where there is none."""
 
     def _tick(self) -> None:
         """About ten times a second, and after everything that came."""

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
 from .head import LOST_AFTER_S, MOST_QUEUED
-from .hearing import Heard, Listening
+from .hearing import Heard
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer
@@ -48,8 +48,7 @@ class Connection(Link):
         self._hello: Mapping[str, Any] = {}
         self._inbox: deque[Message] = deque(maxlen=MOST_QUEUED)
         self._began_s = 0.0
-        self._listening, self._heard = Listening(), Heard()
-        self._read_all = True
+        self._heard = Heard()
         self.welcome: Mapping[str, Any] | None = None
         self.refusal = ""
         self._dealer: Any = None
@@ -132,21 +131,15 @@ class Connection(Link):
     def _sockets(self) -> list[Any]:
         return [one for one in (self._dealer, self._monitor) if one is not None]
 
-    def _drain(self, socket: Any) -> None:
-        self._read_all = self._read_all and socket is not self._dealer
-        for _ in range(1000):
-            try:
-                if socket is self._monitor:
-                    self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
-                else:
-                    self._take(socket.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                self._read_all = self._read_all or socket is self._dealer
-                return
+    @property
+    def _peers(self) -> Any:
+        return self._dealer
 
-    def _tick(self) -> None:
-        self._listening.looked(time.monotonic(), self._read_all)
-        self._read_all = True
+    def _read(self, socket: Any) -> None:
+        if socket is self._monitor:
+            self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
+        else:
+            self._take(socket.recv_multipart(zmq.NOBLOCK))
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]

@@ -234,7 +234,7 @@ class _Reader:
             exact=counts.exact if not message else 0,
             balance=counts.balance if not message else 0,
         )
-        self._events.append(Made(call, whole(stream) if stream >= 0 else -1))
+        self._events.append(Made(call, _stream(stream)))
 
     def _on_refused(self, number: int) -> None:
         at, counts = self._calls[number]
@@ -250,8 +250,7 @@ class _Reader:
             self._came_from[number] = ranks[source]
 
     def _on_wait(self, number: int, site: int, stream: int = 0) -> None:
-        at = whole(stream) if stream >= 0 else -1
-        self._events.append(Waited(number, self._sites.get(site), at))
+        self._events.append(Waited(number, self._sites.get(site), _stream(stream)))
 
     def _on_destroyed(self, index: int, site: int) -> None:
         self._states[index] = GroupState.DESTROYED
@@ -294,6 +293,10 @@ class _Reader:
         if waits and isinstance(last, Made) and last.call.is_async:
             self._events.append(Waited(last.call.number, last.call.site))
         self._events.append(CutOff(str(why), found, stuck=bool(waits)))
+
+
+def _stream(number: int) -> int:
+    return whole(number) if number >= 0 else -1
 
 
 def _nothing(*row: Any) -> None:

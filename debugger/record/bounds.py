@@ -11,7 +11,6 @@ import errno
 import math
 import os
 import stat
-from pathlib import Path
 from typing import Any
 
 MOST_RANKS = 1 << 17
@@ -20,20 +19,22 @@ MOST_WHOLE = 1 << 63
 """Whole numbers in our files are of 64 bits."""
 
 
-def open_regular(path: str | os.PathLike[str]) -> int:
+def open_regular(path: str | os.PathLike[str], follow_links: bool = False) -> int:
     """A descriptor to read this file. Raises OSError, also for what is no regular file; never
-    waits for somebody at the other end, and follows no link."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    descriptor = os.open(path, flags)
+    waits for somebody at the other end, and follows no link but where that is asked for."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
     return descriptor
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
+def read_regular(
+    path: str | os.PathLike[str], most_bytes: int, follow_links: bool = False
+) -> bytes:
     """What the file holds, up to that many bytes. Raises OSError."""
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open(open_regular(path, follow_links), "rb", buffering=0) as file:
         pieces = []
         while most_bytes > 0 and (piece := file.read(most_bytes)):
             pieces.append(piece)

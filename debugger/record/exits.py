@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import steady_clock
+from .appending import append
 from .bounds import open_regular
 from .json_objects import object_of
 
@@ -51,13 +52,8 @@ class ExitStatus:
 
 def tell_asked(path: Path, pid: int, number: int) -> None:
     """This process is about to send its child that signal. Raises OSError."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     told = {"pid": pid, "asked": number, "time_ns": time.time_ns()}
-    log = os.open(path, flags, 0o600)
-    try:
-        os.write(log, f"{json.dumps(told)}\n".encode())
-    finally:
-        os.close(log)
+    append(path, f"{json.dumps(told)}\n".encode())
 
 
 class ExitLog:

@@ -7,11 +7,10 @@ The paths are the process's own word: nothing but a regular file is opened, and 
 
 from __future__ import annotations
 
-import os
-import stat
 from functools import lru_cache
 from importlib.util import decode_source
 
+from ..record.bounds import read_regular
 from .stacks import Frame
 
 MOST_BYTES = 1 << 21
@@ -34,11 +33,6 @@ def text_of(path: str) -> str:
     if not path.startswith("/"):
         return ""
     try:
-        # Opening a FIFO would wait for its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return ""
-            return decode_source(file.read(MOST_BYTES))
+        return decode_source(read_regular(path, MOST_BYTES, follow_links=True))
     except (OSError, ValueError, SyntaxError):
         return ""

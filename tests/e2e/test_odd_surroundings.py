@@ -76,8 +76,15 @@ signal.pause()
 
 
 def signalled(shell: str, tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "signalled.py").write_text(SIGNALLED)
-    words = [sys.executable, str(tmp_path / "signalled.py"), *map(str, arguments)]
+    return run_by_shell(SIGNALLED, shell, tmp_path, *arguments)
+
+
+def run_by_shell(
+    script: str, shell: str, tmp_path: Path, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """The script finds the process that a scheduler would signal in OVER."""
+    (tmp_path / "script.py").write_text(script)
+    words = [sys.executable, str(tmp_path / "script.py"), *map(str, arguments)]
     own = [str(runs.DISTDEBUG), "exec", "--allow-unwatched", "--run-dir", str(tmp_path / "run")]
     return subprocess.run(
         ["sh", "-c", f'export OVER=$$; {shell} exec "$@"', "sh", *own, "--", *words],
@@ -118,18 +125,6 @@ def test_a_signal_that_is_the_programs_business(number: signal.Signals, tmp_path
 
 
 def test_a_program_that_has_no_use_for_it_dies_of_it_as_without_us(tmp_path: Path) -> None:
-    (tmp_path / "stays.py").write_text("import os, time; os.kill(int(os.environ['OVER']), 10)\n")
-    with (tmp_path / "stays.py").open("a") as file:
-        file.write("time.sleep(600)\n")
-    words = [sys.executable, str(tmp_path / "stays.py")]
-    own = [str(runs.DISTDEBUG), "exec", "--allow-unwatched", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        ["sh", "-c", 'export OVER=$$; exec "$@"', "sh", *own, "--", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        cwd=tmp_path,
-        env=runs.environment(),
-    )
+    stays = "import os, time; os.kill(int(os.environ['OVER']), 10)\ntime.sleep(600)\n"
+    done = run_by_shell(stays, "", tmp_path)
     assert done.returncode == 128 + signal.SIGUSR1, done

@@ -53,7 +53,8 @@ _FLOAT_FUNCTIONS = (
     "fsum",
 )
 _DECIDING_FUNCTIONS = ("isnan", "isinf", "isfinite", "isclose")
-_LIKELY = {"isnan": False, "isinf": False, "isfinite": True}
+LIKELY = {"isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False)}
+"""What functions of this name say of a number that is not known: most are finite."""
 _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 
 
@@ -308,10 +309,10 @@ def _observed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         found = original(*(_plain(one) for one in args), **kwargs)
         if deciding:
-            likely = _LIKELY.get(name, found)
-            return decisions.condition(likely, f"math.{name}() of a value that is not known")
+            likely = LIKELY.get(name, found)
+            return decisions.condition(likely, f"math.{name}() of {_VALUE}")
         if rounding:
-            decisions.depends(f"math.{name}() of a value that is not known")
+            decisions.depends(f"math.{name}() of {_VALUE}")
             return found
         return known_as(found, decisions)
 

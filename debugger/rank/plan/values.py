@@ -24,6 +24,7 @@ from ..torch_private.planned_operators import (
 from ..torch_private.planned_sizes import ask_sizes
 from .decisions import Decisions
 from .numbers import (
+    LIKELY,
     LOST,
     SIZE,
     UndecidedFloat,
@@ -48,8 +49,6 @@ _SHAPED_BY_VALUES = frozenset(
 _SHAPED_BY_NUMBERS = frozenset(
     {"arange", "range", "linspace", "logspace", "one_hot", "chunk", "split", "unflatten"}
 )
-_OF_FINITE_NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0, "isposinf": 0, "isneginf": 0}
-"""What is likely of a value that is not known."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
 
 
@@ -230,9 +229,9 @@ class Values(Watching):
             if any(self._taint.has(one) for one in tensors_of(args[:1])):
                 for one in tensors_of(found):
                     self._taint.add(one)
-        elif name in _OF_FINITE_NUMBERS and isinstance(found, Tensor) and self._is_unknown(found):
+        elif name in LIKELY and isinstance(found, Tensor) and self._is_unknown(found):
             with torch.no_grad():
-                found.fill_(_OF_FINITE_NUMBERS[name])
+                found.fill_(LIKELY[name])
             self._taint.add(found)
 
     def _patch_read(self, name: str) -> None:

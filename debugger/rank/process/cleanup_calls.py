@@ -18,7 +18,7 @@ from types import FrameType
 from ...errors.in_ranks import FindingRaised
 from ...record.notes import UnwindingNote
 from ..record import call_site
-from ..record.exception_text import stack_of, titled
+from ..record.exception_text import name_of, stack_of, titled
 from ..record.recorder import Recorder
 from .exceptions import Exceptions, users_site
 
@@ -43,7 +43,7 @@ def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], 
                 return
             noted.add(key)
             note = UnwindingNote(
-                type=type(error).__name__,
+                type=name_of(error),
                 stack=stack_of(error),
                 call=number,
                 destroys=destroys,

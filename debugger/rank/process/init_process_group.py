@@ -29,7 +29,6 @@ from ..torch_private.stores import on_new_stores, store_address
 from .exceptions import failed_to_join
 from .unwaited_work import UnwaitedWork
 
-_FOREIGN = "holds what no FileStore has written"
 _HEAD_BYTES = 32
 _LONGEST_KEY = 4096
 _KEYS_BEGIN = (b"refcount", b"/", b"-/")
@@ -71,8 +70,8 @@ def _init(
             forks.revive()
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
-            if detail.get("stale"):
-                _note_stale(recorder, detail["path"], detail["stale"], site)
+            if "path" in detail:
+                _note_stale(recorder, detail["path"], site)
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
@@ -113,9 +112,7 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
                     waiting.enter_context(recorder.waiting_in(_joining(awaited), detail, site))
             elif path:
                 with contextlib.suppress(Exception):
-                    stale = _stale(Path(path))
-                    if stale:
-                        _note_stale(recorder, path, stale, site)
+                    _note_stale(recorder, path, site)
                     detail = {"op": "FileStore", "path": path}
                     waiting.enter_context(recorder.waiting_in(Activity.INIT, detail, site))
             yield
@@ -167,7 +164,7 @@ def _destroy(
 
 def _told(detail: dict[str, Any]) -> dict[str, Any]:
     """What the log says of it; the record has its own field for the rank."""
-    untold = ("rank", "path", "stale", "store", "launcher", "all_clients", "served_at")
+    untold = ("rank", "path", "store", "launcher", "all_clients", "served_at")
     return {name: value for name, value in detail.items() if name not in untold}
 
 
@@ -200,33 +197,31 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
                 detail["served_at"] = f"{os.environ.get('MASTER_ADDR', '')}:{port}"
         if url.scheme == "file":
             detail["path"] = url.path
-            detail["stale"] = _stale(Path(url.path))
     detail["rank"], detail["world_size"] = rank, size
     return detail
 
 
-def _note_stale(recorder: Recorder, path: str, why: str, site: int) -> None:
-    recorder.note(StaleStoreNote(path, foreign=why.endswith(_FOREIGN)), why, site)
-
-
-def _stale(path: Path) -> str:
-    """Why a FileStore's file makes the rendezvous go wrong: it is from before this run, or holds
-    what no FileStore has written; "" if not so."""
+def _note_stale(recorder: Recorder, path: str, site: int) -> None:
+    """Put on record why a FileStore's file makes the rendezvous go wrong: it is from before this
+    run, or holds what no FileStore has written; nothing if not so."""
     try:
-        status = path.stat()
+        status = os.stat(path)
         begins = read_regular(path, _HEAD_BYTES) if status.st_size else b""
     except OSError:
-        return ""
+        return
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
     if not begins or not started:
-        return ""
-    if status.st_mtime >= started:
-        return "" if _is_file_stores(begins) else f"{path}, {status.st_size} bytes, {_FOREIGN}"
-    age_s = time.time() - status.st_mtime
-    return (
-        f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
-        "before this run"
-    )
+        return
+    if status.st_mtime < started:
+        age_s = time.time() - status.st_mtime
+        why = (
+            f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
+            "before this run"
+        )
+        recorder.note(StaleStoreNote(path), why, site)
+    elif not _is_file_stores(begins):
+        why = f"{path}, {status.st_size} bytes, holds what no FileStore has written"
+        recorder.note(StaleStoreNote(path, foreign=True), why, site)
 
 
 def _is_file_stores(begins: bytes) -> bool:

@@ -14,7 +14,7 @@ from distcore.errors import GroupFailed
 
 from ...errors.in_ranks import FindingRaised
 from ...record import network
-from .exception_text import text_of, titled
+from .exception_text import name_of, text_of, titled
 
 _DistError: type[Exception] = torch.distributed.DistError
 
@@ -46,7 +46,7 @@ class LostCall:
         """None where the error is of another kind."""
         if not isinstance(error, Exception) or not is_lost(error):
             return None
-        return cls(number, calls, type(error).__name__, titled(error), named_by(error))
+        return cls(number, calls, name_of(error), titled(error), named_by(error))
 
 
 def is_lost(error: BaseException) -> bool:
