@@ -5,6 +5,7 @@ Everything here happens rarely. What happens with every call is in `writer`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -108,6 +109,15 @@ class FlightFile:
             self._start_ticks,
         )
 
+    def take_name(self, name: Path) -> None:
+        """Call the file by its rank, which a reader takes for whole. An earlier process's record
+        steps aside; that of a living rival keeps the name, and both stay readable."""
+        with contextlib.suppress(OSError):
+            if name.exists() and not _written_by_the_living(name):
+                os.rename(name, name.with_name(f"{name.stem}.before-{os.getpid()}.flight"))
+            os.link(self.path, name)
+            os.unlink(self.path)
+
     def phase(self, phase: Phase, exit_code: int = 0) -> None:
         """Say how far the process has come; from `EXITING` on with the exit code it will have."""
         self._map[layout.PHASE_AT] = int(phase)
@@ -162,6 +172,14 @@ class FlightFile:
 
     def _add(self, kind: Definition, record: Mapping[str, Any]) -> int:
         return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))
+
+
+def _written_by_the_living(path: Path) -> bool:
+    with path.open("rb") as file:
+        header = file.read(layout.HEADER.size)
+    if len(header) < layout.HEADER.size:  # somebody has cut it short
+        return False
+    return Path(f"/proc/{layout.HEADER.unpack(header)[2]}").exists()
 
 
 def _process_start_ticks() -> int:

@@ -5,6 +5,7 @@ snapshots: one for each world, since a command may start several, one after the 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from . import steady_clock
-from .copies import node_of
+from .copies import node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, last_words
 from .layout import Role
@@ -26,6 +27,10 @@ FAR_HEARTBEAT_S = 30.0
 """A rank on another host counts as alive while its heartbeat is younger than this."""
 
 CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
+UNREADABLE = (
+    "the flight record is cut short, or is none of this version: what the rank does is not known"
+)
+_OF_RANK = re.compile(r"(\d{1,7})\.flight")
 
 MOST_CALLING_READ = 1000
 """With one look, of copies of ranks of which no more was told than that they go on calling."""
@@ -227,9 +232,19 @@ class Records:
                 f"{self._directory}: these records together say more than those of a run do; "
                 "what they say beyond that is not read"
             )
-        return [
+        found = [
             _snapshot(world, forked, now_ns, world_size, finished) for world in worlds_of(views)
         ]
+        if found:  # what cannot be read does not say of which world it is
+            found[-1] = replace(found[-1], unreadable=self._unreadable(found[-1]))
+        return found
+
+    def _unreadable(self, world: Snapshot) -> dict[int, Note]:
+        """Ranks of which only the name of their record is known."""
+        named = filter(None, (_OF_RANK.fullmatch(own_name(name)) for name in self.faults))
+        found = sorted({int(match[1]) for match in named} - world.ranks.keys())
+        size = world.world_size
+        return {rank: _off(UNREADABLE) for rank in found if rank < size or not size}
 
     def _view(self, reader: FlightReader, process: Process) -> Rank | None:
         """What the record says; of one that was cut short, what it said last."""
@@ -238,9 +253,7 @@ class Records:
             if seen is None:
                 return None
             if not seen.notes or not LayerOffNote.matches(seen.notes[-1]):
-                off = LayerOffNote("flight record")
-                cut = Note(off.KIND, time.time_ns(), CUT_SHORT, data=off.data())
-                seen = self._seen[reader] = replace(seen, notes=(*seen.notes, cut))
+                seen = self._seen[reader] = replace(seen, notes=(*seen.notes, _off(CUT_SHORT)))
             return replace(seen, process=process)
         try:
             view = self._seen[reader] = reader.view(process)
@@ -323,6 +336,11 @@ class _Copy:
         self.view, self.seen, self.process = view, self.told.changes, self.told.process
 
 
+def _off(why: str) -> Note:
+    off = LayerOffNote("flight record")
+    return Note(off.KIND, time.time_ns(), why, data=off.data())
+
+
 def worlds_of(views: Iterable[Rank]) -> list[list[Rank]]:
     """Processes that belong together: the same job, and lives that overlap."""
     worlds: list[list[Rank]] = []
@@ -396,6 +414,14 @@ def _rivals(older: Rank, newer: Rank) -> bool:
     if (older.pid, older.host) == (newer.pid, newer.host):
         return False  # it has exec'ed itself
     return older.process.ended_ns is None or older.process.ended_ns > newer.started_ns
+
+
+def unreadable_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Note]:
+    """What is said of ranks of which no world has anything but a record that cannot be read."""
+    found: dict[int, Note] = {}
+    for snapshot in snapshots:
+        found.update(snapshot.unreadable)
+    return found
 
 
 def newest_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Rank]:

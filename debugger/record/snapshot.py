@@ -328,6 +328,8 @@ class Snapshot:
     `world_size` is the expected size (0: unknown).
     `finished`: no process of the run is left, nothing more will come.
     `lost`: the nodes of the job that have fallen silent.
+    `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
+    read: why, each as the note of a layer that is off.
     """
 
     taken_ns: int
@@ -336,6 +338,7 @@ class Snapshot:
     rivals: Sequence[Rank] = ()
     finished: bool = False
     lost: Sequence[LostNode] = ()
+    unreadable: Mapping[int, Note] = field(default_factory=dict)
 
     @property
     def world(self) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence, Step
 from ..diagnosis.limits import Limits
 from ..record.sanitize import clean
 from ..record.secret_words import masked, sentence
-from ..record.snapshot import CallSite, Rank, Snapshot
+from ..record.snapshot import CallSite, Note, Rank, Snapshot
 from . import ddp_times, off
 from .stored import SCHEMA, Document
 
@@ -37,6 +37,7 @@ def build(
     ends: Mapping[int, Rank] | None = None,
     stacks: Mapping[int, Sequence[str]] | None = None,
     notes: Sequence[str] = (),
+    unreadable: Mapping[int, Note] | None = None,
 ) -> Document:
     """The report of one run: `report.json`.
 
@@ -46,7 +47,7 @@ def build(
     (None: not measured). `ranks` is where each rank stood when it mattered; `ends`, where given,
     the same ranks seen later, of which only how they ended is taken.
     `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
-    run itself, such as a record that could not be written.
+    run itself, such as a record that could not be written. `unreadable`: `Snapshot.unreadable`.
 
     Of a run that was packed into one file, `distdebug report` makes `run_dir` the file's name and
     adds `"packed": true`.
@@ -65,7 +66,7 @@ def build(
         "ranks": _ranks(ranks, ends or {}, world_size),
         "hosts": _hosts(ranks),
         "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
-        "off": off.of_ranks({**ranks, **(ends or {})}),
+        "off": off.of_ranks({**ranks, **(ends or {})}, unreadable or {}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in (*notes, *filter(None, [sentence(command)]))],
     }

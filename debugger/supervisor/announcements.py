@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 
-from ..record.records import newest_ranks
+from ..record.records import newest_ranks, unreadable_ranks
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..reports import off
@@ -42,7 +42,8 @@ class Announcements:
             if now_s - self._told.get(notice.what, -1e9) >= NOTICE_EVERY_S:
                 self._told[notice.what] = now_s
                 self.keep("notice", notice.text)
-        for why in off.news(newest_ranks(look.snapshots), self._told):
+        unreadable = unreadable_ranks(look.snapshots)
+        for why in off.news(newest_ranks(look.snapshots), self._told, unreadable):
             self.keep("off", why)
         for finding in look.findings:
             if finding.identity not in self._recorded and (

@@ -19,7 +19,7 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
-from ..record.records import Records, newest_ranks
+from ..record.records import Records, newest_ranks, unreadable_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
@@ -93,6 +93,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         findings=[(finding, None) for finding in findings],
         ranks=look.ranks,
         notes=notes,
+        unreadable=unreadable_ranks(look.now),
     )
     made["off"] = [*made["off"], *own_faults.off]
     faults = FaultWatch(directory.path)

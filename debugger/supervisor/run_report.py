@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..diagnosis.findings import Finding
 from ..record.exits import ExitStatus
-from ..record.records import newest_ranks
+from ..record.records import newest_ranks, unreadable_ranks
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..record.wording import ranks_text, verb
@@ -86,6 +86,7 @@ class RunReport:
                 ends=ends,
                 stacks=evidence.lines,
                 notes=notes,
+                unreadable=unreadable_ranks(look.snapshots),
             )
         with self.faults.guard("what became of the injected faults"):
             code = self.injection.settle(report, timed, ends)

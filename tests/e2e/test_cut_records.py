@@ -55,3 +55,31 @@ def test_the_training_goes_on(size: int | None, tmp_path: Path, zygote: Zygote) 
     assert done.stderr.count(SENTENCE) <= 2, "told once as it is seen, and once in the report"
     off = [(row["part"], row["ranks"]) for row in done.report["off"]]
     assert off == ([] if size is None else [("flight record", [1])])
+
+
+UNSEEN = """
+import glob, os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if rank == 1:
+    (record,) = glob.glob(os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "ranks", "1.flight"))
+    os.truncate(record, int(sys.argv[1]))
+    time.sleep(3)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="lost pages are kept on x86-64 alone")
+@pytest.mark.parametrize("size", [0, 5000])
+def test_cut_before_anybody_has_read_it(size: int, tmp_path: Path, zygote: Zygote) -> None:
+    """Nobody is accused of not having come, and the rank is not left out in silence."""
+    (tmp_path / "train.py").write_text(UNSEEN)
+    done = zygote.run(2, [str(tmp_path / "train.py"), str(size)], tmp_path, ["--hang-timeout", "1"])
+    assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+    off = [(row["part"], row["ranks"]) for row in done.report["off"]]
+    assert off == [("flight record", [1])]
+    assert "(rank 1)" in done.stderr

@@ -25,12 +25,15 @@ HALVES = {2: "partition({0}|{1})", 4: "partition({0,1}|{2,3})"}
 ALONE = ("alone",)
 """The faulty rank, 1, against all others: of two ranks, nobody can tell which."""
 ALL = ("all",)
+ACROSS = ("across",)
+"""Ranks of both halves: those at the ends of the connections that the program uses when the time of
+the fault has come, which is one of them or all."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One fault: `specs` are injected, or `does` are arguments that have the program do it by
-    itself. `culprits`: ranks, or ALONE, or ALL. `cause=None`: not compared. `flags` are
+    itself. `culprits`: ranks, or ALONE, ALL or ACROSS. `cause=None`: not compared. `flags` are
     distdebug's, `arguments` the program's (`programs/<program>.py`), its twin's, too.
     `own_network`: each rank has its own, for faults of links on every backend; needs root.
     `quick`: one of its runs is in `make test`.
@@ -55,12 +58,21 @@ class Case:
     def who(self, size: int) -> set[int]:
         """The culprits among so many ranks."""
         match self.culprits:
-            case ("all",):
+            case ("all",) | ("across",):
                 return set(range(size))
             case ("alone",):
                 return {0, 1} if size == 2 else {1}
             case ranks:
                 return {int(rank) for rank in ranks}
+
+    def is_explained_by(self, found: set[int], size: int) -> bool:
+        """Whether these are the culprits, among so many ranks."""
+        wanted = self.who(size)
+        if self.culprits == ACROSS:
+            half = set(range(size // 2))
+            return found <= wanted and bool(found & half) and bool(found - half)
+        # Of faults that happen at once either may be the first; nobody else may be named.
+        return found == wanted or (len(self.specs) > 1 and bool(found) and found <= wanted)
 
 
 def _mismatch(name: str, spec: str, outcome: str, **more: object) -> Case:
@@ -209,7 +221,7 @@ CASES = (
     _link("half open", "0->1, blackhole", hangs=True),
     _link("silent both ways", "0<->1, blackhole", hangs=True),
     *_partitions("partition that heals", "@ 1s for 500ms", "ok"),
-    *_partitions("partition", "@ 1s", "missing_rank", culprits=ALL, exit_code=93, flags=HANGS),
+    *_partitions("partition", "@ 1s", "missing_rank", culprits=ACROSS, exit_code=93, flags=HANGS),
     # Links, in a network of the ranks' own.
     _apart("slow link", "link(0->1, rate=2M)"),
     _apart("late link", "link(0->1, delay=5ms)", sizes=(2,)),
@@ -247,7 +259,7 @@ CASES = (
         "partition, 4",
         f"{HALVES[4]} @ 1s",
         "missing_rank",
-        culprits=ALL,
+        culprits=ACROSS,
         arguments=SLOWLY,
         backends=BOTH,
         sizes=(4,),

@@ -94,10 +94,8 @@ def _of_finding(case: Case, size: int, done: runs.Run) -> Iterator[str]:
         yield "nothing was found"
         return
     culprits = set(finding["culprits"])
-    wanted = case.who(size)
-    # Of faults that happen at once either may be the first; nobody else may be named.
-    if culprits != wanted and not (len(case.specs) > 1 and culprits and culprits <= wanted):
-        yield f"culprits {sorted(culprits)}, not {sorted(wanted)}"
+    if not case.is_explained_by(culprits, size):
+        yield f"culprits {sorted(culprits)}, not {sorted(case.who(size))}"
     if case.cause is not None and finding["cause"] != case.cause:
         yield f"cause {finding['cause']}, not {case.cause}"
     if finding.get("injected") not in (case.specs or (None,)):

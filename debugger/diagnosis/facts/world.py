@@ -1,7 +1,7 @@
 """One snapshot, asked the questions that several rules ask: who is in a group, who waits, who left.
 
-A rank is *blind* when its layer switched itself off: its record stands still while it runs on, so
-nothing may be concluded from what the record does not show.
+A rank is *blind* when its layer switched itself off, or nobody can read its record: that stands
+still while the rank runs on, so nothing may be concluded from what it does not show.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ class World:
 
     @cached_property
     def blind(self) -> frozenset[int]:
-        return frozenset(
-            number for number, rank in self.ranks.items() if LayerOffNote.among(rank.notes)
-        )
+        off = (number for number, rank in self.ranks.items() if LayerOffNote.among(rank.notes))
+        return frozenset((*off, *self.snapshot.unreadable))
 
     @cached_property
     def stopped(self) -> frozenset[int]:

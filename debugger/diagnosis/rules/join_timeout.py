@@ -274,12 +274,15 @@ def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
     absent = [
         rank
         for rank in world.expected
-        if rank not in world.ranks
-        or not (
-            rank in failed
-            or world.ended(rank)
-            or world.ranks[rank].groups  # it has joined
-            or world.activity(rank, Activity.INIT)
+        if rank not in world.snapshot.unreadable
+        and (
+            rank not in world.ranks
+            or not (
+                rank in failed
+                or world.ended(rank)
+                or world.ranks[rank].groups  # it has joined
+                or world.activity(rank, Activity.INIT)
+            )
         )
     ]
     if not absent:

@@ -111,6 +111,8 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
         for rank in needs.likely(pending) - seen:
             seen.add(rank)
             if rank not in world.ranks:
+                if rank in world.blind:
+                    continue
                 if world.size and pending.wait.activity is not Activity.INIT:
                     roots.add(rank)
             elif not world.ended(rank) and rank not in world.blind:

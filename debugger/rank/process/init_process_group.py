@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ...record import layout
 from ...record.bounds import read_regular
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
@@ -251,20 +250,4 @@ def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: b
         str(detail.get("address", "")),
         joins,
     )
-    _name_file(recorder.writer.path, directory / "ranks" / f"{rank}.flight")
-
-
-def _name_file(path: Path, name: Path) -> None:
-    """Give the record its rank's name. An earlier process's record steps aside; that of a living
-    rival keeps the name, and both stay readable."""
-    with contextlib.suppress(OSError):
-        if name.exists() and not _written_by_the_living(name):
-            os.rename(name, name.with_name(f"{name.stem}.before-{os.getpid()}.flight"))
-        os.link(path, name)
-        os.unlink(path)
-
-
-def _written_by_the_living(path: Path) -> bool:
-    with path.open("rb") as file:
-        pid = layout.HEADER.unpack(file.read(layout.HEADER.size))[2]
-    return Path(f"/proc/{pid}").exists()
+    recorder.writer.take_name(directory / "ranks" / f"{rank}.flight")

@@ -66,11 +66,12 @@ class LateLayer:
             raise RuntimeError(_NO_RING)
         group_hooks.recorded(self._backends)  # raises where there is none
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        writer = FlightWriter(directory / "ranks" / f"{self.rank}.flight")
+        writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
         self.recorder = Recorder(writer, identity())
         self.recorder.claim(
             self.rank, self.world_size, int(os.environ.get("LOCAL_RANK", -1)), 0, "installed", True
         )
+        writer.take_name(directory / "ranks" / f"{self.rank}.flight")
         self.groups: dict[Any, HookedGroup] = {}
         self._hooked_ns = 0
         self._paused_ms = 0.0
