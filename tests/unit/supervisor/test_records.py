@@ -12,6 +12,8 @@ import pytest
 
 from debugger import hook
 from debugger.diagnosis.diagnose import diagnose
+from debugger.diagnosis.facts.world import World
+from debugger.diagnosis.limits import Limits
 from debugger.record import layout
 from debugger.record.exits import ExitLog
 from debugger.record.layout import Role
@@ -122,6 +124,33 @@ class Below:
 
     def descendants(self) -> list[int]:
         return [self.pid, *self.pids]
+
+
+@pytest.mark.parametrize("left_bytes", [0, 5000])
+def test_a_record_cut_before_it_was_read_is_said_of_its_rank(
+    left_bytes: int, tmp_path: Path
+) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    for rank in range(3):
+        writer = FlightWriter(ranks / f"pid-{rank}.flight")
+        writer.claim(rank, 3, rank, 0)
+        writer.take_name(ranks / f"{rank}.flight")
+    os.truncate(ranks / "1.flight", left_bytes)
+    for name in ("2.before-9.flight", "pid-9.flight", "7.flight"):
+        (ranks / name).write_bytes(b"")
+    records = Records(ranks)
+    records.look()
+    (found,) = records.snapshots()
+    assert (sorted(found.ranks), list(found.unreadable)) == ([0, 2], [1])
+    assert World(found, None, Limits()).blind == {1}
+    # A process that takes the rank over finds nobody in what was left.
+    again = FlightWriter(ranks / "pid-4.flight")
+    again.claim(1, 3, 1, 0)
+    again.take_name(ranks / "1.flight")
+    records.look()
+    (found,) = records.snapshots()
+    assert (sorted(found.ranks), list(found.unreadable)) == ([0, 1, 2], [])
 
 
 def test_a_process_that_is_still_starting() -> None:
