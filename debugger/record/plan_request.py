@@ -22,7 +22,7 @@ class Request:
     optimiser a rank ends in good order (0: when it ends by itself). `real_bytes`: how much of a
     tensor of integers is exchanged for real. `undecided`: which way a rank goes where a decision
     depends on a value that a plan does not have. `time_s`: how long a rank may run. `memory_bytes`:
-    what all ranks that wait may have together (0: half of what is free). `accelerator`: whether
+    what all ranks that wait may have together (0: see `forker`). `accelerator`: whether
     calls for `cuda` are answered. `run_dir` is the planner's to fill in.
     """
 

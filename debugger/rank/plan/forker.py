@@ -34,6 +34,8 @@ from .scheduler import Limits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
 _MEMORY_SHARE = 0.5
+_ENOUGH_BYTES, _SHARE_OF_MUCH = 5 << 29, 0.125
+"""A plan does with so much, and takes more only of a machine that has plenty."""
 _USUAL_BYTES = 64 << 20
 """Of memory of its own, what a rank of a small program takes."""
 _OWN_LOG = f"{str(__package__).rpartition('.')[0]}.log.encoding"
@@ -48,7 +50,7 @@ class Forker:
 
     def __init__(self, request: Request, entry: child.Entry | None = None) -> None:
         self._entry = entry
-        memory_bytes = request.memory_bytes or int(memory.available_bytes() * _MEMORY_SHARE)
+        memory_bytes = request.memory_bytes or _usual_memory_bytes(memory.available_bytes())
         # Where they cannot all be kept, each barrier would have most of them run again.
         fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
         complete = len(request.ranks) == request.world_size
@@ -115,6 +117,12 @@ class Forker:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+
+def _usual_memory_bytes(available: int) -> int:
+    """What the ranks that wait may have, where nobody says it."""
+    enough = max(_ENOUGH_BYTES, int(available * _SHARE_OF_MUCH))
+    return min(enough, int(available * _MEMORY_SHARE))
 
 
 def _leave_libraries() -> None:

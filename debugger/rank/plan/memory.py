@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _SHORT_SHARE = 0.04
-_CGROUP = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a version of cgroups says of memory, and where."""
+
+    limit: str
+    used: str
+    of_files: str
+
+
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def private_bytes(pid: int) -> int:
@@ -27,22 +43,19 @@ def cpu_ticks(pid: int) -> int:
         return 0
 
 
-def available_bytes() -> int:
-    """What may be used yet: of the machine, or of what the container may have."""
-    found = [_of_machine("MemAvailable")]
-    limit = _number(_CGROUP / "memory.max")
-    if limit is not None:
-        used = _number(_CGROUP / "memory.current") or 0
-        cached = _file_pages()
-        found.append(max(0, limit - used + cached))
+def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """What may be used yet: of the machine, and of what this process's container may have."""
+    found = [_of_machine(proc, "MemAvailable")]
+    for group, files, limit in _limits(proc, cgroups):
+        used = _number(group / files.used) or 0
+        found.append(max(0, limit - used + _file_pages(group, files)))
     return min(found)
 
 
-def total_bytes() -> int:
+def total_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """All that there is."""
-    limit = _number(_CGROUP / "memory.max")
-    machine = _of_machine("MemTotal")
-    return machine if limit is None else min(limit, machine)
+    limits = [limit for _, _, limit in _limits(proc, cgroups)]
+    return min([_of_machine(proc, "MemTotal"), *limits])
 
 
 def is_short() -> bool:
@@ -50,9 +63,30 @@ def is_short() -> bool:
     return available_bytes() < _SHORT_SHARE * total_bytes()
 
 
-def _of_machine(name: str) -> int:
+def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
+    """The groups that limit the memory of this process: its own, and those around it."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines or ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files = _VERSION_1 if controllers else _VERSION_2
+        for root in (cgroups / "memory",) if controllers else (cgroups, cgroups / "unified"):
+            inside = root / path.strip("/")
+            # Within a container the path may be that on the host, which is not to be seen.
+            for group in {inside, *inside.parents, root}:
+                if group.is_relative_to(root):
+                    limit = _number(group / files.limit)
+                    if limit is not None:
+                        yield group, files, limit
+
+
+def _of_machine(proc: Path, name: str) -> int:
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):
@@ -67,11 +101,11 @@ def _number(path: Path) -> int | None:
         return None  # "max"
 
 
-def _file_pages() -> int:
+def _file_pages(group: Path, files: _Files) -> int:
     """Of the container's memory, what is only a copy of files."""
     try:
-        for line in (_CGROUP / "memory.stat").read_text().splitlines():
-            if line.startswith("inactive_file "):
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith(f"{files.of_files} "):
                 return int(line.split()[1])
     except (OSError, ValueError):
         pass
