@@ -168,9 +168,14 @@ class PlanEngine:
 
     # -- values --------------------------------------------------------------------------------
 
-    def _guess(self, tensors: Sequence[Tensor]) -> None:
+    def _guess(self, tensors: Sequence[Tensor], alike: str = "") -> None:
         whole = whole_of(tensors)
-        self._exchange.mark([whole] if whole is not None else tensors, real=False)
+        for at, one in enumerate(tensors if whole is None else [whole]):
+            self._unknown(one, alike, at)
+
+    def _unknown(self, tensor: Tensor, alike: str, at: int) -> None:
+        """`alike`: the call of which all ranks have the same at this place, if it is one."""
+        self._exchange.mark([tensor], real=False, alike=alike and f"{alike}/{at}")
 
     def _known(self, tensors: Sequence[Tensor]) -> None:
         whole = whole_of(tensors)
@@ -227,18 +232,20 @@ class PlanEngine:
         reduction.finish(tensor, self._size)
         return True
 
-    def _written(self, values: Sequence[bytes | None], outputs: Sequence[Tensor]) -> None:
+    def _written(
+        self, values: Sequence[bytes | None], outputs: Sequence[Tensor], alike: str = ""
+    ) -> None:
         """Put each value into its output; where there is none it stays as it is."""
         unknown = []
-        for value, one in zip(values, outputs, strict=True):
+        for at, (value, one) in enumerate(zip(values, outputs, strict=True)):
             data = _data(value, one.nbytes)
             if data is None or not _is_known(value):
-                unknown.append(one)
+                unknown.append((at, one))
             if data:
                 bytes_of(one)[:] = data
         self._known(outputs)
-        if unknown:
-            self._exchange.mark(unknown, real=False)
+        for at, one in unknown:
+            self._unknown(one, alike, at)
 
     # -- collectives ---------------------------------------------------------------------------
 
@@ -259,7 +266,7 @@ class PlanEngine:
         if self._exchange.is_small(tensor) and 0 < tensor.nbytes <= STAND_IN_BYTES:
             likely = self._exchange.agreed(slot, text, bytes(bytes_of(tensor)))
             bytes_of(tensor)[:] = likely
-        self._guess([tensor])
+        self._guess([tensor], slot)
 
     def _offered(self, slot: str, text: str, tensors: Sequence[Tensor]) -> bool:
         """Give what this rank has, one value for all or one for each; False where the result is not
@@ -317,21 +324,27 @@ class PlanEngine:
     def broadcast(self, tensor: Tensor, root: int) -> Body:
         def body(call: PlannedCall) -> None:
             slot, text = call.part(), call.text
-            if self._rank == root:
-                self._offered(slot, text, [tensor])
-            elif not self._exchange.is_small(tensor):
-                self._guess([tensor])
+            if self._rank == root and self._offered(slot, text, [tensor]):
+                return
+            if self._rank == root or not self._exchange.is_small(tensor):
+                # Of the root's own it is said, too: what follows from it is the same on all ranks.
+                self._guess([tensor], slot)
             else:
-                call.later(lambda: self._take([tensor], slot, text, [root]))
+                call.later(lambda: self._take([tensor], slot, text, [root], slot))
 
         return planned(body)
 
     def _take(
-        self, outputs: Sequence[Tensor], slot: str, text: str, sources: Sequence[int]
+        self,
+        outputs: Sequence[Tensor],
+        slot: str,
+        text: str,
+        sources: Sequence[int],
+        alike: str = "",
     ) -> None:
         for source in self._absent.intersection(sources) if len(sources) == 1 else ():
             self._lack(source, outputs)
-        self._written(self._collect(slot, text, sources), outputs)
+        self._written(self._collect(slot, text, sources), outputs, alike)
 
     def _lack(self, source: int, outputs: Sequence[Tensor]) -> None:
         """Numbers of a rank that is not planned are not known. Without its objects and sizes there
@@ -358,12 +371,9 @@ class PlanEngine:
                 self._offered(slot, text, [tensor])
             self._fill(outputs, tensor)
             if not small:
-                own_is_real = self._exchange.is_real(tensor)
-                self._guess(outputs)
-                if own_is_real and whole_of(outputs) is None:
-                    self._copy(tensor, outputs[self._rank])
+                self._guess(outputs, slot)
             else:
-                call.later(lambda: self._take(outputs, slot, text, self._everyone))
+                call.later(lambda: self._take(outputs, slot, text, self._everyone, slot))
 
         return planned(body)
 

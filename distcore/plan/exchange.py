@@ -45,8 +45,9 @@ class Exchange(Protocol):
     def is_real(self, tensor: Tensor) -> bool:
         """Whether the elements are those that a real run would have."""
 
-    def mark(self, tensors: Sequence[Tensor], real: bool) -> None:
-        """From now on these hold real values, or ones that only stand in for them."""
+    def mark(self, tensors: Sequence[Tensor], real: bool, alike: str = "") -> None:
+        """From now on these hold real values, or ones that only stand in for them. `alike`: what
+        names these on all ranks that have the same in their place."""
 
     def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
         """This rank's part in a collective: one value for all, or one for each rank of the group.

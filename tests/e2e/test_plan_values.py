@@ -99,6 +99,33 @@ for step in range(2):
     weight.sum().backward()
 """
 
+ALIKE = """
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 64), torch.nn.Dropout()))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+torch.manual_seed(7)
+held_out = torch.randn(9, 300)
+torch.manual_seed(rank)
+least = float("inf")
+for epoch in range(6):
+    model.train()
+    model(torch.randn(4, 300)).square().mean().backward()
+    if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 2.2:  # <- undecided
+        dist.barrier()
+    optimizer.step()
+    optimizer.zero_grad()
+    averaged = copy.deepcopy(model.module).eval()
+    with torch.no_grad():
+        loss = averaged(held_out).square().mean().item()
+    if loss < least:  # <- undecided
+        least = loss
+        dist.all_reduce(torch.ones(8))
+    every = [torch.empty(40, 40) for _ in range(world)]
+    dist.all_gather(every, torch.randn(40, 40))
+    if torch.stack(every).sum() > 0:  # <- undecided
+        dist.barrier()
+dist.all_reduce(torch.ones(2 + (wrong and rank == 1)))
+"""
+
 
 def planned(
     tmp_path: Path, loaded: TorchLoaded, source: str, mode: str, flags: Sequence[str] = ()
@@ -114,6 +141,7 @@ def planned(
         pytest.param(REPORTS, "shape_mismatch", id="reports"),
         pytest.param(DECISIONS, "shape_mismatch", id="decisions"),
         pytest.param(ROUTED, "split_mismatch", id="splits"),
+        pytest.param(ALIKE, "shape_mismatch", id="the same of the same"),
     ],
 )
 @pytest.mark.parametrize("mode", ["right", "wrong"])

@@ -89,7 +89,7 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
     layer.places = _accelerator(request)
-    Values(taint, decisions, layer.places).follow()
+    Values(taint, decisions, exchange.agreed, layer.places).follow()
     if layer.places is not None:
         writer.find_stream = planned_streams.number_at
     planning.write_sent_objects_with(SentObjects(taint).pickler)

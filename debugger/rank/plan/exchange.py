@@ -11,6 +11,7 @@ from torch import Tensor
 from distcore.plan.packing import RATIO, packed
 
 from ..torch_private.planning import store_name
+from .origins import OWN, mixed
 from .taint import Taint
 from .wire import Message, PlannerLine
 
@@ -96,12 +97,13 @@ class PlannedExchange:
     def is_real(self, tensor: Tensor) -> bool:
         return not self._taint.has(tensor)
 
-    def mark(self, tensors: Sequence[Tensor], real: bool) -> None:
+    def mark(self, tensors: Sequence[Tensor], real: bool, alike: str = "") -> None:
+        origin = mixed(alike) if alike else OWN
         for one in tensors:
             if real:
                 self._taint.drop(one)
             else:
-                self._taint.add(one)
+                self._taint.add(one, origin)
 
     def offer(self, slot: str, text: str, rank: int, parts: Sequence[bytes | None]) -> None:
         self._planner.tell(["offer", slot, text, rank], parts)

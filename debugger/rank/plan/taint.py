@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private.marked_storages import MarkedStorages
+from .origins import OWN, mixed, within
 
 
 class Taint:
@@ -19,7 +20,7 @@ class Taint:
     """That of what another rank has sent."""
 
     def __init__(self) -> None:
-        self._marked: MarkedStorages[bool] = MarkedStorages()
+        self._marked: MarkedStorages[bytes] = MarkedStorages()
         self._everywhere = 0
 
     def __repr__(self) -> str:
@@ -43,9 +44,17 @@ class Taint:
         finally:
             self._everywhere -= 1
 
-    def add(self, tensor: Tensor) -> None:
-        """Its values are not known from now on."""
-        self._marked.put(tensor, True)
+    def origin(self, tensor: Tensor) -> bytes | None:
+        """What the values came of, which are not known (see `origins`); None where they are."""
+        found = self._marked.of(tensor)
+        return OWN if found is None and self._everywhere else found
+
+    def add(self, tensor: Tensor, origin: bytes = OWN) -> None:
+        """Its values are not known from now on, and came of this."""
+        if origin != OWN and not _is_whole(tensor):
+            kept = self._marked.of(tensor)
+            origin = mixed(origin if kept is None else mixed(kept, origin), within(tensor))
+        self._marked.put(tensor, origin)
 
     def drop(self, tensor: Tensor) -> None:
         """All of its memory holds real values from now on; of a part of a larger one nothing is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import sys
 import threading
@@ -11,10 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+
+from distcore.base.buffers import bytes_of
 
 from ..torch_private.planned_devices import Places
 from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
+    OVERWRITES,
     Watching,
     looks_at_elements,
     tensors_of,
@@ -34,14 +39,10 @@ from .numbers import (
     teach,
     unknown_in,
 )
+from .origins import OWN, Call, content, mixed, within
 from .taint import Taint
 from .to_numpy import teach_numpy
 
-_OVERWRITES = frozenset(
-    {"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
-    | {"cauchy_", "geometric_", "log_normal_", "eye_"}
-)
-"""Operators whose first argument keeps nothing of what it held."""
 _SHAPED_BY_VALUES = frozenset(
     {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
     | {"unique_dim_consecutive", "repeat_interleave", "bincount"}
@@ -49,7 +50,14 @@ _SHAPED_BY_VALUES = frozenset(
 _SHAPED_BY_NUMBERS = frozenset(
     {"arange", "range", "linspace", "logspace", "one_hot", "chunk", "split", "unflatten"}
 )
+_AGREED_BYTES = 1 << 16
+"""What is looked at of values that are not known is the same on ranks that have made it of the
+same, where it is no larger."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
+
+
+Agree = Callable[[str, str, bytes], bytes]
+"""What was given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
 class Values(Watching):
@@ -59,9 +67,11 @@ class Values(Watching):
         self,
         taint: Taint,
         decisions: Decisions,
+        agree: Agree,
         devices: Places | None = None,
     ) -> None:
         self._taint = taint
+        self._agree = agree
         self._decisions = decisions
         self._devices = devices
         self._captured: list[Tensor] | None = None
@@ -117,24 +127,46 @@ class Values(Watching):
             return call()
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         if torch.Tag.data_dependent_output in getattr(func, "tags", ()):
-            return self._value(name, call())
+            if getattr(self._reading, "depth", 0):
+                return call()  # of which it is told elsewhere
+            origin = Call(func, args, kwargs, taint.origin).whole()
+            return self._value(name, self._alike(origin, call()))
         if not looks_at_elements(func):
             return call()
         if self._is_shaped_by_values(func, name, args):
+            for one in unknown:
+                self._be_alike(one)
             self._decisions.depends(f"a shape that {name} makes of values that are not known")
-        found = call()
-        if name in _OVERWRITES:
-            target = args[0]
-            if not any(taint.has(one) for one in tensors_of((args[1:], kwargs))):
-                taint.drop(target)
-            else:
-                taint.add(target)
+        if name in OVERWRITES and not any(taint.has(one) for one in tensors_of((args[1:], kwargs))):
+            found = call()
+            for one in tensors_of(args[:1]):
+                taint.drop(one)
             return found
-        for one in tensors_of(found):
-            taint.add(one)
-        for one in written_by(func, args, kwargs):
-            taint.add(one)
+        origins = Call(func, args, kwargs, taint.origin)
+        found = call()
+        for one, origin in origins.of(found):
+            taint.add(one, origin)
         return found
+
+    def _alike(self, origin: bytes, found: Any) -> Any:
+        """A number that came of values which are not known: the same on all ranks that made it of
+        the same."""
+        if origin == OWN or not isinstance(found, bool | int | float):
+            return found
+        said = self._agree(origin.hex(), type(found).__name__, json.dumps(found).encode())
+        return json.loads(said)
+
+    def _be_alike(self, tensor: Tensor) -> None:
+        """A small tensor is about to be looked at: it holds what all have that made it of the
+        same."""
+        origin = self._taint.origin(tensor)
+        plain_one = tensor.layout is torch.strided and tensor.is_contiguous()
+        if not origin or tensor.is_meta or not plain_one or not 0 < tensor.nbytes <= _AGREED_BYTES:
+            return
+        held = bytes_of(tensor)
+        said = self._agree(origin.hex(), within(tensor), bytes(held))
+        if len(said) == len(held):
+            held[:] = said
 
     def capture_begins(self) -> None:
         self._captured = []
@@ -159,9 +191,7 @@ class Values(Watching):
         )
 
     def _value(self, name: str, found: Any) -> Any:
-        """A number that leaves the tensors: to Python, which is told elsewhere; or within torch."""
-        if getattr(self._reading, "depth", 0):
-            return found
+        """A number that leaves the tensors, within torch."""
         if isinstance(found, bool):
             return self._decisions.condition(found, "a comparison of values that are not known")
         self._decisions.depends(f"{name} of a value that is not known, within torch")
@@ -191,10 +221,12 @@ class Values(Watching):
             if self._taint:
                 self._beside_operators(name, found, args)
             return found
+        alone = not any(self._taint.has(one) for one in tensors_of((args, kwargs)))
         found = self._with_numbers(func, name, args, kwargs)
         for one in tensors_of(found):
             if not one.is_meta:
-                self._taint.add(one)
+                # The numbers are the same on all ranks that made them of the same.
+                self._taint.add(one, mixed(content(one)) if alone and _is_dense(one) else OWN)
         if name.endswith("_") or name == "__setitem__" or name.startswith("__i"):
             for one in tensors_of(args[:1]):
                 self._taint.add(one)
@@ -226,13 +258,14 @@ class Values(Watching):
     def _beside_operators(self, name: str, found: Any, args: tuple[Any, ...]) -> None:
         """What follows from the values of a tensor by other ways than operators."""
         if name == "__deepcopy__":
-            if any(self._taint.has(one) for one in tensors_of(args[:1])):
-                for one in tensors_of(found):
-                    self._taint.add(one)
+            for given, one in zip(tensors_of(args[:1]), tensors_of(found), strict=False):
+                if self._taint.has(given):
+                    self._taint.add(one, self._taint.origin(given) or OWN)
         elif name in LIKELY and isinstance(found, Tensor) and self._is_unknown(found):
+            origin = self._taint.origin(found) or OWN
             with torch.no_grad():
                 found.fill_(LIKELY[name])
-            self._taint.add(found)
+            self._taint.add(found, origin)
 
     def _patch_read(self, name: str) -> None:
         kind: Any = Tensor
@@ -243,6 +276,8 @@ class Values(Watching):
             __tracebackhide__ = True
             if not self._taint or not self._is_unknown(tensor):
                 return original(tensor, *args, **kwargs)
+            if not getattr(self._reading, "depth", 0):
+                self._be_alike(getattr(tensor, "_local_tensor", tensor))
             self._reading.depth = getattr(self._reading, "depth", 0) + 1
             try:
                 found = original(tensor, *args, **kwargs)
@@ -288,6 +323,10 @@ class Values(Watching):
                 return original(tensor, *args, **kwargs)
 
         setattr(kind, name, show)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and type(tensor) in (Tensor, Parameter)
 
 
 def _known_size(given: Any) -> Any:

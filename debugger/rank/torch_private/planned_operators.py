@@ -14,6 +14,11 @@ from .operator_calls import Unnoticed, accesses_of
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _PLAIN = (Tensor, Parameter)
+OVERWRITES = frozenset(
+    {"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+    | {"cauchy_", "geometric_", "log_normal_", "eye_", "_foreach_copy_", "_foreach_zero_"}
+)
+"""Operators whose first argument keeps nothing of what it held."""
 
 Call = Callable[[], Any]
 
@@ -107,3 +112,15 @@ def written_by(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for place, (name, how) in enumerate(accesses_of(operator) or ()):
         if how == "written":
             yield from tensors_of(args[place] if place < len(args) else kwargs.get(name))
+
+
+def overwritten_by(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Tensor]:
+    """Those of which nothing of what they held is left: of an operator that puts its result
+    elsewhere, as the overload says, and of one that fills."""
+    name, _, overload = str(operator.name()).removeprefix("aten::").partition(".")
+    if name in OVERWRITES:
+        yield from tensors_of(args[:1])
+    elif overload == "out" or overload.endswith("_out") or "out" in kwargs:
+        yield from written_by(operator, args, kwargs)

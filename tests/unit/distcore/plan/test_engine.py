@@ -59,7 +59,8 @@ class Rank:
     def is_real(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() not in self.unknown
 
-    def mark(self, tensors: Sequence[Tensor], real: bool) -> None:
+    def mark(self, tensors: Sequence[Tensor], real: bool, alike: str = "") -> None:
+        del alike
         for one in tensors:
             change = self.unknown.discard if real else self.unknown.add
             change(one.untyped_storage().data_ptr())
