@@ -251,7 +251,7 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         metavar="MB",
         help="what all ranks that wait for others may have together (default: half of what "
-        "is free); those beyond it are run again later",
+        "is free, up to 2.5 GiB, or an eighth of it); those beyond it are run again later",
     )
     group.add_argument(
         "--accelerator",

@@ -187,10 +187,32 @@ for group in groups:
 torch.cuda.synchronize()
 """
 
+CONTEXT_PARALLEL = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.tensor.experimental import _attention, context_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("cp",))
+wrong = sys.argv[1] == "wrong" and dist.get_rank() == 1
+_attention.set_rotate_method("alltoall" if wrong else "allgather")
+net = torch.nn.Linear(16, 48).cuda().bfloat16()
+given = torch.randn(2, 16, 16, device="cuda", dtype=torch.bfloat16)
+with context_parallel(mesh, buffers=[given], buffer_seq_dims=[1]), sdpa_kernel(
+    SDPBackend.FLASH_ATTENTION
+):
+    whole = net(given).unflatten(-1, (3, 2, 8)).movedim(2, 0).transpose(2, 3)
+    found = torch.nn.functional.scaled_dot_product_attention(*whole, is_causal=True)
+    assert found.is_cuda and found.shape == (2, 2, 8, 8)
+    found.float().square().mean().backward()
+assert net.weight.grad.is_cuda
+"""
+
 
 @pytest.mark.parametrize(
     ("source", "more", "wanted"),
     [
+        pytest.param(CONTEXT_PARALLEL, (), ("op_mismatch", 91), id="context parallel"),
         pytest.param(GRAPHS_AND_TYPES, (), ("early_exit", 93), id="graphs"),
         pytest.param(LEFT_ON_THE_CPU, ("nccl",), ("rank_exception", 1), id="tensor on the CPU"),
         pytest.param(LEFT_ON_THE_CPU, ("cpu:gloo,cuda:nccl",), ("ok", 0), id="has a backend"),

@@ -50,8 +50,11 @@ BEYOND = {
 WRITTEN_FOR = {
     "any_source_no_cycle": "its server receives from one worker of those that send",
     "deadlock_send_first": "each rank's peer is 1 - rank",
+    "detail_messages_reshaped": "rank 0 sends to rank 1 only, and all others receive",
+    "disjoint_groups_counts": "ranks from 4 on call broadcast on a group that they are not in",
     "divergence_hybrid_shards": "its mesh is 2 by 2",
     "early_finisher": "its group is of ranks 0 to 2, and only rank 3 makes no call on it",
+    "exit_after_isend": "rank 0 sends to rank 1 only, and all others receive",
     "exit_last_stage": "its stages are no more than its microbatches",
     "exit_store_host_last": "its second group is of ranks 1 and 2; to others that group is all",
     "thread_for_each_message": "each rank's peer is 1 - rank",

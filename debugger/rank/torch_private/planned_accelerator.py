@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from . import (
+    planned_attention,
     planned_batch_norm,
     planned_graphs,
     planned_random,
@@ -130,6 +131,7 @@ def pretend(devices: int) -> Places:
     patch(home, "is_nccl_available", lambda _: lambda: True)
     patch(home, "init_process_group", _without_its_device(places))
     patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
+    planned_attention.on_the_cpu()
     planned_batch_norm.on_the_cpu()
     planned_random.on_the_cpu()
     planned_graphs.on_the_cpu()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import planned_attention
 from .marked_storages import MarkedStorages
 from .modules import Wrapped
 from .planned_operators import tensors_of
@@ -165,6 +166,8 @@ class Places:
             if len(args) == 1 and type(args[0]) is int:
                 return torch.device("cuda", args[0])
             return func(*args, **kwargs)
+        if name == planned_attention.NAME and args and _of_mesh(args[0]) == "cuda":
+            func = functools.partial(planned_attention.as_on_a_device, func)
         place = self._asked(name, args, kwargs)
         given = args
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
