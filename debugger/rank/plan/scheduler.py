@@ -79,6 +79,7 @@ class Scheduler:
         self._waiting: dict[int, Planned] = {}
         self._ended_for_room: dict[int, Planned] = {}
         self._selector = selectors.DefaultSelector()
+        self._newest: socket.socket | None = None
         self._first = True
         self._woken_in_vain = 0
         self._happened_s = 0.0
@@ -140,6 +141,7 @@ class Scheduler:
 
     def _begin(self, planned: Planned) -> None:
         ours, theirs = socket.socketpair()
+        self._newest = ours
         self._board.begin(planned.rank)
         self.runs += 1
         planned.runs += 1
@@ -454,7 +456,10 @@ class Scheduler:
         self._ended_for_room.clear()
 
     def drop_lines(self, own: socket.socket) -> None:
-        """This is a rank: the lines of the others are not its own."""
+        """This is a rank: the lines of the others are not its own; nor is the other end of its own,
+        or it would not see that this process has gone."""
+        if self._newest is not None:
+            self._newest.close()
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         self._selector.close()
