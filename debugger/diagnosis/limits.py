@@ -21,15 +21,17 @@ class Limits:
     `hang_timeout_s`: from then on a late rank is suspected. `notice_after_s`: from then on a
     notice names it. `settle_s`: how long evidence that others could still change is held back;
     `undecided_s`: the same of ranks that disagree without a majority, for each of them is named
-    then, and who has not come yet may have had no core meanwhile. `heartbeat_s`: how often a
-    rank's heartbeat runs. `clock_from_ns`: waits are not counted from earlier than this (Unix
-    time; set it when a pause at a breakpoint has ended).
+    then, and who has not come yet may have had no core meanwhile; `agreeing_s`: the same where
+    they stand before the backend until all have come, and then tell by themselves who is wrong.
+    `heartbeat_s`: how often a rank's heartbeat runs. `clock_from_ns`: waits are not counted from
+    earlier than this (Unix time; set it when a pause at a breakpoint has ended).
     """
 
     hang_timeout_s: float = 60.0
     notice_after_s: float = 10.0
     settle_s: float = 0.5
     undecided_s: float = 2.0
+    agreeing_s: float = 8.0
     heartbeat_s: float = 0.1
     clock_from_ns: int = 0
 
@@ -45,11 +47,14 @@ class Limits:
     def settle_ns(self) -> int:
         return int(self.settle_s * SECOND_NS)
 
-    def hold_ns(self, result: Vote[Any]) -> int:
-        """For how long what so many ranks say is held back, for others may join them."""
+    def hold_ns(self, result: Vote[Any], agreeing: bool = False) -> int:
+        """For how long what so many ranks say is held back, for others may join them. `agreeing`:
+        they enter the backend only when all have come."""
         if not result.open:
             return 0
-        return self.settle_ns if result.majority is not None else int(self.undecided_s * SECOND_NS)
+        if result.majority is not None:
+            return self.settle_ns
+        return int((self.agreeing_s if agreeing else self.undecided_s) * SECOND_NS)
 
     @property
     def hang_ns(self) -> int:

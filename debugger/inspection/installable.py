@@ -81,7 +81,7 @@ def _of_places(pid: int, at: Path, places: dict[str, int]) -> Target:
         raise NotInstallable(
             "its C library is musl, for which torch has no release to be tried with"
         )
-    if any(path.endswith(".flight") for path in places):
+    if any(map(_is_record, places)):
         raise NotInstallable("distdebug records it already")
     _check_torch(places)
     python, threaded = _python(places)
@@ -143,6 +143,15 @@ def _places(maps: list[str]) -> dict[str, int]:
             start = int(fields[0].partition("-")[0], 16) - int(fields[2], 16)
             found.setdefault(fields[5], start)
     return found
+
+
+def _is_record(path: str) -> bool:
+    """Whether this is the record of a run that is there. A record takes its rank's name once that
+    is known, and the kernel goes on to call it by the name that it was made with, and deleted."""
+    name = path.removesuffix(" (deleted)")
+    if not name.endswith(".flight"):
+        return False
+    return name == path or os.path.isdir(os.path.dirname(name))
 
 
 def _namespace(at: Path, kind: str) -> str:

@@ -125,7 +125,9 @@ def _judge(
             return None
         kind = "shape_mismatch"
     finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
-    return Candidate(finding, ready_ns=finding.observable_ns + world.limits.hold_ns(result))
+    agreeing = all(call.agrees and not call.bounded for call in speakers.values())
+    hold_ns = world.limits.hold_ns(result, agreeing)
+    return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
 
 
 def _stuck(world: World, view: GroupView, rank: int) -> bool:

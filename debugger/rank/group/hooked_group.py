@@ -47,6 +47,19 @@ OPS = {
     "BARRIER": "barrier",
 }
 """What torch's hooks call an op, and what we do; others are no collectives on tensors."""
+_MANY = {
+    "all_reduce": "all_reduce_coalesced",
+    "all_gather": "all_gather_coalesced",
+    "all_gather_into_tensor": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor": "reduce_scatter_tensor_coalesced",
+}
+"""Ops on one tensor, and what they are on several."""
+_IN_ONE = {
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
+"""Ops with a tensor for each rank, and what they are where all ranks' are parts of one."""
 NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
 
 
@@ -233,8 +246,7 @@ class HookedGroup:
     # -- what is called ------------------------------------------------------------------------
 
     def _describe(self, recorder: Recorder, told: Any) -> Known | None:
-        name = str(told.name).rpartition(".")[2]
-        op = OPS.get(name)
+        op = op_of(told, len(self.found.ranks))
         if op is None:
             return None
         facts = facts_of(op, told)
@@ -251,6 +263,22 @@ class HookedGroup:
         if op == "all_to_all_single":
             signature = replace(signature, sends=(), receives=())
         return recorder.know(group, signature, on_cpu, facts)
+
+
+def op_of(told: Any, size: int) -> str | None:
+    """Which op a group of this size is about to make; None where it is no collective on tensors.
+
+    torch 2.14 names the family alone, in which an all_gather_into_tensor is an all_gather: the
+    tensors' numbers say which it is. In a group of one rank they do not, and nobody else's call
+    depends on it.
+    """
+    op = OPS.get(str(told.name).rpartition(".")[2])
+    if op is None or size == 1:
+        return op
+    given, made = len(told.input_tensors), len(told.output_tensors)
+    if op in _IN_ONE and given == made and (op != "all_to_all" or given == 1):
+        op = _IN_ONE[op]
+    return _MANY.get(op, op) if given > 1 else op
 
 
 def facts_of(op: str, told: Any) -> describe.Facts:

@@ -28,12 +28,9 @@ def test_a_port_that_another_process_holds(worlds: Worlds, tmp_path: Path) -> No
         run = worlds.run(tmp_path / "run", 2, SCRIPT, where, hang_timeout_s=HANG_S)
     found = run.verdict
     assert found is not None, run.explain()
-    assert (found.kind, found.culprits, found.victims, found.cause) == (
-        "join_timeout",
-        (0,),
-        (1,),
-        "port",
-    ), run.explain()
+    named = (found.kind, found.culprits, found.cause)
+    assert named == ("join_timeout", (0,), "port"), run.explain()
+    assert found.victims in ((1,), ()), run.explain()  # rank 1 may not have come to wait yet
     assert (found.exit_code, found.proven) == (93, True)
     site = found.ranks[0].location
     assert site is not None

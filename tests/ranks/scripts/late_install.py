@@ -49,7 +49,8 @@ extra = dist.new_group([0, 2])
 if rank != 1:
     handle = dist.broadcast(torch.ones(2), 0, group=extra, async_op=True)
     handle.wait()
-dist.all_to_all_single(torch.ones(3), torch.ones(3))
+# Uneven: rank 0 gives each of them one element, rank 1 two, rank 2 three.
+dist.all_to_all_single(torch.ones(6), torch.ones(3 * (rank + 1)), [1, 2, 3], [rank + 1] * 3)
 dist.barrier()
 if what == "mismatch" and rank == 1:
     open("late", "w").close()

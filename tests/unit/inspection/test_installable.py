@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection.installable import NotInstallable, target
+from debugger.record.writer import FlightWriter
 
 PID = 7
 GDB = "/usr/bin/gdb"
@@ -125,6 +126,22 @@ def recorded(at: Path, packages: Path) -> None:
     write_maps(at, packages, more="/home/x/.distdebug/latest/ranks/0.flight")
 
 
+def recorded_by_rank(at: Path, packages: Path) -> None:
+    write_maps(at, packages, more=mapped_record(packages.parent / "ranks"))
+
+
+def mapped_record(folder: Path) -> str:
+    """What the kernel calls a record that has taken its rank's name."""
+    folder.mkdir()
+    made = folder / f"pid-{os.getpid()}.flight"
+    writer = FlightWriter(made)
+    writer.take_name(folder / "0.flight")
+    rows = Path("/proc/self/maps").read_text().splitlines()
+    del writer
+    (name,) = (row.split(None, 5)[5] for row in rows if str(made) in row)
+    return name
+
+
 def without_gil(at: Path, packages: Path) -> None:
     write_maps(at, packages, "313t")
 
@@ -151,6 +168,7 @@ def replaced_python(at: Path, packages: Path) -> None:
         (in_a_container, "in a container that has its own files"),
         (musl, "its C library is musl"),
         (recorded, "distdebug records it already"),
+        (recorded_by_rank, "distdebug records it already"),
         (without_gil, "its Python has no GIL"),
         (old_python, "its Python is 3.9: it takes 3.10 or newer"),
         (replaced_python, "its Python was replaced since it was started"),
@@ -162,6 +180,15 @@ def test_what_is_in_the_way(
     change(proc / str(PID), tmp_path / "site-packages")
     with pytest.raises(NotInstallable, match=sentence):
         target(PID, proc=proc)
+
+
+def test_the_record_of_an_install_that_was_given_up_is_not_in_the_way(
+    proc: Path, tmp_path: Path
+) -> None:
+    name = mapped_record(tmp_path / "ranks")
+    write_maps(proc / str(PID), tmp_path / "site-packages", more=name)
+    shutil.rmtree(tmp_path / "ranks")
+    assert target(PID, proc=proc).pid == PID
 
 
 def test_without_gdb(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:

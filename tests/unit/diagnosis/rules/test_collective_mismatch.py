@@ -99,6 +99,27 @@ def test_who_is_late_by_more_than_a_moment_still_decides_where_nobody_has_a_majo
     assert found.culprits == (0,)
 
 
+def test_ranks_that_enter_only_together_leave_more_time_to_who_decides() -> None:
+    """At DETAIL they tell by themselves who is wrong, once the last one has come."""
+    for agrees in (False, True):
+        run = Run(3)
+        run[0].calls(all_gather(4), waits=True, agrees=agrees)
+        run[2].calls(all_gather(6), waits=True, agrees=agrees)
+        run.passes(5.0)
+        found = run.errors(settled=False)
+        assert [one.culprits for one in found] == ([] if agrees else [(0, 2)])
+        run[1].calls(all_gather(4), waits=True, agrees=agrees)
+        (decided,) = run.errors(settled=False)
+        assert decided.culprits == (2,)
+    # One that does not come is not waited for.
+    run = Run(3)
+    run[0].calls(all_gather(4), waits=True, agrees=True)
+    run[2].calls(all_gather(6), waits=True, agrees=True)
+    run.passes(8.0)
+    (found_alone,) = run.errors()
+    assert found_alone.culprits == (0, 2)
+
+
 def test_without_further_votes_all_who_called_are_culprits() -> None:
     run = Run(4)
     run[0].calls(broadcast(8), waits=True)
