@@ -154,6 +154,9 @@ class Supervisor:
                 scratch=self._options.scratch,
             )
             look, finding = end.end(*self._follow(launch, host))
+            if finding is None and self._interrupts.signal is None:
+                with self._faults.guard("the breakpoints"):
+                    self._tell_pauses()  # who has left one since the last look, and ended
             self._unwatched.tell()
             if finding is not None:
                 with self._faults.guard("what the GPUs say of a finding"):
