@@ -28,7 +28,7 @@ def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
     here.mkdir()
     fault = ("--inject", "kill(rank=1) @ 9999s")
     program = [str(GOING_ON), "--here", str(here)]
-    commands = forked_nodes.start(nodes, Layout((1, 1)), program, ("--hang-timeout", "2", *fault))
+    commands = forked_nodes.start(nodes, Layout((1, 1)), program, ("--hang-timeout", "6", *fault))
     until_s = time.monotonic() + LIMIT_S
     while len(list(here.iterdir())) < 2:
         assert time.monotonic() < until_s, commands[0].stderr.read_text()
@@ -45,7 +45,7 @@ def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
         with pytest.raises(ControlError) as refusal:
             ask(head, "break", {"rank": 1})
         said = str(refusal.value)
-    time.sleep(4)  # twice the hang timeout: who waits for a rank at a breakpoint is not late
+    time.sleep(9)  # longer than the hang timeout: who waits for a rank at a breakpoint is not late
     assert ask(head, "stacks", {}) == "took the stacks of 2 of 2 ranks"
     stacks = json.loads((head / "stacks" / "stacks.json").read_text())
     assert "going_on.py" in json.dumps(stacks)
