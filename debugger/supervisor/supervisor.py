@@ -50,7 +50,7 @@ from .run_ranks import LocalRanks
 from .run_reader import LocalReader
 from .run_report import RunReport
 from .terminal_app import Beside
-from .watch import Look, Policy, Watch
+from .watch import Look, Policy, Watch, without_deaths_by
 
 ORPHAN_GRACE_S = 1.0
 OUTPUT_S = 60.0
@@ -266,7 +266,8 @@ class Supervisor:
             with guard("the other nodes"):
                 self._orders.look(self._watch.ranks)
             if self._interrupts.signal is not None:
-                return look, None
+                # Another node may have got it first, whose ranks have died of it by now.
+                return without_deaths_by(look, self._interrupts.signal), None
             if impossible and not self._job.judged_elsewhere:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":
