@@ -88,7 +88,8 @@ class RunEnd:
         launch = self.launch
         status = launch.poll()
         left = self.ranks.left()
-        if left:
+        if status is not None:
+            # All of them may have ended since the last look, the one that failed among them.
             look = self.watch.look() or look
         ranks = newest_ranks(look.snapshots)
         if status is None or any(rank.process.alive for rank in ranks.values()):

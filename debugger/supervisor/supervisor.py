@@ -50,7 +50,7 @@ from .run_ranks import LocalRanks
 from .run_reader import LocalReader
 from .run_report import RunReport
 from .terminal_app import Beside
-from .watch import Look, Policy, Watch
+from .watch import Look, Policy, Watch, without_deaths_by
 
 ORPHAN_GRACE_S = 1.0
 OUTPUT_S = 60.0
@@ -154,6 +154,9 @@ class Supervisor:
                 scratch=self._options.scratch,
             )
             look, finding = end.end(*self._follow(launch, host))
+            if finding is None and self._interrupts.signal is None:
+                with self._faults.guard("the breakpoints"):
+                    self._tell_pauses()  # who has left one since the last look, and ended
             self._unwatched.tell()
             if finding is not None:
                 with self._faults.guard("what the GPUs say of a finding"):
@@ -263,7 +266,8 @@ class Supervisor:
             with guard("the other nodes"):
                 self._orders.look(self._watch.ranks)
             if self._interrupts.signal is not None:
-                return look, None
+                # Another node may have got it first, whose ranks have died of it by now.
+                return without_deaths_by(look, self._interrupts.signal), None
             if impossible and not self._job.judged_elsewhere:
                 return look, None
             if look.verdict is not None and self._options.on_finding == "stop":

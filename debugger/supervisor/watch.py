@@ -190,3 +190,12 @@ def _process_mark(snapshots: Sequence[Snapshot]) -> tuple[object, ...]:
         for snapshot in snapshots
         for rank in snapshot.ranks.values()
     )
+
+
+def without_deaths_by(look: Look, signal: int) -> Look:
+    """The same for a run that was told to end by this signal: who dies of it has done nothing."""
+    return replace(look, findings=[one for one in look.findings if not _died_of(one, signal)])
+
+
+def _died_of(finding: Finding, signal: int) -> bool:
+    return finding.kind == "rank_died" and finding.data.get("signal") == signal

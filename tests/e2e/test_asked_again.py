@@ -45,7 +45,7 @@ def _program(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("tcp", marks=pytest.mark.long)])
 def test_the_other_never_comes(program: str, backend: str, tmp_path: Path, zygote: Zygote) -> None:
-    flags = ["--hang-timeout", "3"]
+    flags = ["--hang-timeout", "5"]
     run = zygote.run(2, [program, "never", backend], tmp_path, flags)
     assert run.exit_code == 93, run.explain()
     (error,) = run.errors

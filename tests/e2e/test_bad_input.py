@@ -21,7 +21,7 @@ def distdebug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         [str(runs.DISTDEBUG), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=runs.LIMIT_S,
         cwd=cwd,
         env=runs.environment(),
         stdin=subprocess.DEVNULL,

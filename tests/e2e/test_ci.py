@@ -71,7 +71,7 @@ def asked(workspace: Path, *arguments: str) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

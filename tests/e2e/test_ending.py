@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from debugger.record.reader import FlightReader
+from debugger.record.snapshot import Process
 from tests.support import runs
 from tests.support.torch_loaded import Forked
 from tests.support.zygote import Zygote
@@ -92,7 +94,7 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             begun = Started(directory, command.process, command.finish)
         started.append(begun)
         wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)), 60)
-        time.sleep(0.3)  # let rank 0 enter its second call; nothing depends on it
+        wait_for(lambda: snippet == "checkpoint" or second_call(directory), 60)
         return begun
 
     yield start
@@ -102,6 +104,12 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             one.process.communicate()
 
 
+def second_call(directory: Path) -> bool:
+    """Whether rank 0 is in it."""
+    view = FlightReader(directory / "ranks" / "0.flight").view(Process(alive=True))
+    return view.calls == 2 and bool(view.waits)
+
+
 def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -109,7 +117,7 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
         time.sleep(0.05)
 
 
-def survivors(processes: list[psutil.Process], within_s: float = 5.0) -> list[psutil.Process]:
+def survivors(processes: list[psutil.Process], within_s: float = 30.0) -> list[psutil.Process]:
     """Who is still there after a time in which even a busy machine has got rid of them."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)
     left = []
@@ -136,7 +144,7 @@ def check_interrupted(started: Started) -> None:
     assert done.report["ranks"]["0"]["location"]["line"] == 10
     assert "train.py" in done.stderr
     assert not survivors(below)
-    assert took_s < 20  # 2 s is the promise; the machine may be busy
+    assert took_s < 28  # 2 s is the promise, and half a minute what SIGTERM gives
 
 
 def test_one_interrupt_ends_all_below_torchrun(start: Callable[..., Started]) -> None:

@@ -24,7 +24,7 @@ ON_TCP = FIXTURES.parent / "tests" / "support" / "on_tcp"
 BY_COMMAND = {"died_sigkill", "exception_process"}
 """Run as a user would in every test run, not by forking alone."""
 SHORT_PER_VERDICT = 1
-BUSY = 4
+BUSY = 10
 """So many times as long as on a machine of its own a run may take beside other tests."""
 SHORT_CORRECT = 10
 TELLING = {"ddp_transformer", "exit_overlapped", "missing_data_loader", "missing_stopped"}
@@ -187,7 +187,7 @@ def check_finding(
     if found["proven"] and found["severity"] == "error":
         # A safety net: typically 0.2 s, but the machine may be busy with another test.
         assert found["detected_after_s"] is not None, done.explain()
-        assert found["detected_after_s"] < 10, done.explain()
+        assert found["detected_after_s"] < 30, done.explain()
     if expected["line"] is not None:
         where = {
             "culprit": found["culprits"],

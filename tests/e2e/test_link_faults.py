@@ -77,8 +77,8 @@ def test_a_message_whose_connection_breaks(size: int, tmp_path: Path) -> None:
 SLOW = {
     "delay": "link(0->1, delay=5ms) @ frame 0..60",
     "rate": "link(0->1, rate=1M) @ frame 0..60",
-    "partition": "partition({0}|{1}) @ 1s for 1s",
-    "blackhole": "link(1->0, blackhole) @ 1s for 1s",
+    "partition": "partition({0}|{1}) @ 1s for 3s",
+    "blackhole": "link(1->0, blackhole) @ 1s for 3s",
 }
 SHORT_SLOW = {("partition", 2), ("delay", 4)}
 

@@ -60,6 +60,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 for number in range(2000):
     debugger.log.info("event", number=number)
+dist.barrier()
 if dist.get_rank() == 1:
     raise ValueError("at the end")
 dist.barrier()
@@ -80,7 +81,7 @@ def _logs(run: Run, *flags: str) -> list[str]:
         [str(DISTDEBUG), "logs", str(run.directory), *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=runs.LIMIT_S,
         env=runs.environment(),
     )
     assert done.returncode == 0, done.stderr

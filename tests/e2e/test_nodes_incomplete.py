@@ -32,7 +32,7 @@ def start(nodes: Nodes, launch: Launch, *numbers: int) -> Job:
 def test_one_of_three_nodes_never_comes(make_nodes: Callable[[int], Nodes]) -> None:
     """Its name nobody knows; those of the others are said, on each of them."""
     nodes = make_nodes(3)
-    launch = Launch(Layout((1, 1, 1)), ("--hang-timeout", "6", "--notice-after", "2"))
+    launch = Launch(Layout((1, 1, 1)), ("--hang-timeout", "12", "--notice-after", "2"))
     ended = start(nodes, launch, 0, 1).finish(LIMIT_S)
     for done in ended:
         assert (done.report["outcome"], done.exit_code) == ("join_timeout", 93), done.explain()

@@ -110,7 +110,7 @@ def expected() -> list[str]:
 def test_two_streams_that_go_to_one_place_keep_their_order(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    assert start(BOTH).wait(60) == 0
+    assert start(BOTH).wait(runs.LIMIT_S) == 0
     assert ranks_lines(shown(tmp_path)) == [*expected(), "last False False"]
     logs = tmp_path / "run" / "logs"
     assert (logs / "3.out").read_text().splitlines() == [*expected(), "last False False"]
@@ -198,7 +198,7 @@ def test_a_removed_run_directory_costs_the_log_and_not_the_output(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     script = runs.REMOVE_RUN_DIRECTORY + FLOOD
-    assert start(script, "1000").wait(60) == 0
+    assert start(script, "1000").wait(runs.LIMIT_S) == 0
     assert len(ranks_lines(shown(tmp_path))) == 1001
     assert "but not kept in" in shown(tmp_path)
 
@@ -206,7 +206,7 @@ def test_a_removed_run_directory_costs_the_log_and_not_the_output(
 def test_a_flood_is_shown_whole_and_kept_within_its_limit(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    assert start(FLOOD, "5000", flags=("--log-max-mb", "0.5")).wait(60) == 0
+    assert start(FLOOD, "5000", flags=("--log-max-mb", "0.5")).wait(runs.LIMIT_S) == 0
     assert len(ranks_lines(shown(tmp_path))) == 5001
     logs = [tmp_path / "run" / "logs" / name for name in ("3.out.1", "3.out")]
     assert sum(path.stat().st_size for path in logs) <= 1 << 19
@@ -223,7 +223,7 @@ def test_a_killed_drain_is_replaced(
     (drain,) = below(process, "output_drain")
     drain.kill()
     (tmp_path / "go").touch()
-    assert process.wait(60) == 0
+    assert process.wait(runs.LIMIT_S) == 0
     lines = [line.split(" x")[0] for line in ranks_lines(shown(tmp_path))]
     assert lines == ["before", *(f"line {number}" for number in range(5000))]
 

@@ -62,7 +62,7 @@ def test_a_file_that_something_else_writes_during_the_run(
         "    os.rename(sys.argv[1] + '.new', sys.argv[1])\n"
         "while not os.path.exists(sys.argv[1]): pass\n" + FILE
     )
-    done = zygote.run(2, ["train.py", str(path)], tmp_path, ["--hang-timeout", "3"])
+    done = zygote.run(2, ["train.py", str(path)], tmp_path, ["--hang-timeout", "5"])
     if left == "none":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return
@@ -89,7 +89,7 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
         path.write_bytes(os.urandom(3000) if left == "garbled" else b"")
     if path.exists():
         os.utime(path, (time.time() - 3600,) * 2)
-    flags = ["--hang-timeout", "3"]
+    flags = ["--hang-timeout", "5"]
     done = zygote.run(2, [str(script), str(path)], tmp_path, flags)
     if left in ("none", "empty"):
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()

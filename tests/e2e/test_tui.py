@@ -14,7 +14,7 @@ import pytest
 from debugger.record.reader import FlightReader
 from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import Process
-from tests.support.runs import DISTDEBUG
+from tests.support.runs import DISTDEBUG, LIMIT_S
 from tests.support.tmux import Terminal, needs_tmux
 
 SCRIPT = """
@@ -217,7 +217,7 @@ def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
             check=False,
         )
         assert done.returncode == 2, done.stderr

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 GLOO, TCP = "gloo", "tcp"
 BOTH = (GLOO, TCP)
 SIZES = (2, 4)
-HANGS = ("--hang-timeout", "2")
+HANGS = ("--hang-timeout", "5")
+"""Longer than a rank stands still on a crowded machine."""
 NAN = ("--check", "nan")
 REPLICAS = ("--check", "replicas")
-SLOWLY = ("--pause", "0.05", "--steps", "40")
-"""Two seconds, so that at the first of them all groups are made, on a crowded machine as well."""
+SLOWLY = ("--pause", "0.05", "--steps", "60")
+"""Three seconds, so that after two of them all groups are made, on a crowded machine as well."""
 HALVES = {2: "partition({0}|{1})", 4: "partition({0,1}|{2,3})"}
 
 ALONE = ("alone",)
@@ -220,8 +221,8 @@ CASES = (
     _link("reset on both sides", "0<->1, reset"),
     _link("half open", "0->1, blackhole", hangs=True),
     _link("silent both ways", "0<->1, blackhole", hangs=True),
-    *_partitions("partition that heals", "@ 1s for 500ms", "ok"),
-    *_partitions("partition", "@ 1s", "missing_rank", culprits=ACROSS, exit_code=93, flags=HANGS),
+    *_partitions("partition that heals", "@ 2s for 3s", "ok"),
+    *_partitions("partition", "@ 2s", "missing_rank", culprits=ACROSS, exit_code=93, flags=HANGS),
     # Links, in a network of the ranks' own.
     _apart("slow link", "link(0->1, rate=2M)"),
     _apart("late link", "link(0->1, delay=5ms)", sizes=(2,)),
@@ -250,14 +251,14 @@ CASES = (
     _apart("all frames lost", "link(0->1, drop)", "missing_rank", culprits=ALL),
     _apart(
         "partition that heals",
-        f"{HALVES[2]} @ 1s for 500ms",
+        f"{HALVES[2]} @ 2s for 3s",
         arguments=SLOWLY,
         sizes=(2,),
         quick=True,
     ),
     _apart(
         "partition, 4",
-        f"{HALVES[4]} @ 1s",
+        f"{HALVES[4]} @ 2s",
         "missing_rank",
         culprits=ACROSS,
         arguments=SLOWLY,

@@ -75,7 +75,7 @@ def drawn(seed: int, number: int) -> Run:
 def make(zygote: Zygote, run: Run, directory: Path) -> runs.Run:
     """Make the run."""
     program = [str(PROGRAMS / "random_calls.py"), run.backend, str(run.program)]
-    flags = ["--inject", run.fault.text, "--hang-timeout", "2"]
+    flags = ["--inject", run.fault.text, "--hang-timeout", "5"]
     return zygote.run(RANKS, program, directory, flags, limit_s=LIMIT_S)
 
 

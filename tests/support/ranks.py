@@ -20,7 +20,7 @@ from tests.support import runs
 from tests.support.supervised import PROGRAM
 from tests.support.torch_loaded import Forked, TorchLoaded, request
 
-LIMIT_S = 100.0
+LIMIT_S = runs.LIMIT_S
 _LAUNCHER = Path(__file__).parents[1] / "ranks" / "scripts" / "launch.py"
 _ENDED = Process(alive=False)
 

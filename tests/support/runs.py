@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 DISTDEBUG = Path(sys.executable).with_name("distdebug")
-LIMIT_S = 110.0
+LIMIT_S = 240.0
+"""Against waiting for ever. Beside twenty other programs a command of which three processes import
+torch takes two minutes."""
 # What a program says to remove its own run directory, at one stroke: the supervisor and other
 # ranks make files in it all the time, and `rmtree` alone fails where one comes between.
 REMOVE_RUN_DIRECTORY = """

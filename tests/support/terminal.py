@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 
 
 class Terminal:

@@ -25,7 +25,7 @@ from debugger.supervisor.watch import Policy, Watch
 from tests.support import runs
 from tests.support.torch_loaded import Forked, TorchLoaded, request
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 _LEAVE_S = 3.0
 
 

@@ -176,14 +176,15 @@ class Needs:
         return next((row for row in reversed(rows) if name in (None, row.group[0])), None)
 
     def not_initialised(self, rank: int) -> frozenset[int]:
-        """Ranks that have begun fewer default groups than this one."""
+        """Ranks that have begun fewer default groups than this one, as far as can be seen."""
         world = self.world
         mine = self._begun(rank)
         if mine not in self._late:
             self._late[mine] = frozenset(
                 other
                 for other in world.expected
-                if other not in world.ranks or self._begun(other) < mine
+                if other not in world.blind
+                and (other not in world.ranks or self._begun(other) < mine)
             )
         return self._late[mine]
 

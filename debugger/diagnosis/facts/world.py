@@ -174,12 +174,12 @@ class World:
     # -- waits ---------------------------------------------------------------------------------
 
     def pending(self, rank: int) -> tuple[Pending, ...]:
-        """What the threads of a live rank wait for."""
+        """What the threads of a live rank wait for; nobody knows it of a blind one."""
         found = self._pending.get(rank)
         if found is None:
             record = self.ranks.get(rank)
             rows: list[Pending] = []
-            if record is not None and not self.ended(rank):
+            if record is not None and not self.ended(rank) and rank not in self.blind:
                 for wait in record.waits:
                     if wait.activity is Activity.NONE:
                         continue
@@ -228,8 +228,8 @@ class World:
         return bool(self.at_breakpoint)
 
     def activity(self, rank: int, activity: Activity) -> Wait | None:
-        """The rank's wait of that sort, if any (live ranks only)."""
-        if self.ended(rank):
+        """The rank's wait of that sort, if any (live ranks only, and none that is blind)."""
+        if self.ended(rank) or rank in self.blind:
             return None
         if activity is Activity.STORE:
             rows = (pending.wait for pending in self.pending(rank))

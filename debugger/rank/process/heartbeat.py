@@ -115,7 +115,7 @@ class Heartbeat:
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)
-        now = _context_switches(native) if number is not None else None
+        now = _slept(Path(f"/proc/self/task/{native}/status")) if number is not None else None
         self._switches = {native: now} if now is not None else {}
         frame = frames.of_thread(ident)
         idle = (
@@ -155,10 +155,15 @@ class Heartbeat:
             self._on_stream = waits_for
 
 
-def _context_switches(native_id: int) -> int | None:
-    """How often a thread of this process gave up or lost the CPU; None where nobody can tell."""
+def _slept(status: Path) -> int | None:
+    """How often the thread of this file of /proc has given up or lost the CPU, where it sleeps.
+    None where it runs, or would if it got a core: on a crowded machine that takes longer than a
+    beat, and is no wait for anything. None also where nobody can tell."""
     try:
-        status = Path(f"/proc/self/task/{native_id}/status").read_text()
+        lines = status.read_text().splitlines()
     except OSError:
         return None
-    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    said = dict(line.split(":", 1) for line in lines if ":" in line)
+    if not said.get("State", "").strip().startswith("S"):
+        return None
+    return sum(int(value) for name, value in said.items() if name.endswith("ctxt_switches"))

@@ -44,12 +44,20 @@ class Stopping:
         self.process = self._run.process
         return self
 
-    def stopped(self, rank: int, limit_s: float = 60) -> None:
+    def stopped(self, rank: int, limit_s: float = runs.LIMIT_S) -> None:
         """Wait until the rank stands at a breakpoint."""
         until = time.monotonic() + limit_s
         while not any(stop.rank == rank for stop in stops(self.directory)):
             if self.process.poll() is not None or time.monotonic() > until:
                 raise AssertionError(self.finish().explain())
+            time.sleep(0.05)
+
+    def told(self, word: str, limit_s: float = runs.LIMIT_S) -> None:
+        """Wait until the supervisor has said that."""
+        until = time.monotonic() + limit_s
+        events = self.directory / "events.jsonl"
+        while not (events.exists() and word in events.read_text()):
+            assert time.monotonic() < until, f"nobody said {word}"
             time.sleep(0.05)
 
     def attach(self, rank: int) -> Terminal:
@@ -72,6 +80,7 @@ def attach(folder: Path, directory: Path, rank: int, *more: str) -> Terminal:
 def test_a_conversation(tmp_path: Path, zygote: Zygote) -> None:
     run = Stopping(zygote, tmp_path, "plain").start()
     run.stopped(1)
+    run.told("rank 1 is at a breakpoint")  # else the line to which it was stepped may be the first
     folder = run.directory / "breakpoints"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o600}
@@ -304,7 +313,7 @@ def test_ctrl_c_ends_a_run_that_stands(tmp_path: Path, zygote: Zygote) -> None:
 
 def _stacks_when(run: Stopping, text: str) -> str:
     """What `distdebug stacks` shows once it shows this."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while True:
         shown = subprocess.run(
             [str(runs.DISTDEBUG), "stacks", str(run.directory)],
@@ -338,8 +347,8 @@ def test_the_rank_outlives_no_supervisor(tmp_path: Path, zygote: Zygote) -> None
     run.stopped(1)
     pids = [stop.pid for stop in stops(run.directory)]
     run.process.kill()
-    run.process.wait(30)
-    until = time.monotonic() + 30
+    run.process.wait(60)
+    until = time.monotonic() + 120
     while any(_runs(pid) for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.05)

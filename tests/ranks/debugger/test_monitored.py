@@ -51,8 +51,8 @@ def reason() -> str:
         for end in ("# here 1", "# here 2")
     )
     return (
-        "Rank 0 timed out in monitoredBarrier after 2000 ms: "
-        "Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms; "
+        "Rank 0 timed out in monitoredBarrier after 4000 ms: "
+        "Ranks 1, 2 failed to pass monitoredBarrier in 4000 ms; "
         'rank 1 is in all_reduce(sum, float32[4]) #0 of group "pair" at '
         f"monitored.py:{one} in <module>; "
         f"rank 2 is in no call; it is at monitored.py:{two} in nap < monitored.py:"

@@ -137,7 +137,7 @@ def test_nothing_is_loaded_without_distdebug() -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=runs.LIMIT_S,
         check=True,
         env=runs.environment(),
     )

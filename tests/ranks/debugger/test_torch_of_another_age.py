@@ -57,7 +57,7 @@ def test_too_old_below_run(tmp_path: Path) -> None:
     paths = [str(tmp_path / "path"), *filter(None, [os.environ.get("PYTHONPATH")])]
     extra = {"PYTHONPATH": os.pathsep.join(paths)}
     process = runs.start("run", ["-n", "2", str(script)], tmp_path / "run", tmp_path, extra)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=runs.LIMIT_S)
     assert (process.returncode, stdout) == (2, "")
     assert stderr == (
         "distdebug: torch 2.10.0+cpu is too old: distdebug needs torch 2.11 or newer: "

@@ -265,3 +265,29 @@ def test_who_has_joined_is_not_who_did_not_come() -> None:
     run[1].raises("RuntimeError: timed out connecting: SO_ERROR: Connection refused")
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("rank_exception", (1,))
+
+
+def frozen_as_it_joined(size: int) -> Run:
+    """Of rank 1 nothing is known since it began to join: its record was cut short then."""
+    run = Run(size)
+    run.ranks[1] = joining(size, 1).ranks[1]
+    run[1].notes_down("layer_off", "somebody has cut the flight record short")
+    return run
+
+
+def test_a_rank_that_was_last_seen_joining_waits_for_nobody() -> None:
+    """It has joined long since, as the end of the other one shows."""
+    run = frozen_as_it_joined(2)
+    run[0].exits(0)
+    run.passes(100)
+    assert run.errors() == []
+    twin = after_the_end()
+    twin.passes(100)
+    assert [one.culprits for one in twin.errors()] == [(1,)]
+
+
+def test_a_rank_that_was_last_seen_joining_is_not_missed() -> None:
+    run = frozen_as_it_joined(3)
+    run.ranks[2] = joining(3, 2).ranks[2]
+    run.passes(100)
+    assert [one for one in run.errors() if 1 in one.culprits] == []
