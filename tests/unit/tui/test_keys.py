@@ -82,6 +82,7 @@ async def _interrupt(driver: Driver) -> None:
 
 @key("", "space")
 async def _pause(driver: Driver) -> None:
+    await driver.looked_again()  # or the second picture of a run that is over is a newer one
     await driver.press("space")
     shown = driver.text
     assert "PAUSED, 0 newer" in shown

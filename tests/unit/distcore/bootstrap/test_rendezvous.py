@@ -396,7 +396,7 @@ class TestJoining:
         assert "the store failed: Connection reset by peer" in str(error)
 
     def test_a_signal_ends_the_wait(self) -> None:
-        with interrupted(), pytest.raises(Interrupted):
+        with pytest.raises(Interrupted), interrupted():
             Rendezvous(HashStore(), NAME, 0, 2, LIMIT_S)
         assert listener._process.listener is None
 
@@ -417,8 +417,8 @@ class interrupted:
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGALRM, self.handle)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         self.began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
 
     def handle(self, *_: object) -> None:
         raise Interrupted
@@ -454,7 +454,7 @@ class TestWaiting:
 
     def test_a_signal_ends_it_and_it_can_be_tried_again(self, join: Any) -> None:
         rank_0, rank_1 = join([HashStore()] * 2)
-        with interrupted(), pytest.raises(Interrupted):
+        with pytest.raises(Interrupted), interrupted():
             rank_1.connect(0, 0, soon())
         with rank_0.connect(1, 0, soon()), rank_1.connect(0, 0, soon()):
             pass
