@@ -71,12 +71,14 @@ async def _findings(driver: Driver) -> None:
 @key("", "q")
 async def _quit(driver: Driver) -> None:
     await driver.pilot.press("q")
+    await driver.handled()
     assert driver.app._exit
 
 
 @key("", "ctrl+c")
 async def _interrupt(driver: Driver) -> None:
     await driver.pilot.press("ctrl+c")
+    await driver.handled()
     assert driver.app._exit
 
 
