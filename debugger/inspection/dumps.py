@@ -25,6 +25,10 @@ PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DEFAULT = "torch/comm_lib_trace_rank_"
 _MOST_RANKS_ELSEWHERE = 1 << 14
 _WAITED_S = 5.0
+_STILL_S = 1.0
+"""What has not changed for so long is being written by nobody."""
+_LAST = b"."
+"""What a pickle ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,10 @@ def recorded(
 
 
 def ask(processes: Mapping[int, Process]) -> list[str]:
-    """Ask the ranks through their FIFOs to write their dumps, and wait until they are there.
-    Returns sentences about those that did not."""
-    waiting: dict[int, list[float]] = {}
+    """Ask the ranks through their FIFOs to write their dumps, and wait until they are there, to
+    their ends. Returns sentences about those that did not."""
+    waiting: dict[int, list[_Stamp]] = {}
+    seen: dict[int, tuple[list[_Stamp], float]] = {}
     problems = []
     for rank, one in sorted(processes.items()):
         stem = one.told.get(PIPE_VARIABLE)
@@ -76,14 +81,23 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
             problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
             continue
         # What was there before: the clock of files is coarser than ours.
-        waiting[rank] = [_written_s(path) for path in _of(rank, one)]
+        waiting[rank] = [_stamp(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
     until_s = time.monotonic() + _WAITED_S
     while waiting and time.monotonic() < until_s:
         time.sleep(0.05)
         for rank, before in list(waiting.items()):
-            if [_written_s(path) for path in _of(rank, processes[rank])] != before:
+            paths = list(_of(rank, processes[rank]))
+            now = [_stamp(path) for path in paths]
+            if now == before:
+                continue
+            last, since_s = seen.get(rank, (before, 0.0))
+            if now != last:
+                seen[rank] = now, time.monotonic()
+                continue
+            fresh = [path for path, one, was in zip(paths, now, before, strict=True) if one != was]
+            if all(map(_is_whole, fresh)) or time.monotonic() - since_s >= _STILL_S:
                 del waiting[rank]
     problems += [
         f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting
@@ -110,6 +124,33 @@ def _of(rank: int, one: Process) -> Iterator[Path]:
     cache = one.told.get("XDG_CACHE_HOME") or f"{one.told.get('HOME', '')}/.cache"
     for prefix in named or [f"{cache}/{_DEFAULT}"]:
         yield Path(f"{root_of(one.pid)}{prefix}{rank}")
+
+
+_Stamp = tuple[int, int]
+"""When a file was written (ns) and how long it is; zeros where there is none."""
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether it ends as a dump does: one of many calls takes a while to be written."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(file).st_size
+        return size > 0 and os.pread(file, 1, size - 1) == _LAST
+    except OSError:
+        return False
+    finally:
+        os.close(file)
 
 
 def _written_s(path: Path) -> float:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from ..record.sanitize import clean
 
+LIMIT_S = 3.0
+"""So long it may take to answer: it is a thread of a rank on a host that may be crowded."""
 _MAGIC = 0x3C85F7CE
 _VALIDATE, _GET, _LIST_KEYS = b"\x00", b"\x03", b"\x11"
 _MOST_BYTES = 1 << 24
@@ -52,7 +54,7 @@ class Keys:
         return {group: frozenset(ranks) for group, ranks in found.items()}
 
 
-def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
+def keys_of(host: str, port: int, limit_s: float = LIMIT_S) -> Keys | str:
     """The keys of the store there, or why they cannot be had."""
     address = f"{host}:{port}"
     try:
@@ -69,7 +71,7 @@ def keys_of(host: str, port: int, limit_s: float = 1.0) -> Keys | str:
     return Keys(address, names)
 
 
-def values_of(keys: Keys, names: Iterable[str], limit_s: float = 1.0) -> Mapping[str, str]:
+def values_of(keys: Keys, names: Iterable[str], limit_s: float = LIMIT_S) -> Mapping[str, str]:
     """The texts that some of these keys have; empty where the store does not tell. Keys that are
     not there are not asked for: a store may make them."""
     host, _, port = keys.address.rpartition(":")

@@ -16,6 +16,8 @@ STACK_SIGNAL = signal.SIGRTMAX - 4
 so."""
 _THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
 _FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_MASK = re.compile(r"^(SigPnd|ShdPnd|SigBlk):\s*([0-9a-f]+)", re.MULTILINE)
+_BIT = 1 << (STACK_SIGNAL - 1)
 _SETTLED_S = 0.05
 
 
@@ -27,18 +29,23 @@ def dump_path(stacks: Path, pid: int) -> Path:
 def ask(stacks: Path, pid: int, limit_s: float) -> str:
     """What the process has written within that time; "" where it does not answer, or cannot.
 
-    Blocks for `limit_s` at most. A process without a handler is not asked: the signal would end it.
-    Nor is one that has closed our file: its number may be that of a file of the program's by now.
+    Blocks for `limit_s` at most; within that it waits for the end of what the process writes, in
+    which it may be given no core for a while. A process without a handler is not asked: the signal
+    would end it. Nor is one that has closed our file: its number may be that of a file of the
+    program's by now.
     """
     path = dump_path(stacks, pid)
     try:
         if not (_catches(pid) and _has_open(pid, path)):
             return ""
         before = path.stat().st_size
+        _, deaf = _waits_or_blocked(pid)
         os.kill(pid, STACK_SIGNAL)
         deadline = time.monotonic() + limit_s
         size, settled_s = before, 0.0
-        while time.monotonic() < deadline and (size == before or settled_s < _SETTLED_S):
+        while time.monotonic() < deadline and (
+            size == before or settled_s < _SETTLED_S or _is_at_it(pid, deaf)
+        ):
             time.sleep(_SETTLED_S / 5)
             now = path.stat().st_size
             settled_s = settled_s + _SETTLED_S / 5 if now == size else 0.0
@@ -75,6 +82,30 @@ def threads(text: str) -> Iterator[DumpedThread]:
         yield DumpedThread(int(head[2], 16), head[3] or "", frames, main)
 
 
+def _is_at_it(pid: int, deaf: frozenset[str]) -> bool:
+    """Whether the signal is yet to be heard, or a thread is still in its handler: meanwhile it is
+    blocked there, as it is for good in those that are `deaf` to it."""
+    try:
+        waits, blocked = _waits_or_blocked(pid)
+    except OSError:  # it has gone
+        return False
+    return waits or not blocked <= deaf
+
+
+def _waits_or_blocked(pid: int) -> tuple[bool, frozenset[str]]:
+    """Whether the signal waits to be heard by a thread, and the threads that have it blocked."""
+    waits, blocked = False, set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended just now
+            masks = {
+                name: int(mask, 16) for name, mask in _MASK.findall((task / "status").read_text())
+            }
+            waits = waits or bool((masks["SigPnd"] | masks["ShdPnd"]) & _BIT)
+            if masks["SigBlk"] & _BIT:
+                blocked.add(task.name)
+    return waits, frozenset(blocked)
+
+
 def _has_open(pid: int, path: Path) -> bool:
     ours = path.stat()
     folder = f"/proc/{pid}/fd"
@@ -89,4 +120,4 @@ def _has_open(pid: int, path: Path) -> bool:
 def _catches(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) & _BIT)

@@ -27,7 +27,8 @@ from ..record.sanitize import clean
 
 WORKERS = 8
 _ATTEMPT_TIMEOUT_S = 5.0
-_SIGNAL_TIMEOUT_S = 1.0
+_SIGNAL_TIMEOUT_S = 3.0
+"""For a process to write its stacks itself, which on a crowded host takes its time."""
 _MAX_TEXT = 512
 
 

@@ -21,12 +21,13 @@ from .server import ForkServer, ServerError
 START, CALL, TEARDOWN, END = range(4)
 """How far a rank has come. At CALL and TEARDOWN it waits to be told to go on."""
 REACHED = {"call": CALL, "teardown": TEARDOWN}
-RAISE_GRACE_S = 3.0
+RAISE_GRACE_S = 6.0
 """How long a rank that was told of a finding may take to come to the end of its body."""
-FAILED_GRACE_S = 2.0
-"""How long the others may go on where one has failed, and none of them waits for it."""
+FAILED_GRACE_S = 5.0
+"""How long the others may go on where one has failed, and none of them waits for it: what they say
+of the same failure counts as much, and where tests run side by side they may be given no core."""
 TEARDOWN_S = 10.0
-STATUS_S = 1.0
+STATUS_S = 5.0
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from ..record.exits import ExitLog
 from .channel import Channel, Message
 
-READY_S = 120.0
-START_S = 30.0
-KILL_S = 10.0
+READY_S = 300.0
+START_S = 60.0
+KILL_S = 30.0
 _SCRIPT = Path(__file__).with_name("fork_server.py")
 _PACKAGE = __package__.rpartition(".")[0]
 

@@ -23,8 +23,9 @@ _LAST_PAUSE_S = 0.02
 _ANSWER_S = 5.0
 """How much longer than its own time a rank waits for the first rank's answer, which may come at
 the very end of that rank's time."""
-_READ_S = 1.0
-"""How long the first rank waits for the others to read its answer."""
+_READ_S = 5.0
+"""How long the first rank waits for the others to read its answer: a moment, and longer where the
+machine is crowded, or one has come and died."""
 
 
 class BarrierFailed(DistBackendError, TimeoutError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from debugger.supervisor.processes import ProcessTable
 from debugger.supervisor.run_reader import LocalReader
 from debugger.supervisor.watch import Policy, Watch
 from tests.support import runs
+from tests.support.ports import unclaimed_port
 from tests.support.torch_loaded import Forked, TorchLoaded, request
 
 LIMIT_S = 200.0
@@ -75,14 +75,11 @@ class Worlds:
             made.write_json(plan.FILE, plan.Plan(tuple(faults)).to_json())
         for entry in before:
             made.append_line(injected.FILE, entry)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         variables = {
             "DISTDEBUG_RUN_DIR": str(directory),
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(unclaimed_port()),
             plan.VARIABLE: "1" if faults else "",
             **environment,
         }

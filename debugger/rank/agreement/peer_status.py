@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from ...record.wording import at_site, call_text, numbered, printable
 
 _MOST_RANKS = 8
 _MOST_FRAMES = 6
-_STACK_S = 0.5
+_STACK_S, _STACKS_S = 2.0, 4.0
+"""For one stack, and for all together: the other ranks wait a little longer for what is said."""
 
 
 def doing(directory: Path, ranks: Sequence[int], job: str) -> str:
@@ -26,7 +28,8 @@ def doing(directory: Path, ranks: Sequence[int], job: str) -> str:
     for each; "" for ranks of which nothing is known here."""
     views = _views(directory, set(ranks), job)
     known = [rank for rank in ranks if rank in views][:_MOST_RANKS]
-    return "".join(f"; rank {rank} {_standing(directory, views[rank])}" for rank in known)
+    until_s = time.monotonic() + _STACKS_S
+    return "".join(f"; rank {rank} {_standing(directory, views[rank], until_s)}" for rank in known)
 
 
 def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:
@@ -43,7 +46,7 @@ def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:
     return found
 
 
-def _standing(directory: Path, view: Rank) -> str:
+def _standing(directory: Path, view: Rank, until_s: float) -> str:
     if not view.process.alive or view.phase is Phase.ENDED:
         return "has ended"
     paused = next((wait for wait in view.waits if wait.activity is Activity.PAUSED), None)
@@ -61,15 +64,15 @@ def _standing(directory: Path, view: Rank) -> str:
         if wait.activity is not Activity.NONE:
             what = wait.activity.name.lower().replace("_", " ")
             return f"waits in {what}{at_site(wait.site)}"
-    stack = _stack(directory, view.pid)
+    stack = _stack(directory, view.pid, min(_STACK_S, until_s - time.monotonic()))
     if stack:
         return f"is in no call; it is at {' < '.join(stack)}"
     return f"is in no call{at_site(view.location)}"
 
 
-def _stack(directory: Path, pid: int) -> list[str]:
+def _stack(directory: Path, pid: int, limit_s: float) -> list[str]:
     """Its main thread's stack, innermost frame first; empty where it does not answer."""
-    text = stack_dump.ask(directory / "stacks", pid, _STACK_S)
+    text = stack_dump.ask(directory / "stacks", pid, limit_s)
     main = next((thread for thread in stack_dump.threads(text) if thread.main), None)
     return [
         printable(f"{os.path.basename(file)}:{line} in {name}")

@@ -27,7 +27,7 @@ VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
 FIRST_GOES_S = 1.0
 """So long the others leave it to the node that serves the store to be the head."""
-MEET_S = 3.0
+MEET_S = 8.0
 """So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
 some milliseconds once all nodes are there."""
 NOBODY_S = 1.0

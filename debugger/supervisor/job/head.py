@@ -36,9 +36,9 @@ TOGETHER_NS = 1_000_000_000
 """Who is heard so much later than another one was last is not lost with it."""
 BYE_S = 5.0
 """So long it waits for them to say that they have the report."""
-MEETING_S = 3.0
+MEETING_S = 6.0
 """So long it waits, at its own end or with a verdict, for nodes that were let in and have not come
-yet."""
+yet: on a crowded machine a node may stand still for seconds between the one and the other."""
 
 
 @dataclass(slots=True)

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 
-PLAN_S = 1.0
-"""So long a rank that has found the head waits for the head's first words."""
+PLAN_S = 5.0
+"""So long a rank that has found the head waits for the head's first words, which come at once where
+its host is not crowded. Without them it does not know the faults that the head was given."""
 HEAD_COMES_S = 30.0
 """So much later than its nodes a head may be started that all were told (`--head`)."""
 HEAD_FIRST_S = 3.0

@@ -9,8 +9,9 @@ from ...record.layout import GroupState
 from ...record.snapshot import Snapshot
 from ...record.wording import ranks_text, verb
 
-WAIT_S = 1.5
-"""Nodes meet before their ranks make a group; so long it may take until they have told of them."""
+WAIT_S = 5.0
+"""Nodes meet before their ranks make a group; so long it may take until they have told of them, on
+hosts that are crowded, too: what is said then would be wrong."""
 DEFAULT_GROUP = "default_pg"
 
 

@@ -31,7 +31,7 @@ from ..frames import (
     wire_text,
 )
 from .link import Link, hear_last_words, ready
-from .survey import Survey
+from .survey import Survey, answers_within_s
 
 Connect = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> an authenticated connection to that group rank."""
@@ -288,7 +288,8 @@ class Mesh(Transport):
         """The time is up, here or on another rank that waits for this one."""
         in_line = sorted(awaited, key=lambda link: link.peer)
         told = "; ".join(link.progress for link in in_line if link.incoming.expects)
-        survey = Survey(self._links, self.rank, [link.peer for link in in_line], asked)
+        awaiting, limit_s = [link.peer for link in in_line], answers_within_s(self._deadline)
+        survey = Survey(self._links, self.rank, awaiting, asked, limit_s)
         silent = survey.found.silent
         for peer in silent:
             if peer in survey.lost:

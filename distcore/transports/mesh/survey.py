@@ -16,9 +16,15 @@ from ...errors import DeadlineExceeded
 from ..frames import BadFrame, Ended, waits
 from .link import Link, ready
 
-LIMIT_S = 0.5
-"""How long answers are waited for. Ranks whose timeouts run out further apart may be blamed in
-place of those that they wait for."""
+LEAST_S, MOST_S, SHARE = 0.5, 5.0, 0.25
+"""How long answers are waited for: this share of the call's own timeout, within these bounds. Who
+is in the call and is given no core for so long is blamed in place of those that it waits for. On a
+crowded machine that may be for seconds, and after a timeout of minutes nobody minds five."""
+
+
+def answers_within_s(deadline: float) -> float:
+    """How long a rank whose call had this deadline waits for answers."""
+    return min(max(LEAST_S, SHARE * getattr(deadline, "limit_s", 0.0)), MOST_S)
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,24 @@ class Survey:
     """One round of questions; it is over when it is made."""
 
     def __init__(
-        self, links: Mapping[int, Link], rank: int, awaited: Sequence[int], asked: bool
+        self,
+        links: Mapping[int, Link],
+        rank: int,
+        awaited: Sequence[int],
+        asked: bool,
+        limit_s: float = LEAST_S,
     ) -> None:
         """Ask all peers; `awaited` is whom this rank waits for; `asked`: it has time left, but a
-        peer has not. What is under way on the links is thrown away. Raises the GroupFailed of a
-        peer that knows more; where that is only that its time ran out, with the connection on which
-        this rank heard nothing."""
+        peer has not; `limit_s`: see `answers_within_s`. What is under way on the links is thrown
+        away. Raises the GroupFailed of a peer that knows more; where that is only that its time ran
+        out, with the connection on which this rank heard nothing."""
         self._links = links
         self.found = Answers(rank, {rank: tuple(awaited)})
         self.lost: dict[int, Ended | BadFrame] = {}
         self._asked = asked
         self._told: DeadlineExceeded | None = None
         self._ask()
-        self._listen(time.monotonic() + LIMIT_S)
+        self._listen(time.monotonic() + limit_s)
         self._raise_told()
 
     @property

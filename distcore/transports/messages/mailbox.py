@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...base.background_thread import BackgroundThread
-from ...errors import Aborted, CorruptFrame, GroupFailed
+from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from ..frames import BadFrame, Ended
 from ..mesh.last_words import last_words
 from .matching import Matching
@@ -31,8 +31,10 @@ _SLICE_S = 60.0
 _DIAL_S = 30.0
 _DRAIN_S = 10.0
 """How long `close` waits for peers to take what was sent to them."""
-_TELL_S = 0.3
-"""How long `close` tries to reach those whom it has to tell of a failure."""
+_TELL_S = 3.0
+"""How long `close` tries to reach those whom it has to tell of a failure: who is not told takes
+this rank, which leaves, for the cause. On a crowded machine an answer takes its time; one who has
+ended refuses at once."""
 _LAST_WORDS_S = 0.8
 """How long after a peer's end, or that of one of its connections, a message may still be on its way
 over another one, where nobody can tell."""
@@ -270,13 +272,24 @@ class Mailbox:
         first, those too that never got a message from it."""
         until = _now() + _TELL_S
         left = {peer for side, peer in self._peers.values() if side == "life"}
-        for peer in left - self._senders.keys() - self._matching.words.keys():
-            try:
-                self._call(peer, until)
-            except GroupFailed:
-                pass
+        left -= self._senders.keys() | self._matching.words.keys()
+        # One that is stopped must not take the time of all.
+        late = [one for one in left if not self._reached(one, min(until, _now() + _TELL_S / 10))]
+        for behind, peer in enumerate(late):
+            left_s = max(0.0, until - _now())
+            self._reached(peer, _now() + left_s / (len(late) - behind))
         self._tell(cause)
         self._close_by = min(self._close_by, until)
+
+    def _reached(self, peer: int, until: float) -> bool:
+        """Whether there is a connection to it, or never will be one."""
+        try:
+            self._call(peer, until)
+        except DeadlineExceeded:
+            return False
+        except GroupFailed:
+            pass
+        return True
 
     def _tell(self, error: GroupFailed) -> None:
         self._told = True

@@ -66,7 +66,7 @@ def test_a_killed_rank(crew: Crew) -> None:
 def test_a_stopped_rank(crew: Crew, call: str) -> None:
     """Nothing tells it from a slow one but the group's timeout. In the one call all wait for it
     themselves, in the other most wait for one that waits."""
-    timeout_s = 4.0
+    timeout_s = 6.0
     join(crew, "store", timeout_s=timeout_s)
     crew.everyone("all_reduces", count=3)
     crew.signal(1, signal.SIGSTOP)
@@ -194,11 +194,11 @@ def test_waiting_costs_nothing(tmp_path: Path, torch_loaded: TorchLoaded) -> Non
     with Crew(torch_loaded, tmp_path, 3) as crew:
         join(crew, "store", timeout_s=40)
         crew.everyone("all_reduces")
-        late_s = 4.0
-        crew.tell(range(3), "processor_time_of_a_barrier", late=2, late_s=late_s)
+        late_s, path = 3.0, str(tmp_path / "waits")
+        crew.tell(range(3), "processor_time_of_a_barrier", late=2, late_s=late_s, path=path)
         for rank in (0, 1):
             found = crew.answer(rank)
-            assert found["took_s"] > late_s - 1
+            assert found["took_s"] > late_s
             assert found["used_s"] < 0.05 * late_s
 
 

@@ -109,6 +109,20 @@ def test_the_first_of_a_chain_is_named(crew: Crew, connected: bool) -> None:
         crew.tell([rank], "exit")
 
 
+def test_the_first_of_a_chain_is_named_to_one_that_was_not_run(crew: Crew) -> None:
+    """It hears of the failure behind which the one that it waits for has left."""
+    crew.signal(2, signal.SIGSTOP)
+    for rank in (1, 2):
+        crew.tell([rank], "receive", src=rank - 1)
+    kill(crew, 0)
+    assert crew.answer(1)["culprit"] == 0
+    crew.tell([1], "exit")
+    time.sleep(1.0)  # for so long it is given no core
+    crew.signal(2, signal.SIGCONT)
+    found = crew.answer(2)
+    assert (found["kind"], found["culprit"]) == ("PeerLost", 0), found
+
+
 def test_one_that_left_rightly_is_not_named(crew: Crew) -> None:
     """The twin: rank 0 is through, rank 1 fails later and by itself."""
     connect(crew, 0, 2)

@@ -24,7 +24,8 @@ from tests.ranks.scripts import (
 )
 
 LIMIT_S = 3.0
-LIMITS_S = {"huge": 100.0, "calls_and_layers": 60.0}
+"""Of calls that run into it; of all others `LONG_S`, which a crowded machine does not need."""
+LONG_S = 100.0
 OF_TCP = {"scenario_again"}
 """They make groups on tcp."""
 
@@ -50,6 +51,24 @@ def expect(name, call):
         )
     else:
         say(name, kind=None)
+
+
+def limited(group, limit_s):
+    """The group, with this limit from now on: it was made, and has moved data, without it."""
+    group.set_timeout(timedelta(seconds=limit_s))
+    return group
+
+
+def come(name, rank):
+    """Tell those who `await_ranks`."""
+    with open(f"{os.environ['TMPDIR']}/{name}.{rank}", "x"):
+        pass
+
+
+def await_ranks(name, *ranks):
+    """Until they have come so far."""
+    while not all(os.path.exists(f"{os.environ['TMPDIR']}/{name}.{rank}") for rank in ranks):
+        time.sleep(0.005)
 
 
 def scenario_facts(rank, size):
@@ -152,20 +171,23 @@ def scenario_in_order(rank, size):
 
 def scenario_absent(rank, size):
     """The deadline names who did not come, after which nothing works any more."""
-    data = torch.ones(8)
-    if rank != 1:
-        expect("absent", lambda: dist.all_reduce(data))
-        expect("again", lambda: dist.all_reduce(data))
-    else:
-        time.sleep(LIMIT_S + 1)
+    absent("absent", rank, torch.ones(8))
 
 
 def scenario_absent_large(rank, size):
-    data = torch.ones(1_000_000)
+    absent("absent_large", rank, torch.ones(1_000_000))
+
+
+def absent(name, rank, data):
+    """Rank 1 is there as long as the others wait for it, who begin together."""
+    limited(dist.group.WORLD, LIMIT_S)
     if rank != 1:
-        expect("absent_large", lambda: dist.all_reduce(data))
-    else:
-        time.sleep(LIMIT_S + 1)
+        come(f"{name} begins", rank)
+        await_ranks(f"{name} begins", 0, 2)
+        expect(name, lambda: dist.all_reduce(data))
+        expect("again", lambda: dist.all_reduce(data))
+        come(name, rank)
+    await_ranks(name, 0, 2)
 
 
 def scenario_calls_and_layers(rank, size):
@@ -210,13 +232,14 @@ def scenario_abort(rank, size):
 
 def scenario_stopped(rank, size):
     """A rank that stops in a big call, when all have met in it and its data is not on its way."""
-    group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+    group = dist.new_group(timeout=timedelta(seconds=LONG_S))
     pids = [None] * size
     dist.all_gather_object(pids, os.getpid())
     big = torch.ones(16_000_000)
     dist.all_reduce(big, group=group)
     assert (big == size).all()
     say("moved")
+    limited(group, LIMIT_S)
     if rank == 1:
         start = BlockingThread.start
 
@@ -226,8 +249,10 @@ def scenario_stopped(rank, size):
 
         BlockingThread.start = stop_first
     expect("stopped", lambda: dist.all_reduce(big, group=group))
+    if rank == 2:
+        come("stopped", rank)
     if rank == 0:
-        time.sleep(1)  # another rank's deadline may be a little later
+        await_ranks("stopped", 2)  # whose deadline may be a little later
         os.kill(pids[1], signal.SIGCONT)
 
 
@@ -267,7 +292,7 @@ def scenario_wait(rank, size):
 
 
 def scenario_recv(rank, size):
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = limited(dist.new_group(timeout=timedelta(seconds=LONG_S)), 1.0)
     if rank == 0:
         expect("recv", lambda: dist.recv(torch.ones(4), 1, group=group))
     dist.barrier()
@@ -329,7 +354,7 @@ def scenario_huge(rank, size):
 
 
 for name in sys.argv[1:]:
-    dist.init_process_group("mpi", timeout=timedelta(seconds=LIMITS_S.get(name, LIMIT_S)))
+    dist.init_process_group("mpi", timeout=timedelta(seconds=LONG_S))
     globals()[f"scenario_{name}"](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 say("end")

@@ -75,14 +75,14 @@ def scenario_mismatch(rank, size):
 
 def scenario_deadline(rank, size):
     group = dist.new_group()
-    group.set_timeout(0.3 * SECONDS)
+    group.set_timeout(2 * SECONDS)
     if rank != 0:
         began = time.monotonic()
         works = [dist.all_reduce(torch.zeros(2), group=group, async_op=True) for _ in range(3)]
         future = works[2].get_future()
         with raises(dist.DeadlineExceeded, "all_reduce(sum, float32[2]) #0", "rank 0"):
             works[0].wait()
-        assert 0.2 < time.monotonic() - began < 5
+        assert 1.9 < time.monotonic() - began < 20
         with raises(dist.GroupFailed, "cannot be used any more"):
             works[2].wait()
         with raises(RuntimeError, "cannot be used any more"):
@@ -91,6 +91,13 @@ def scenario_deadline(rank, size):
         assert isinstance(works[0].exception(), dist.DeadlineExceeded)
         assert "failed" in repr(works[0])
     dist.barrier()
+
+
+def interrupt_in_a_call(group):
+    """Once the main thread is in a call of the group, which breaks that off."""
+    while group._session._mesh._call is None:
+        time.sleep(0.005)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
 
 def scenario_interruption(rank, size):
@@ -104,16 +111,16 @@ def scenario_interruption(rank, size):
     if rank == 0:
         signal.signal(signal.SIGALRM, ring)
         work = dist.barrier(group, async_op=True)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with raises(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             work.wait()
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with raises(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             dist.barrier(group)  # waits for its turn
         threading.Timer(0.1, group.abort).start()
         with raises(dist.GroupFailed, "abort"):
             work.wait()
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        threading.Thread(target=interrupt_in_a_call, args=(other,)).start()
         with raises(Alarm):
             dist.barrier(other)
         for peer in range(1, size):

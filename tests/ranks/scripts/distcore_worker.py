@@ -110,12 +110,16 @@ def repeated(call, count, until_error):
     return {"kind": "", "took_s": time.monotonic() - began}
 
 
-def command_processor_time_of_a_barrier(rank, size, late, late_s):
-    """Rank `late` comes that much later."""
+def command_processor_time_of_a_barrier(rank, size, late, late_s, path):
+    """Rank `late` comes that much later than the last of the others; `path`: for their files."""
+    others = [f"{path}.{one}" for one in range(size) if one != late]
+    while rank == late and not all(map(os.path.exists, others)):
+        time.sleep(0.01)
     if rank == late:
         time.sleep(late_s)
     before, began = os.times(), time.monotonic()
-    dist.barrier()
+    with open(f"{path}.{rank}", "x"):
+        dist.barrier()
     after = os.times()
     used_s = after.user + after.system - before.user - before.system
     return {"used_s": used_s, "took_s": time.monotonic() - began}

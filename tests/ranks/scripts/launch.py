@@ -2,15 +2,16 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+from tests.support.ports import unclaimed_port
+
+port = unclaimed_port()
 count = int(sys.argv[1])
 shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 ended = {}

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from distcore import errors
+from distcore.base.deadline import Deadline
 from distcore.transports import frames
 from distcore.transports.mesh.last_words import last_words
+from distcore.transports.messages import mailbox
 from distcore.transports.messages.mailbox import Mailbox
+from tests.support.gate import Gate
 
 LONG = 3_000_000
 
@@ -61,6 +64,12 @@ def pair() -> Iterator[Pair]:
     made.lives[1].close()
 
 
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with Gate() as made:
+        yield made
+
+
 def until(seconds: float) -> float:
     return time.monotonic() + seconds
 
@@ -73,9 +82,10 @@ def wait_for_the_end(box: Mailbox) -> None:
         time.sleep(0.001)
 
 
-def test_the_last_message_of_one_who_left(pair: Pair) -> None:
+def test_the_last_message_of_one_who_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is on its way through the listener when the rank's other connections end; the rank has
     not waited for it to be received."""
+    monkeypatch.setattr(mailbox, "_LAST_WORDS_S", 20.0)  # it comes as late as this test is run
     pair.hold = True
     pair.boxes[0].post_send(1, 3, memoryview(b"farewell"), until(20))
     pair.leave()
@@ -156,15 +166,18 @@ def test_the_last_message_of_one_who_is_known_to_call(pair: Pair) -> None:
     assert asked == 3
 
 
-def test_nobody_waits_for_one_who_does_not_call(pair: Pair) -> None:
+def test_nobody_waits_for_one_who_does_not_call(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "_CALL_S", 40.0)
     pair.boxes[1].close()
     pair.boxes[1] = pair.other(lambda _peer: False)
-    received = pair.boxes[1].post_receive(0, 3, memoryview(bytearray(8)), until(20))
+    received = pair.boxes[1].post_receive(0, 3, memoryview(bytearray(8)), until(40))
     began = time.monotonic()
     pair.leave()
     with pytest.raises(errors.PeerLost):
-        received.wait(20)
-    assert time.monotonic() - began < 5
+        received.wait(40)
+    assert time.monotonic() - began < 20
 
 
 def test_who_fails_says_why(pair: Pair) -> None:
@@ -210,7 +223,7 @@ def test_last_words_are_found_behind_whatever_was_not_read() -> None:
         assert last_words(mine.fileno()) is None
 
 
-def test_memory_is_left_alone_after_the_deadline(pair: Pair) -> None:
+def test_memory_is_left_alone_after_the_deadline(pair: Pair, gate: Gate) -> None:
     """What a receive was given up on comes nevertheless; what a send was given up on is not read
     any more."""
     sender, receiver = pair.boxes
@@ -218,19 +231,20 @@ def test_memory_is_left_alone_after_the_deadline(pair: Pair) -> None:
     pair.dial = lambda _peer, _deadline: stuck  # type: ignore[method-assign]
     sender._dial = pair.dial
     data, into = bytearray(b"a" * LONG), bytearray(LONG)
-    sent = sender.post_send(1, 1, memoryview(data), until(1.5))
+    sent = sender.post_send(1, 1, memoryview(data), Deadline.after(0.5))
     middle, end = socket.socketpair()
     assert receiver.accept(0, end)
-    received = receiver.post_receive(0, 1, memoryview(into), until(0.7))
+    received = receiver.post_receive(0, 1, memoryview(into), Deadline.after(0.3))
     with other, middle:
         middle.setblocking(False)
-        other.settimeout(5)
+        other.settimeout(30)
         middle.sendall(other.recv(100_000))  # the offer
         while not (answer := _there(middle)):
             time.sleep(0.001)
         other.sendall(answer)
         piece = other.recv(50_000)
         middle.sendall(piece)
+        gate.come()
         with pytest.raises(errors.DeadlineExceeded, match=r"rank 0 sent \d+ of 3000000 bytes"):
             received.wait(20)
         into[:] = bytes(LONG)

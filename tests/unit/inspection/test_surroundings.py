@@ -376,6 +376,42 @@ def test_a_rank_is_asked_for_its_dump_through_its_fifo(tmp_path: Path) -> None:
     assert dumps.recorded({0: process}) is not None
 
 
+def test_a_dump_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of many calls is not written at once, and its writer may be given no core meanwhile."""
+    looks = threading.Semaphore(0)
+    stamp = dumps._stamp
+
+    def counted(path: Path) -> tuple[int, int]:
+        looks.release()
+        return stamp(path)
+
+    monkeypatch.setattr(dumps, "_stamp", counted)
+    monkeypatch.setattr(dumps, "_STILL_S", 60.0)
+    monkeypatch.setattr(dumps, "_WAITED_S", 60.0)
+    process = this_process(tmp_path / "trace_rank_")
+    os.mkfifo(tmp_path / "pipe_0.pipe")
+    reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    whole = dump(0, "all_reduce")
+    assert dumps._LAST not in (whole[99:100], whole[-2:-1])
+
+    def watchdog() -> None:
+        select.select([reading], [], [], 60.0)
+        with open(tmp_path / "trace_rank_0", "wb", buffering=0) as file:
+            for part in (whole[:100], whole[100:-1], whole[-1:]):
+                file.write(part)
+                for _ in range(4):
+                    looks.acquire(timeout=2.0)
+
+    thread = threading.Thread(target=watchdog)
+    thread.start()
+    try:
+        assert dumps.ask({0: process}) == []
+        assert (tmp_path / "trace_rank_0").read_bytes() == whole
+    finally:
+        thread.join()
+        os.close(reading)
+
+
 def test_what_a_recorder_suspects_counts_where_the_stacks_have_no_culprit() -> None:
     waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
     look = Look({0: waits, 1: waits})

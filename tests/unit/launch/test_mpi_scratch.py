@@ -12,7 +12,7 @@ import pytest
 
 from debugger.launch import mpi_rank, mpi_scratch
 from debugger.supervisor.launch import Launch
-from tests.unit.supervisor.process_tools import REPOSITORY, until
+from tests.unit.supervisor.process_tools import LIMIT_S, REPOSITORY, until
 
 SUPERVISOR = """
 import sys
@@ -72,7 +72,7 @@ def test_the_end_of_the_launch_removes_it(tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
             (tmp_path / name / "segment").touch()
         launch.start(["true"], scratch=str(tmp_path / "scratch"))
-        assert launch.wait(10)
+        assert launch.wait(LIMIT_S)
         assert (tmp_path / "scratch" / "segment").exists()
     assert not (tmp_path / "scratch").exists()
     assert (tmp_path / "other" / "segment").exists()
@@ -94,4 +94,4 @@ def test_a_killed_supervisor_leaves_none(tmp_path: Path) -> None:
     finally:
         supervisor.send_signal(signal.SIGKILL)
         supervisor.communicate()
-    until(lambda: not (tmp_path / "scratch").exists(), 10, "scratch is gone")
+    until(lambda: not (tmp_path / "scratch").exists(), what="scratch is gone")

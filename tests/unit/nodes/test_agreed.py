@@ -24,6 +24,7 @@ from debugger.record.run_directory import RunDirectory
 from debugger.supervisor.job import job as jobs
 from debugger.supervisor.job.job import HEAD, MEMBER, Job
 from debugger.supervisor.processes import ProcessTable
+from tests.support.ports import unclaimed_port
 from tests.unit.nodes.test_links import HELLO, until
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -31,9 +32,7 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 
 @pytest.fixture(name="port")
 def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    return unclaimed_port()
 
 
 class Supervisors:

@@ -22,6 +22,12 @@ AHEAD_NS = 10_000 * 10**9
 MOMENT_NS = 10 * 10**9
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here waits for nodes that come late, but a test may be given no core for long."""
+    monkeypatch.setattr("debugger.supervisor.job.head.MEETING_S", 60.0)
+
+
 class Heard:
     """What has come over the network, as `Listener` gives it."""
 
@@ -258,6 +264,7 @@ def test_supervisors_of_one_host_are_lost_together(tmp_path: Path) -> None:
     heard = Heard()
     head = made(heard, tmp_path)
     one, other, elsewhere = heard.joins(1), heard.joins(2), heard.joins(3, "node2")
+    other.heard_ns = elsewhere.heard_ns = one.heard_ns
     heard.admitted = 3
     for node in (one, other, elsewhere):
         exchanged(node)

@@ -25,21 +25,32 @@ ENDS = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 from debugger.nodes.agreed_keys import head_pair, node_pair
-from debugger.nodes.head import Listener
+from debugger.nodes.head import LOST_AFTER_S, Listener
+from debugger.nodes.hearing import Listening
 from debugger.nodes.member import Connection
 from debugger.nodes.messages import Message
 from debugger.nodes.offers import SCHEMA, Offer
 here, address, key, port = pathlib.Path(sys.argv[2]), sys.argv[3], b"k" * 32, 29600
 
-def until_the_end(began, silent_s, step):
-    worst_s = 0.0
+class Looks(Listening):
+    longest_gap_s = last_s = 0.0
+
+    def looked(self, now_s, to_the_end):
+        gap_s = now_s - (self.last_s or now_s)
+        self.longest_gap_s, self.last_s = max(self.longest_gap_s, gap_s), now_s
+        super().looked(now_s, to_the_end)
+
+def until_the_end(name, link, silent_s, step):
+    link._listening, worst_s = Looks(), 0.0
     while not (here / "end").exists():
         step()
-        if not began.exists() and silent_s() >= 0:
-            began.touch()
+        if not (here / name).exists() and silent_s() >= 0:
+            (here / name).touch()
         worst_s = max(worst_s, silent_s())
+        if worst_s > LOST_AFTER_S:
+            (here / f"{name} misses").touch()
         time.sleep(0.01)
-    print(worst_s, flush=True)
+    print(worst_s, link._listening.longest_gap_s, flush=True)
 """
 HEAD = (
     ENDS
@@ -49,10 +60,10 @@ head.welcome = {"version": "1"}
 head.allow(node_pair(key).public.decode())
 
 def silent_s():
-    heard = [one.heard_ns for one in head.nodes.values()]
-    return (time.monotonic_ns() - heard[0]) / 1e9 if heard else -1.0
+    heard = [one.heard for one in head.nodes.values()]
+    return heard[0].silent_s(head._listening.total_s) if heard else -1.0
 
-until_the_end(here / "head", silent_s, head.received)
+until_the_end("head", head, silent_s, head.received)
 """
 )
 NODE = (
@@ -69,7 +80,7 @@ def tell():
         told[0] = time.monotonic()
         node.send(Message("digest", {"t": 1}, bytes(800)))
 
-until_the_end(here / "node", lambda: node.silent_s if node.welcome is not None else -1.0, tell)
+until_the_end("node", node, lambda: node.silent_s if node.welcome is not None else -1.0, tell)
 """
 )
 
@@ -82,18 +93,24 @@ def started(nodes: Nodes) -> list[Command]:
         node.start([sys.executable, "-c", script, *words])
         for node, script in zip(nodes, (HEAD, NODE), strict=True)
     ]
-    until_s = time.monotonic() + LIMIT_S
-    while not ((here / "head").exists() and (here / "node").exists()):
-        assert time.monotonic() < until_s, [one.said() for one in made]
-        time.sleep(0.02)
+    there(nodes, made, "head", "node")
     return made
 
 
-def silences_s(nodes: Nodes, made: list[Command]) -> list[float]:
-    """The longest that each had to wait for the other."""
+def there(nodes: Nodes, made: list[Command], *names: str) -> None:
+    """Wait until both have made their files."""
+    until_s = time.monotonic() + LIMIT_S
+    while not all((nodes.directory / name).exists() for name in names):
+        assert time.monotonic() < until_s, [one.said() for one in made]
+        time.sleep(0.02)
+
+
+def silences_s(nodes: Nodes, made: list[Command]) -> list[tuple[float, float]]:
+    """The longest that each had to wait for the other while it listened, and the longest for which
+    its own link was not run."""
     (nodes.directory / "end").touch()
     assert [one.wait(LIMIT_S) for one in made] == [0, 0], [one.said() for one in made]
-    return [float(one.said().split()[-1]) for one in made]
+    return [(float(one.said().split()[-2]), float(one.said().split()[-1])) for one in made]
 
 
 def unplugged(node: Node) -> Callable[[], None]:
@@ -127,10 +144,13 @@ def test_a_network_that_comes_back_within_two_seconds(
     heal()
     took_s = time.monotonic() - began_s
     time.sleep(1.0)  # in which both hear of each other again
-    longest_s = max(silences_s(nodes, made))
-    assert longest_s > INTERRUPTED_S / 2, "there was no interruption"
-    # On a busy machine the interruption itself is longer than was asked for.
-    assert longest_s < LOST_AFTER_S + (took_s - INTERRUPTED_S), longest_s
+    (heads_s, heads_gap_s), (nodes_s, nodes_gap_s) = found = silences_s(nodes, made)
+    assert max(heads_s, nodes_s) > INTERRUPTED_S / 2, "there was no interruption"
+    # On a busy machine the interruption itself is longer than was asked for, and who is not run
+    # says nothing.
+    limit_s = LOST_AFTER_S + (took_s - INTERRUPTED_S)
+    assert heads_s < limit_s + nodes_gap_s, found
+    assert nodes_s < limit_s + heads_gap_s, found
 
 
 def test_a_network_that_does_not_come_back(make_nodes: Callable[[int], Nodes]) -> None:
@@ -138,5 +158,5 @@ def test_a_network_that_does_not_come_back(make_nodes: Callable[[int], Nodes]) -
     nodes = make_nodes(2)
     made = started(nodes)
     nodes[1].unplug()
-    time.sleep(LOST_AFTER_S + 0.5)  # the silence that is measured
-    assert min(silences_s(nodes, made)) > LOST_AFTER_S
+    there(nodes, made, "head misses", "node misses")
+    assert min(silent_s for silent_s, _ in silences_s(nodes, made)) > LOST_AFTER_S

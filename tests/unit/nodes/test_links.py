@@ -140,7 +140,10 @@ def test_what_comes_before_the_hello_is_no_reason_to_refuse(
         dealer.send_multipart(Message("hello", HELLO).parts())
         assert dealer.poll(LIMIT_S * 1000)
         assert dealer.recv_multipart()[0] == b"welcome"
-    assert [message.kind for _, message in head.received()] == ["hello"]
+    found: list[Message] = []
+    # The welcome is sent before the head's loop is handed what came.
+    until(lambda: found.extend(m for _, m in head.received()) or found, "no hello")
+    assert [message.kind for message in found] == ["hello"]
     assert said == []
 
 
@@ -152,8 +155,14 @@ def test_a_node_that_was_suspended_knows_that_it_was_given_up(
     head.allow(one.key)
     one.connect(head.offer, HELLO)
     until(lambda: one.welcome, "it was never welcomed")
-    resumes = threading.Event()
-    one.later(lambda: resumes.wait(LIMIT_S) and None)  # its thread does not run
+    stands, resumes = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        resumes.wait(LIMIT_S)
+
+    one.later(stand)  # its thread does not run
+    assert stands.wait(LIMIT_S)
     time.sleep(LOST_AFTER_S)  # the silence that is measured
     head.close()
     assert not one.lost, "it has not listened"
@@ -172,7 +181,8 @@ def test_who_falls_silent_is_missed(head: Listener, node: Callable[[], Connectio
     head.close()
     until(lambda: one.lost, "nobody missed the head")
     assert time.monotonic() - began_s >= LOST_AFTER_S - 1.0
-    assert "has said nothing for" in one.lost
+    # Where the node's own thread was given no core for long, that is what it says.
+    assert ("was not run for" if one.absent_s else "has said nothing for") in one.lost
 
 
 def test_it_listens_on_one_address_only(head: Listener) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
+LIMIT_S = 45.0
+"""For what takes a moment, on a machine that is crowded."""
 
 
 def python(code: str) -> list[str]:
@@ -16,7 +18,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code]
 
 
-def until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+def until(condition: Callable[[], object], timeout_s: float = LIMIT_S, what: str = "") -> None:
     """Waits for a condition; fails with its name when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -34,7 +36,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def pids_in(path: Path, count: int, timeout_s: float = 10.0) -> list[int]:
+def pids_in(path: Path, count: int, timeout_s: float = LIMIT_S) -> list[int]:
     """The pids that processes of the test have written to a file, one a line."""
 
     def read() -> list[int]:

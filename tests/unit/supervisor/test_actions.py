@@ -55,7 +55,9 @@ class Made:
 @pytest.fixture(name="run")
 def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(actions, "STANDS_S", 0.05)
-    monkeypatch.setattr(actions, "GOES_S", 0.3)
+    # Neither who answers nor who asks may be given a core for some seconds.
+    monkeypatch.setattr(actions, "GOES_S", 60.0)
+    monkeypatch.setattr(actions, "SILENT_S", 60.0)
     made = Made(tmp_path)
     yield made
     made.directory.close()
@@ -166,7 +168,8 @@ def test_whoever_is_at_the_prompt_keeps_it(run: Made) -> None:
     assert prompt.typed == ["p 1\n"]
 
 
-def test_a_rank_that_does_not_answer(run: Made) -> None:
+def test_a_rank_that_does_not_answer(run: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "GOES_S", 0.3)
     announce(run.directory.path, run.stop())
     assert run.refused("continue").startswith("rank 1 cannot be reached: ")
     with listen(run.directory.path, run.stop()):

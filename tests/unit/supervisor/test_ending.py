@@ -11,9 +11,9 @@ import pytest
 from debugger.supervisor import warden
 from debugger.supervisor.ending import end_tree
 from debugger.supervisor.launch import Launch
-from tests.unit.supervisor.process_tools import pids_in, python, until
+from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 POLITE = """
 import os, signal, sys, time
@@ -102,7 +102,7 @@ def test_who_is_started_meanwhile_is_asked_too(tmp_path: Path) -> None:
 def test_nothing_to_end(tmp_path: Path) -> None:
     with Launch() as launch:
         launch.start(["true"])
-        assert launch.wait(10)
+        assert launch.wait(LIMIT_S)
         assert end_tree(launch, grace_s=30).took_s < 15
 
 

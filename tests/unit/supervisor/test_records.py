@@ -80,7 +80,7 @@ def test_an_exception_before_torch_is_imported(tmp_path: Path) -> None:
     script.write_text("def plugins():\n    import there_is_no_such_module\n\nplugins()\n")
     environment = hook.environment(os.environ, directory.path, "")
     environment |= {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, timeout=30, check=False)
+    done = subprocess.run([sys.executable, script], env=environment, timeout=100, check=False)
     directory.close()
     assert done.returncode == 1
     records = Records(directory.ranks)

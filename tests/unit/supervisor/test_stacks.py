@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from debugger.record.process_stat import read_stat
 from debugger.supervisor import stacks
 from debugger.supervisor.stack_tree import render, waits_for_lock
-from debugger.supervisor.stacks import ThreadStack, capture, parse_faulthandler
+from debugger.supervisor.stacks import ThreadStack, parse_faulthandler
 from tests.unit.supervisor.process_tools import until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(autouse=True)
+def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is to write its stacks may be given no core for long."""
+    monkeypatch.setattr(stacks, "_SIGNAL_TIMEOUT_S", 45.0)
+
+
+def capture(pids: Iterable[int], **more: Any) -> dict[int, list[ThreadStack]]:
+    return stacks.capture(pids, **{"timeout_s": 45.0, **more})
+
 
 PROGRAM = """
 import faulthandler, functools, multiprocessing, os, queue, re, signal, sys, threading, time

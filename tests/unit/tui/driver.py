@@ -16,6 +16,9 @@ from tui.app import TerminalApp
 from tui.picture import Stage
 
 LIMIT_S = 60.0
+_HOPS = 6
+"""A key goes from the app to a widget, from there to the screen and to the app again, and what that
+does may go the same way."""
 
 
 def text_of(app: TerminalApp) -> str:
@@ -39,8 +42,16 @@ class Driver:
             await asyncio.sleep(0.01)
         await self.pilot.pause()
 
+    async def handled(self) -> None:
+        """What was pressed has had its effect. (Textual's own pilot takes an app for idle that is
+        given no core.)"""
+        for _ in range(_HOPS):  # each waits for what lies in the queues of all by then
+            await self.pilot._wait_for_screen(LIMIT_S)
+
     async def settled(self) -> None:
-        """The picture has what the present screen needs."""
+        """What was pressed has had its effect, and the picture has what the present screen
+        needs."""
+        await self.handled()
 
         def shown() -> bool:
             picture = self.app.picture
@@ -53,6 +64,7 @@ class Driver:
         """Press the keys, one after the other, each when the last one has had its effect."""
         for key in keys:
             await self.pilot.press(key)
+            await self.handled()
             await self.pilot.pause()
             if self.app.missed is None and len(self.app.screen_stack) == 1:
                 await self.settled()

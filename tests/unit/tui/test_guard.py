@@ -111,6 +111,7 @@ def test_what_a_screen_asks_of_the_reader_raises(
     async def check(driver: Driver) -> None:
         monkeypatch.setattr(Overview, "focus", broken)
         await driver.pilot.press("down")
+        await driver.handled()
         await driver.pilot.pause()
         assert list(driver.app.guard.kept) == ["the choice of what to read"]
         assert "▸2" in driver.text

@@ -71,17 +71,20 @@ async def _findings(driver: Driver) -> None:
 @key("", "q")
 async def _quit(driver: Driver) -> None:
     await driver.pilot.press("q")
+    await driver.handled()
     assert driver.app._exit
 
 
 @key("", "ctrl+c")
 async def _interrupt(driver: Driver) -> None:
     await driver.pilot.press("ctrl+c")
+    await driver.handled()
     assert driver.app._exit
 
 
 @key("", "space")
 async def _pause(driver: Driver) -> None:
+    await driver.looked_again()  # or the second picture of a run that is over is a newer one
     await driver.press("space")
     shown = driver.text
     assert "PAUSED, 0 newer" in shown

@@ -112,6 +112,8 @@ def test_until_the_first_picture_the_run_is_being_read(
             async with opened(run.path, a_year_later, (80, 24), settle=False) as driver:
                 for view in VIEWS:
                     await driver.pilot.press(view.key)
+                    await driver.handled()
+                    await driver.pilot.pause()
                     rows = driver.text.splitlines()
                     assert rows[0].startswith(" READING ")
                     assert "NO RUN" not in driver.text

@@ -239,9 +239,16 @@ def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.M
 def test_who_waits_makes_the_call(turn: CallQueue) -> None:
     """What a profiler sees belongs to a thread."""
     backend, agreement = Backend(), Agreement()
-    work = Deferral(agreement, partial(backend)).start(turn)
+    deferral = Deferral(agreement, partial(backend))
+    work = deferral.start(turn)
     backend.future.set_result([])
-    threading.Timer(0.05, agreement.comes).start()
+    wait = deferral._agreed.wait
+
+    def waits(timeout_s: float | None) -> bool:
+        agreement.comes()
+        return wait(timeout_s)
+
+    deferral._agreed.wait = waits  # type: ignore[method-assign]
     assert work.wait()
     assert backend.thread == threading.current_thread().name
 

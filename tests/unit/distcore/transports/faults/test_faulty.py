@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from distcore import errors
+from distcore.base.deadline import Deadline
 from distcore.transports.base import Receive, Send
 from distcore.transports.faults.faulty import FaultyLinks
 from distcore.transports.faults.plan import Fault, FaultPlan, Injection, Kind
 from distcore.transports.frames import FRAME_BYTES
 from distcore.transports.mesh.mesh import Mesh
 from distcore.transports.messages.mailbox import Mailbox
+from tests.support.gate import Gate
 from tests.support.meshes import Wires, together
 
 LONG = 3 * FRAME_BYTES + 1000  # four frames
@@ -53,7 +55,7 @@ def relay(
         mesh = faulty_mesh(wires, plan, rank, **options)
         try:
             for call in range(calls):
-                mesh.begin(f"relay({size})", time.monotonic() + (timeout_s if rank else 30))
+                mesh.begin(f"relay({size})", Deadline.after(timeout_s if rank else 30))
                 into = bytearray(8 if rank == 0 else size)
                 if rank == 0:
                     mesh.exchange([Send(1, memoryview(content(size, call)))], [])
@@ -73,15 +75,30 @@ def relay(
 
 
 class Log(list[Injection]):
-    """What happened, as text."""
+    """What happened, as text. No deadline passes before the first of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate = Gate()
+        self._gate.__enter__()
+
+    def happened(self, what: Injection) -> None:
+        self._gate.come()
+        self.append(what)
 
     def texts(self) -> list[str]:
         return [str(one) for one in self]
 
 
+@pytest.fixture(autouse=True)
+def _gates() -> Iterator[None]:
+    yield
+    Gate().__exit__()
+
+
 def planned(*faults: Fault, seed: int = 0) -> tuple[FaultPlan, Log]:
     log = Log()
-    return FaultPlan(faults, seed, log.append), log
+    return FaultPlan(faults, seed, log.happened), log
 
 
 def one(kind: Kind, frame: int = 1, **details: Any) -> Fault:
@@ -261,7 +278,7 @@ def messages(
             ),
             Mailbox("g", [0, 10], 1, dial, checked=checked),
         ]
-        until = time.monotonic() + timeout_s
+        until = Deadline.after(timeout_s)
         parts = [bytearray(size) for _ in range(2)]
         posted = [boxes[0].post_send(1, 7, memoryview(content(size, i)), until) for i in range(2)]
         posted += [boxes[1].post_receive(0, 7, memoryview(part), until) for part in parts]

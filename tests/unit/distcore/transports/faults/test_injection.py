@@ -20,6 +20,7 @@ from distcore.tcp.connect import connect
 from distcore.tcp.side_channel import SideChannel
 from distcore.testing import Fault, FaultPlan, Injection, Kind, inject
 from distcore.transports.faults import injection
+from distcore.transports.faults.plan import Clock
 from tests.support.meshes import together
 
 SUM = reduction_for(ReduceOp.SUM, torch.int64)
@@ -31,11 +32,29 @@ SHORT, LONG = 100, 200_000
 """Bytes of messages: the one is sent at once, the other is offered first."""
 
 
+class ClockOfTheFirst(Clock):
+    """Its time 0 is when it is first asked after `begin`: on a crowded machine nobody knows how
+    long after that somebody sends something."""
+
+    may_begin = False
+
+    def begin(self) -> None:
+        self.may_begin = True
+
+    @property
+    def now_s(self) -> float:
+        if self.may_begin:
+            super().begin()
+        return super().now_s
+
+
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ranks that are threads have one clock: it begins when all are connected, not one of them."""
     monkeypatch.setattr(injection, "connected", lambda _aside: None)
+    monkeypatch.setattr(injection, "Clock", ClockOfTheFirst)
     yield
+    monkeypatch.undo()
     inject(None)
 
 
@@ -159,7 +178,7 @@ def test_a_plan_for_other_ranks_leaves_a_group_as_it_is() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_partition_that_heals(size: int) -> None:
-    happened = planned(*both_ways(0.1, 0.5))
+    happened = planned(*both_ways(0.0, 0.5))
     assert on_groups(size, until(1.0)) == [None] * size
     assert {(one.rank, one.peer) for one in happened} <= {(0, 10), (10, 0)}
     assert happened
@@ -168,10 +187,10 @@ def test_a_partition_that_heals(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_partition_that_does_not_heal(size: int) -> None:
     """Each end waits for the other, and nobody thinks that anybody died."""
-    planned(*both_ways(0.1, None))
+    planned(*both_ways(0.0, None))
     began = time.monotonic()
-    found = on_groups(size, until(LIMIT_S, timeout_s=1.0))
-    assert time.monotonic() - began < 10
+    found = on_groups(size, until(LIMIT_S, timeout_s=2.5))
+    assert time.monotonic() - began < 20
     assert all(isinstance(error, errors.DeadlineExceeded) for error in found), found
     assert {0, 10} in [set(error.link or ()) for error in found]
 
@@ -179,7 +198,7 @@ def test_a_partition_that_does_not_heal(size: int) -> None:
 def test_a_black_hole_one_way_keeps_back_failures_too() -> None:
     """Rank 10's time runs out, for rank 0 cannot reach it, and rank 0 is told why."""
     planned(link(Kind.BLACKHOLE, first_frame=4, frames=None))
-    sender, receiver = on_groups(2, times(20, timeout_s=1.0))
+    sender, receiver = on_groups(2, times(20, timeout_s=2.5))
     assert isinstance(receiver, errors.DeadlineExceeded)
     assert (receiver.culprit, receiver.link) == (0, (0, 10))
     assert isinstance(sender, errors.DeadlineExceeded)
@@ -226,7 +245,7 @@ def test_messages_wait_for_a_link_to_heal(size_bytes: int, way: tuple[int, int])
     happened = planned(hole(0.0, 0.4, *way))
     began = time.monotonic()
     assert on_groups(2, messages(size_bytes)) == [b"x", b"x"]
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.4
     if way == (0, 10):
         assert [one.frame for one in happened] == [None]  # a connection that was to be made
 

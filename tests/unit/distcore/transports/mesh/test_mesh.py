@@ -162,7 +162,7 @@ def test_a_lost_peer_is_named_by_all_within_a_second(kind: str) -> None:
         assert isinstance(error, errors.PeerLost), error
         assert error.culprit == 20
         assert "rank 20 was lost in all_reduce(sum, float32[9]) #0, step 0" in str(error)
-        assert started[rank] < 5
+        assert started[rank] < 20  # far from the deadline, however crowded the machine is
     assert "rank 20 sent 10 of 64 bytes" in str(found[0])
 
 

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 import torch
 
 from distcore import algorithms, errors
 from distcore.algorithms import choice_from
+from distcore.base.deadline import Deadline
 from distcore.base.reduction import reduction_for
 from distcore.transports.base import Receive, Send
+from distcore.transports.mesh import survey
 from distcore.transports.mesh.mesh import Mesh
-from distcore.transports.mesh.survey import Answers
+from distcore.transports.mesh.survey import Answers, answers_within_s
+from tests.support.gate import Gate
 from tests.support.meshes import on_meshes
 
 TIME_S = 0.5
+ANSWERS_S = 1.5
+"""So long a rank may take to answer on a crowded machine."""
 SUM = torch.distributed.ReduceOp.SUM
 
 
-def all_reduce(mesh: Mesh, wish: str, elements: int, time_s: float = TIME_S) -> None:
+@pytest.fixture(autouse=True)
+def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "LEAST_S", ANSWERS_S)
+
+
+def all_reduce(mesh: Mesh, wish: str, elements: int, time_s: float, gate: Gate) -> None:
     data = torch.ones(elements)
-    mesh.begin("all_reduce(sum)", time.monotonic() + time_s)
+    mesh.begin("all_reduce(sum)", Deadline.after(time_s))
+    gate.come()
     algorithms.all_reduce(mesh, data, reduction_for(SUM, data.dtype), choice_from(wish))
-    mesh.end()
-
-
-def meet(mesh: Mesh) -> None:
-    """The ranks' times begin together, however busy the machine is."""
-    mesh.begin("barrier()", time.monotonic() + 60)
-    algorithms.barrier(mesh)
     mesh.end()
 
 
@@ -41,11 +44,11 @@ def test_all_name_the_one_that_does_not_come(wish: str, kind: str, elements: int
     absent = 2
 
     def body(mesh: Mesh) -> None:
-        meet(mesh)
         if mesh.rank != absent:
-            all_reduce(mesh, wish, elements, TIME_S + 0.05 * mesh.rank)
+            all_reduce(mesh, wish, elements, TIME_S + 0.05 * mesh.rank, gate)
 
-    found = on_meshes(4, kind, body)
+    with Gate(3) as gate:
+        found = on_meshes(4, kind, body)
     assert found.pop(absent) is None
     for error in found:
         assert isinstance(error, errors.DeadlineExceeded), error
@@ -55,7 +58,15 @@ def test_all_name_the_one_that_does_not_come(wish: str, kind: str, elements: int
 
 
 def test_nobody_is_named_where_all_come() -> None:
-    assert on_meshes(4, "tcp", lambda mesh: all_reduce(mesh, "ring", 9, 30.0)) == [None] * 4
+    gate = Gate(4)
+    assert on_meshes(4, "tcp", lambda mesh: all_reduce(mesh, "ring", 9, 30.0, gate)) == [None] * 4
+
+
+def test_who_had_long_may_take_longer_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert answers_within_s(Deadline.after(0.1)) == answers_within_s(7.0) == 0.5
+    assert answers_within_s(Deadline.after(8)) == 2
+    assert answers_within_s(Deadline.after(1800)) == 5
 
 
 CHAINS: dict[str, tuple[dict[int, tuple[int, ...]], list[int], str]] = {
@@ -96,12 +107,14 @@ def test_the_chain_is_told() -> None:
 
     def body(mesh: Mesh) -> None:
         if mesh.rank:
-            mesh.begin("chain()", time.monotonic() + (TIME_S if mesh.rank == 3 else 60))
+            mesh.begin("chain()", Deadline.after(TIME_S if mesh.rank == 3 else 60))
+            gate.come()
             mesh.exchange([], [Receive(mesh.rank - 1, memoryview(bytearray(8)))])
 
     began = time.monotonic()
-    _absent, *others = on_meshes(4, "tcp", body)
-    assert time.monotonic() - began < 20
+    with Gate(3) as gate:
+        _absent, *others = on_meshes(4, "tcp", body)
+    assert time.monotonic() - began < 40
     for error in others:
         assert isinstance(error, errors.DeadlineExceeded)
         assert error.culprit == 0
@@ -112,10 +125,13 @@ def test_a_circle_blames_nobody_else() -> None:
     """A message was lost: both wait, and each only knows the other."""
 
     def body(mesh: Mesh) -> None:
-        mesh.begin("circle()", time.monotonic() + TIME_S)
+        mesh.begin("circle()", Deadline.after(TIME_S))
+        gate.come()
         mesh.exchange([], [Receive(1 - mesh.rank, memoryview(bytearray(8)))])
 
-    for rank, error in enumerate(on_meshes(2, "tcp", body)):
+    with Gate(2) as gate:
+        found = on_meshes(2, "tcp", body)
+    for rank, error in enumerate(found):
         assert isinstance(error, errors.DeadlineExceeded)
         assert error.culprit in (0, 10), rank
         assert "every rank in turn waits for another" in str(error)
@@ -124,19 +140,19 @@ def test_a_circle_blames_nobody_else() -> None:
 def test_data_in_the_way_is_read_past() -> None:
     """Rank 0's question lies behind data that rank 1, which waits for rank 2, does not take yet."""
 
-    def body(mesh: Mesh) -> Any:
-        meet(mesh)
+    def body(mesh: Mesh) -> None:
         if mesh.rank == 2:
-            return None
+            return
         peer = 1 - mesh.rank
         data = memoryview(bytearray(5000))
-        mesh.begin("two()", time.monotonic() + TIME_S)
+        mesh.begin("two()", Deadline.after(TIME_S))
+        gate.come()
         if mesh.rank == 1:
             mesh.exchange([], [Receive(2, memoryview(bytearray(8)))])
         mesh.exchange([Send(peer, data)], [Receive(peer, memoryview(bytearray(8)))])
-        return None
 
-    zero, one, _absent = on_meshes(3, "tcp", body)
+    with Gate(2) as gate:
+        zero, one, _absent = on_meshes(3, "tcp", body)
     for error in (zero, one):
         assert isinstance(error, errors.DeadlineExceeded)
         assert error.culprit == 20
