@@ -47,6 +47,10 @@ class Call:
         root = int(getattr(given, "rootRank", given))
         return root == self.rank if 0 <= root < self.size else None
 
+    def root_tensor(self) -> int:
+        """Which of the tensors the root sends, or gets."""
+        return int(getattr(self.args[1], "rootTensor", 0)) if len(self.args) > 1 else 0
+
     def parts(self, of: Tensor, splits: Sequence[int]) -> list[int] | None:
         """Elements for each rank; None where the splits are not those of this tensor."""
         rows = of.shape[0] if of.dim() else 1
@@ -87,14 +91,13 @@ def _all_reduce_coalesced(call: Call) -> bool:
 
 
 def _broadcast(call: Call) -> bool:
-    number = getattr(call.args[1], "rootTensor", 0) if len(call.args) > 1 else 0
     if call.is_root(1) is None or not _alike(call):
         return False
-    return 0 <= number < len(call.args[0])
+    return 0 <= call.root_tensor() < len(call.args[0])
 
 
 def _reduce(call: Call) -> bool:
-    return call.is_root(1) is not None and len(call.args[0]) == 1
+    return call.is_root(1) is not None and len(call.args[0]) == 1 and call.root_tensor() == 0
 
 
 def _all_gather(call: Call) -> bool:

@@ -27,7 +27,7 @@ def test_the_call_raises_what_the_backend_raises(
     run.extra = {"DISTDEBUG_LEVEL": "DETAIL"}
     assert run.run() == 0, run.explain()
     rows = [json.loads(line) for line in run.log(0).splitlines()]
-    assert len(rows) == (24 if backend == "gloo" else 21)
+    assert len(rows) == (25 if backend == "gloo" else 22)
     for row in rows:
         assert row["foretold"], row
         assert row["call"] == row["backend"] != "nothing", row

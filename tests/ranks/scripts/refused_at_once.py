@@ -36,6 +36,7 @@ WRONG = {
     "root of a broadcast": ("broadcast", [t], of(dist.BroadcastOptions, 5)),
     "root tensor": ("broadcast", [t], of(dist.BroadcastOptions, 0, rootTensor=1)),
     "root of a reduce": ("reduce", [t], of(dist.ReduceOptions, -1)),
+    "root tensor of a reduce": ("reduce", [t], of(dist.ReduceOptions, 0, rootTensor=1)),
     "two tensors to reduce": ("reduce", [t, t], of(dist.ReduceOptions, 0)),
     "too few outputs": ("allgather", [[t]], [t]),
     "an output of another dtype": ("allgather", [[torch.ones(4), others]], [t]),
