@@ -18,6 +18,8 @@ import stat
 
 NAME = ".lifeline"
 """Hidden, for whoever reads it waits: `cat RUN_DIR/*` is for files."""
+TIED = "DISTDEBUG_TIED"
+"""The process that is tied already: a forked child, which inherits this, is not."""
 
 
 class Lifeline:
@@ -54,6 +56,9 @@ class Lifeline:
 def tie(directory: str | os.PathLike[str]) -> bool:
     """This process ends with the supervisor of the run. False where none holds a lifeline there, or
     the system has none to give; nothing has changed then."""
+    own = str(os.getpid())
+    if os.environ.get(TIED) == own:
+        return True
     if not hasattr(fcntl, "F_SETSIG"):
         return False
     try:
@@ -73,6 +78,7 @@ def tie(directory: str | os.PathLike[str]) -> bool:
         return False
     if not _held(end):  # it ended just now, and the kernel had not been asked yet
         os.kill(os.getpid(), signal.SIGKILL)
+    os.environ[TIED] = own
     return True
 
 

@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
+from ...record.layout import CallState
 from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
-from ...record.snapshot import Call, CallState, Group
+from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb
 from ..facts.call_histories import Story, compare_histories, lines_part
 from ..facts.evidence import at_call, chosen

@@ -61,10 +61,7 @@ def observe(
 def _init(
     recorder: Recorder, directory: Path, groups: Groups, forks: Forks, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    tied = int(os.environ.get("DISTDEBUG_RANK_PID", 0))  # by the hook, where a launcher named it
-
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        nonlocal tied
         if torch_private.has_threads_for_ranks():
             return original(*args, **kwargs)  # the record has one rank a process
         detail: dict[str, Any] = {"op": "init_process_group"}
@@ -73,9 +70,7 @@ def _init(
             forks.revive()
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
-            if tied != os.getpid():
-                tied = os.getpid()
-                tie(directory)
+            tie(directory)
             if "path" in detail:
                 _note_stale(recorder, detail["path"], site)
         except Exception as error:
