@@ -31,7 +31,7 @@ class Limits:
     notice_after_s: float = 10.0
     settle_s: float = 0.5
     undecided_s: float = 2.0
-    agreeing_s: float = 8.0
+    agreeing_s: float = 4.0
     heartbeat_s: float = 0.1
     clock_from_ns: int = 0
 

@@ -20,6 +20,7 @@ from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
 from ..record.exits import ExitLog
+from ..record.lifeline import Lifeline
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
 from . import job_key, surroundings
@@ -85,9 +86,16 @@ class Supervisor:
         exits = ExitLog(steady=True)
         here, base = surroundings.here()
         find_command(options.command, os.environ, here)
-        with Launch(exits, self._app.aside) as launch, self._interrupts.heard(), self._app:
+        with (
+            Lifeline() as lifeline,  # let go of when the others have ended all that there is
+            Launch(exits, self._app.aside) as launch,
+            self._interrupts.heard(),
+            self._app,
+        ):
             self._directory = RunDirectory.create(base, options.run_dir)
             self._faults.directory = self._directory
+            with self._faults.guard("the lifeline of the ranks"):
+                lifeline.begin(self._directory.path)
             exits.follow(self._directory.exits)
             started_s = time.monotonic()
             end = self._prepared(launch, exits, base)

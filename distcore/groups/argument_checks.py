@@ -199,6 +199,8 @@ def tag(caller: Caller, given: Any) -> int:
         caller.wrong_type("tag", "an int", type(given).__name__)
     if not -(2**31) <= given < 2**31:
         caller.wrong("tag", "a number of 32 bits", given)
+    if given < 0:
+        caller.wrong("tag", "0 or more", given, "Tag must be nonnegative")
     return int(given)
 
 

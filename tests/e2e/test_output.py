@@ -252,15 +252,20 @@ def test_what_was_printed_is_shown_when_the_supervisor_is_killed(
     until(lambda: not drain.is_running(), "the drain ends with the last rank")
 
 
+@pytest.mark.parametrize("drain_too", [False, True])
 def test_a_supervisor_that_is_killed_with_its_warden_leaves_nobody(
-    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+    drain_too: bool, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = start(WAITS, "5", "600")
     until((tmp_path / "ready").exists, "the rank is there")
     everybody = psutil.Process(process.pid).children(recursive=True)
     (warden,) = below(process, "warden.py")
-    assert below(process, "train.py")
+    (drain,) = below(process, "output_drain")
+    (rank,) = below(process, "train.py")
     process.send_signal(signal.SIGSTOP)  # else it could end them when it sees its warden die
+    if drain_too:
+        rank.suspend()  # so the kernel has to
+        drain.kill()
     warden.kill()
     process.kill()
     until(lambda: not any(one.is_running() for one in everybody), "nobody is left", 20)

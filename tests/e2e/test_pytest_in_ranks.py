@@ -1,5 +1,5 @@
 """`distdebug run -m pytest`: a test that fails in a rank is told by its own line. pytest catches
-what the test raised, and ends the rank with status 1 for it."""
+what the test raised, and ends the rank with status 1 for it; unittest does the same."""
 
 from __future__ import annotations
 
@@ -73,3 +73,45 @@ def test_a_test_that_fails_in_one_rank(
     place = found["ranks"]["1"]["location"]
     assert (Path(place["file"]).name, place["line"]) == ("test_train.py", LINE)
     assert "ValueError: rank one is broken at test_train.py:" in found["message"]
+
+
+UNITTEST = """
+import sys, unittest
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+
+class Case(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_known(self):
+        raise LookupError("expected")
+
+    def test_sums(self):
+        t = torch.ones(4)
+        dist.all_reduce(t)
+        for number in range(2):
+            with self.subTest(number):
+                wrong = sys.argv[1] == "fails" and dist.get_rank() == 1
+                self.assertEqual(t[number], 2 + wrong)  # here
+
+unittest.main(argv=sys.argv[:1])
+"""
+UNITTEST_LINE = next(
+    number for number, line in enumerate(UNITTEST.splitlines(), 1) if line.endswith("# here")
+)
+
+
+@pytest.mark.parametrize("how", ["fails", "passes"])
+def test_a_unittest_that_fails_in_one_rank(how: str, tmp_path: Path, zygote: Zygote) -> None:
+    (tmp_path / "train.py").write_text(UNITTEST)
+    done = zygote.run(2, [str(tmp_path / "train.py"), how], tmp_path)
+    if how == "passes":
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.exit_code == 1, done.explain()
+    (found,) = done.errors
+    assert (found["kind"], found["culprits"]) == ("rank_exception", [1])
+    place = found["ranks"]["1"]["location"]
+    assert (Path(place["file"]).name, place["line"]) == ("train.py", UNITTEST_LINE)
+    assert "AssertionError" in found["message"]

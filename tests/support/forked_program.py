@@ -94,6 +94,7 @@ def become(rank, local_rank, finder, hook, torch) -> None:
     hook["redirect"](rank)
     hook["enter_network"](rank)
     hook["_hear_last_words"]()
+    hook["_tie_to_supervisor"]()
     # After a fork torch makes its pool of threads anew, and only one thread at a time can do that:
     # ranks that are threads would all be the first, and one fail with "Invalid thread pool!".
     torch.set_num_threads(1)

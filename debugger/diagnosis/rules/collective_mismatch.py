@@ -8,14 +8,18 @@ Rules:
 3. The culprits are those outside the largest agreeing set; without one, all who called.
 4. Where the chains agree but the shapes do not (same count, other shape), it is a warning.
 5. A verdict which ranks that have not come yet could turn is held back (`Limits.hold_ns`).
+6. So is one that hangs on a call which its backend may be about to refuse: that is as if it had
+   not been made. Who waits in its call sleeps, mostly; one that has not had the processor since it
+   made it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
+from ...record.layout import CallState
 from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
@@ -25,9 +29,13 @@ from ..facts.evidence import at_call, chosen
 from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.world import GroupView, World
 from ..findings import Finding, group_evidence
-from ..limits import Candidate
+from ..limits import SECOND_NS, Candidate
 
 CHAIN, EXACT = 0, 1
+MOST_ASKED = 64
+"""Ranks that speak for all that called the same."""
+ENTERING_NS = SECOND_NS // 2
+"""Nobody waits much longer than this for the processor; ranks that poll are told so much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,23 @@ def _judge(
     finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
     agreeing = all(call.agrees and not call.bounded for call in speakers.values())
     hold_ns = world.limits.hold_ns(result, agreeing)
+    if any(_entering(world, view, ranks, seq) for _, ranks in result.parties):
+        hold_ns = max(hold_ns, ENTERING_NS)
     return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
+
+
+def _entering(world: World, view: GroupView, ranks: Sequence[int], seq: int) -> bool:
+    """None of them has gone beyond this call, or sleeps in it: perhaps the backend refuses it."""
+    return all(
+        world.ranks[rank].process.state == "R"
+        and view.states[rank].issued == seq + 1
+        and any(
+            one.call is not None
+            and (one.call.group, one.call.seq, one.call.state) == (view.key, seq, CallState.ISSUED)
+            for one in world.pending(rank)
+        )
+        for rank in ranks[:MOST_ASKED]
+    )
 
 
 def _stuck(world: World, view: GroupView, rank: int) -> bool:
@@ -206,7 +230,7 @@ def _observable(world: World, view: GroupView, result: Vote[tuple[object, ...]],
     firsts = []
     for _, ranks in result.parties:
         times = []
-        for rank in ranks[:64]:
+        for rank in ranks[:MOST_ASKED]:
             history = world.ranks[rank].history
             call = history.at(view.key, seq) if history else None
             if call is not None and call.issued_ns:

@@ -183,6 +183,16 @@ def enter_network(rank):
             _complain(repr(error))
 
 
+def _tie_to_supervisor():
+    """The kernel ends this process when the supervisor is gone, and all that would end it too."""
+    _try(lambda: load("record.lifeline").tie(os.environ["DISTDEBUG_RUN_DIR"]))
+
+
+def _is_command():
+    """Whether the supervisor's warden has started this process, which leads its session."""
+    return "DISTDEBUG_RANK_PID" not in os.environ and os.getppid() == os.getsid(0)
+
+
 def _quieten_launcher():
     """Keep torchrun's own words in a file: they are shown when there is nothing better to show."""
     environment = os.environ
@@ -441,6 +451,9 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
             redirect(os.environ["RANK"])
             enter_network(os.environ["RANK"])
             _hear_last_words()
+            _tie_to_supervisor()
+        elif _is_command():
+            _tie_to_supervisor()
         _quieten_launcher()
         _report_exits()
         sys.meta_path.insert(0, _Finder())

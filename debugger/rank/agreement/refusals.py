@@ -2,8 +2,9 @@
 
 Such a call goes to its backend at once, whose error the program gets from the call, as without this
 layer; the other ranks never meet it. What gloo refuses was found by trial (torch 2.13); what is
-wrong but is taken (the splits of an all-to-all) is no matter of this file. Where a backend takes
-after all what is expected to be refused, the ranks agree on it a moment later: nothing is lost.
+wrong but is taken (by gloo, the splits of an all-to-all) is no matter of this file. Where a backend
+takes after all what is expected to be refused, the ranks agree on it a moment later: nothing is
+lost.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from ..record.describe import tensors_in
@@ -45,6 +47,20 @@ class Call:
         root = int(getattr(given, "rootRank", given))
         return root == self.rank if 0 <= root < self.size else None
 
+    def root_tensor(self) -> int:
+        """Which of the tensors the root sends, or gets."""
+        return int(getattr(self.args[1], "rootTensor", 0)) if len(self.args) > 1 else 0
+
+    def parts(self, of: Tensor, splits: Sequence[int]) -> list[int] | None:
+        """Elements for each rank; None where the splits are not those of this tensor."""
+        rows = of.shape[0] if of.dim() else 1
+        if not splits and rows % self.size:
+            return None
+        counts = list(splits) or [rows // self.size] * self.size
+        if len(counts) != self.size or min(counts) < 0 or sum(counts) != rows:
+            return None
+        return [count * (of.numel() // rows if rows else 0) for count in counts]
+
     def whole_of(self, whole: Tensor, part: Tensor) -> bool:
         """Whether one tensor has a part like the other for each rank, one below the other."""
         if whole.dtype != part.dtype:
@@ -56,6 +72,15 @@ class Call:
 
 
 def _all_reduce(call: Call) -> bool:
+    tensors, *options = call.args
+    if any(tensor.is_sparse for tensor in tensors) and options:
+        op = getattr(options[0], "reduceOp", options[0])
+        if op != dist.ReduceOp.SUM:
+            return False
+    return _alike(call)
+
+
+def _alike(call: Call) -> bool:
     tensors = call.args[0]
     return bool(tensors) and call.alike(tensors, tensors[0])
 
@@ -66,14 +91,13 @@ def _all_reduce_coalesced(call: Call) -> bool:
 
 
 def _broadcast(call: Call) -> bool:
-    number = getattr(call.args[1], "rootTensor", 0) if len(call.args) > 1 else 0
-    if call.is_root(1) is None or not _all_reduce(call):
+    if call.is_root(1) is None or not _alike(call):
         return False
-    return 0 <= number < len(call.args[0])
+    return 0 <= call.root_tensor() < len(call.args[0])
 
 
 def _reduce(call: Call) -> bool:
-    return call.is_root(1) is not None and len(call.args[0]) == 1
+    return call.is_root(1) is not None and len(call.args[0]) == 1 and call.root_tensor() == 0
 
 
 def _all_gather(call: Call) -> bool:
@@ -132,6 +156,19 @@ def _all_to_all(call: Call) -> bool:
     return len(call.args[0]) == len(call.args[1]) == call.size
 
 
+def _all_to_all_single(call: Call) -> bool:
+    output, given, *splits = call.args
+    if call.strict:
+        return True
+    targets, sources = (
+        call.parts(of, splits[number] if len(splits) > number else ())
+        for number, of in enumerate((output, given))
+    )
+    if targets is None or sources is None or output.dtype != given.dtype:
+        return False
+    return targets[call.rank] == sources[call.rank]
+
+
 _RIGHT: dict[str, Callable[[Call], bool]] = {
     "allreduce": _all_reduce,
     "allreduce_coalesced": _all_reduce_coalesced,
@@ -150,6 +187,8 @@ _RIGHT: dict[str, Callable[[Call], bool]] = {
     "reduce_scatter_tensor_coalesced": _from_several,
     "reduce_scatter_single_coalesced": _from_several,
     "alltoall": _all_to_all,
+    "alltoall_base": _all_to_all_single,
+    "all_to_all_single": _all_to_all_single,
 }
 """By method, whether its arguments are right for a backend; any other counts as right."""
 
@@ -169,7 +208,7 @@ def expected(backend: str, method: str, args: Arguments, size: int, rank: int) -
 
 def _as_lists(method: str, args: Arguments) -> Arguments:
     """With the overloads that take one tensor for a list of one."""
-    if _RIGHT[method] in (_into_one, _from_one):
+    if _RIGHT[method] in (_into_one, _from_one, _all_to_all_single):
         return args
     first, *rest = args
     return ([first] if isinstance(first, Tensor) else first, *rest)

@@ -31,6 +31,7 @@ from ..log.own_faults import report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
+from . import unittests
 from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
@@ -67,6 +68,7 @@ class Exits:
         self._wrap_terminate()
         self._wrap_sys_exit()
         self._wrap_os_exit()
+        unittests.observe(self.caught)
         atexit.register(self._at_exit)
 
     def caught(self, error: BaseException) -> None:

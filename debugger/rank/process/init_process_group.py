@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 
 from ...record.bounds import read_regular
 from ...record.layout import Activity
+from ...record.lifeline import tie
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
@@ -69,6 +70,7 @@ def _init(
             forks.revive()
             detail.update(_rendezvous(args, kwargs))
             _claim(recorder, directory, detail)
+            tie(directory)
             if "path" in detail:
                 _note_stale(recorder, detail["path"], site)
         except Exception as error:

@@ -27,7 +27,7 @@ def test_the_call_raises_what_the_backend_raises(
     run.extra = {"DISTDEBUG_LEVEL": "DETAIL"}
     assert run.run() == 0, run.explain()
     rows = [json.loads(line) for line in run.log(0).splitlines()]
-    assert len(rows) == (23 if backend == "gloo" else 17)
+    assert len(rows) == (25 if backend == "gloo" else 22)
     for row in rows:
         assert row["foretold"], row
         assert row["call"] == row["backend"] != "nothing", row
@@ -48,6 +48,8 @@ RIGHT = [
     ("allreduce", ([T],)),
     ("allreduce", ([T, torch.ones(4)],)),
     ("allreduce", ([T.to_sparse()],)),
+    ("allreduce", ([T.to_sparse()], dist.ReduceOp.SUM)),
+    ("allreduce", ([T.to_sparse()], dist.AllreduceOptions())),
     ("allreduce", ([torch.ones(())],)),
     ("allreduce_coalesced", ([T, OUT],)),
     ("broadcast", ([T], options(dist.BroadcastOptions, 1))),
@@ -67,7 +69,10 @@ RIGHT = [
     ("_reduce_scatter_base", (T, OUT)),
     ("reduce_scatter_tensor_coalesced", ([T], [OUT])),
     ("alltoall", (TWO, TWO)),
-    ("alltoall_base", (T, T, [1, 3], [2, 2])),
+    ("alltoall_base", (T, T, [1, 3], [1, 3])),
+    ("alltoall_base", (T, T, [], [])),
+    ("alltoall_base", (torch.ones(3, 2), torch.ones(5, 2), [1, 2], [1, 4])),
+    ("all_to_all_single", (T, T, [], [], None)),
     ("barrier", ()),
     ("barrier", (dist.BarrierOptions(),)),
     ("send", ([T], 1, 0)),

@@ -43,9 +43,9 @@ NEW_MODULES = {
 }
 TORCH_MODULES = "torch."
 """Parts of torch that the layer wraps are imported with it, rather than when they are used."""
-NEW_DESCRIPTORS = 2
-OUR_FILE = re.compile(r"^(\d+\.txt|\S+\.flight)( \(deleted\))?, inheritable: False$")
-"""The flight record, and the file for stacks: close-on-exec, both of them."""
+NEW_DESCRIPTORS = 3
+OUR_FILE = re.compile(r"^(\d+\.txt|\S+\.flight|\.lifeline)( \(deleted\))?, inheritable: False$")
+"""The flight record, the file for stacks, and the lifeline: close-on-exec, all of them."""
 
 
 def _seen(path: Path, command: list[str], extra: dict[str, str]) -> Seen:

@@ -20,8 +20,7 @@ t, others, short = torch.ones(4), torch.ones(4, dtype=torch.int32), torch.ones(3
 
 def of(kind, root, **more):
     options = kind()
-    options.rootRank = root
-    for name, value in {"asyncOp": True, **more}.items():
+    for name, value in {"asyncOp": True, "rootRank": root, **more}.items():
         if hasattr(options, name):
             setattr(options, name, value)
     return options
@@ -29,9 +28,15 @@ def of(kind, root, **more):
 
 WRONG = {
     "tensors of two dtypes": ("allreduce", [t, others]),
+    "sparse ones to take the greatest of": (
+        "allreduce",
+        [t.to_sparse()],
+        of(dist.AllreduceOptions, 0, reduceOp=dist.ReduceOp.MAX),
+    ),
     "root of a broadcast": ("broadcast", [t], of(dist.BroadcastOptions, 5)),
     "root tensor": ("broadcast", [t], of(dist.BroadcastOptions, 0, rootTensor=1)),
     "root of a reduce": ("reduce", [t], of(dist.ReduceOptions, -1)),
+    "root tensor of a reduce": ("reduce", [t], of(dist.ReduceOptions, 0, rootTensor=1)),
     "two tensors to reduce": ("reduce", [t, t], of(dist.ReduceOptions, 0)),
     "too few outputs": ("allgather", [[t]], [t]),
     "an output of another dtype": ("allgather", [[torch.ones(4), others]], [t]),
@@ -55,8 +60,13 @@ OF_GLOO = {
     "stacked": ("_allgather_base", torch.ones(2, 4), t),
 }
 """Others compare numbers of elements, which may differ in a list, and coalesce several dtypes."""
-if backend == "gloo":
-    WRONG |= OF_GLOO
+OF_OTHERS = {
+    "rows that are not for all": ("alltoall_base", torch.ones(2), torch.ones(3), [], []),
+    "splits of more than there is": ("alltoall_base", torch.ones(2), torch.ones(2), [], [1, 2]),
+    "more for itself than it takes": ("alltoall_base", t, torch.ones(4), [1, 3], [3, 1]),
+}
+"""gloo takes these, and finds out later."""
+WRONG |= OF_GLOO if backend == "gloo" else OF_OTHERS
 
 
 def said(call, args):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from debugger.record.signature import Signature
@@ -322,3 +324,15 @@ class TestTwins:
         run[0].waits_in(first[0])
         run[1].waits_in(second[1])
         assert not run.diagnose().findings
+
+
+@pytest.mark.parametrize(("state", "said"), [("R", False), ("S", True)])
+def test_a_call_that_may_yet_be_refused_is_waited_for(state: str, said: bool) -> None:
+    """The rank has not had the processor since it made the call; a moment later it would have."""
+    run = Run(3)
+    run[0, 1].calls(all_reduce(8), waits=True)
+    run[2].calls(broadcast(8, root=0), waits=True, bounded=True)
+    run[2].process = replace(run[2].process, state=state)
+    assert bool(run.errors(settled=False)) == said
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("op_mismatch", (2,))

@@ -83,6 +83,7 @@ ONE = torch.zeros(1)
             "another rank, given 1, this rank",
         ),
         (lambda: argument_checks.tag(CALLER, 2**40), ValueError, "a number of 32 bits"),
+        (lambda: argument_checks.tag(CALLER, -1), ValueError, "Tag must be nonnegative"),
         (lambda: argument_checks.tag(CALLER, None), TypeError, "an int, given NoneType"),
         (
             lambda: argument_checks.divides(CALLER, "x", torch.zeros(4)),
