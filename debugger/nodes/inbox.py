@@ -1,8 +1,8 @@
 """What one end of a link has received and its supervisor has not taken in yet: bounded.
 
-A head that takes stacks, or gets a twentieth of a core, reads slower than its nodes tell. Two bounds
-keep that from filling its memory, and neither loses anything. A node stops telling while so many of
-its messages are on the way (`pace.Pace.ahead`): pings say how many of them were taken in
+A head that takes stacks, or gets a twentieth of a core, reads slower than its nodes tell. Two
+bounds keep that from filling its memory, and neither loses anything. A node stops telling while so
+many of its messages are on the way (`pace.Pace.ahead`): pings say how many of them were taken in
 (`Intake`), and what changes meanwhile goes into one digest later, since digests are differences
 from what was told last. Where a node does not keep to that, the link's thread stops reading at
 `MOST_UNREAD_BYTES`; the rest waits in the sockets, and then on the nodes.

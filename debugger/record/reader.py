@@ -48,7 +48,7 @@ class FlightReader(RingReader):
         self.node = copies.node_of(path.name)
         self._steady = steady and not self.node
         self._definitions = Definitions(budget)
-        self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
+        self._replica_files: ReplicaFiles | None = None
         self._header: int | None = None
         self._waited: dict[int, Call | None] = {}
         self.keep_waits = False
@@ -171,9 +171,14 @@ class FlightReader(RingReader):
         )
 
     def _replicas(self) -> tuple[Replicas, ...]:
+        notes = ReplicasNote.among(self._definitions.notes)
+        if not notes:
+            return ()
+        if self._replica_files is None:
+            self._replica_files = ReplicaFiles(self.path.parent, copies.prefix(self.node))
         files = (
             self._replica_files.announced(known.file, self._definitions.site, self.wall_offset_ns)
-            for note in ReplicasNote.among(self._definitions.notes)
+            for note in notes
             if (known := ReplicasNote.read(note.data)) is not None
         )
         return tuple(found for found in files if found is not None)

@@ -154,8 +154,8 @@ class RingReader:
         return row if row[0] == row[17] == number + 1 else None
 
     def _newest(self, calls: int, message: bool) -> tuple[Any, ...] | None:
-        """The slot of the latest of so many calls, which has the counts of its group or channel; None if it is
-        no message, or is one, and if the counts are elsewhere."""
+        """The slot of the latest of so many calls, which has the counts of its group or channel;
+        None if it is no message, or is one, and if the counts are elsewhere."""
         row = self._row(calls - 1)
         if row is None or row[5] & layout.REFUSED_FLAG or self._version() == 1:
             return None
