@@ -47,6 +47,8 @@ class Connection(Link):
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
         self._intake = Intake()
+        self._handed = self._handled = 0
+        """Messages given to the thread, and those that it has dealt with."""
         self._sent = self._taken = 0
         self._began_s = 0.0
         self._heard = Heard()
@@ -63,7 +65,8 @@ class Connection(Link):
 
     def send(self, message: Message) -> None:
         """To the head."""
-        self.later(lambda: self._send(message))
+        self._handed += 1
+        self.later(lambda: self._send_handed(message))
 
     def received(self) -> list[Message]:
         """What has come since the last call, in order."""
@@ -71,8 +74,8 @@ class Connection(Link):
 
     @property
     def ahead(self) -> int:
-        """So many messages were sent that the head has not taken in yet, as far as it has said."""
-        return self._sent - self._taken
+        """So many messages are on the way that the head has not taken in, as far as it has said."""
+        return self._handed - self._handled + self._sent - self._taken
 
     @property
     def silent_s(self) -> float:
@@ -196,6 +199,10 @@ class Connection(Link):
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
         self._inbox.put(0, message, self._intake, size_of(parts))
+
+    def _send_handed(self, message: Message) -> None:
+        self._send(message)
+        self._handled += 1
 
     def _send(self, message: Message) -> None:
         if not self.connected:

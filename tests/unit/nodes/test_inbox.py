@@ -135,12 +135,13 @@ def test_a_node_whose_head_is_behind_tells_later_in_one(two: Two) -> None:
         author.call()
         node.take()
         node.take()  # it stands still, which is told at once
-    assert two.connection.ahead == pace.ahead
-    assert len(waiting) <= pace.ahead
+    most = pace.ahead + 3  # with the last digest may go what was injected, and logs
+    assert pace.ahead <= two.connection.ahead <= most
+    assert len(waiting) <= most
     serial = two.head.nodes[1].serial
-    assert serial <= pace.ahead, "the twin: it was taken in, so far"
+    assert serial <= most, "the twin: it was taken in, so far"
     two.until(lambda: _calls(two) == 100, "what had changed meanwhile was never told")
-    assert two.head.nodes[1].serial <= serial + pace.ahead + 2
+    assert two.head.nodes[1].serial <= serial + 2 * most
     assert not two.head.nodes[1].torn_s, "none was lost"
     assert two.said == []
 
