@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard
+from .inbox import Intake, size_of
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import SCHEMA, Offer
@@ -35,7 +36,8 @@ UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
 MOST_WAITING = 1024
-MOST_QUEUED = 100_000
+MOST_WAITING_EACH = 64
+"""Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
 _ZAP = "inproc://zeromq.zap.01"
 
 
@@ -53,6 +55,7 @@ class Node:
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
     heard: Heard = field(default_factory=Heard)
+    intake: Intake = field(default_factory=Intake)
     silent: bool = False
     left: bool = False
     lost: bool = False
@@ -77,7 +80,6 @@ class Listener(Link):
         self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
         self._identities: dict[int, bytes] = {}
         self._numbers: dict[bytes, int] = {}
-        self._inbox: deque[tuple[int, Message]] = deque(maxlen=MOST_QUEUED)
         self._pinged_s = self._missed_s = 0.0
         self._proving = 0
         self.nodes: dict[int, Node] = {}
@@ -92,7 +94,7 @@ class Listener(Link):
         self._router.maxmsgsize = MOST_BYTES
         self._router.router_mandatory = True
         self._router.handshake_ivl = 15_000
-        self._router.sndhwm = self._router.rcvhwm = 10_000
+        self._router.sndhwm, self._router.rcvhwm = 10_000, MOST_WAITING_EACH
         try:
             self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -136,12 +138,10 @@ class Listener(Link):
         """To all that are there."""
         self.later(lambda: self._broadcast(message))
 
-    def received(self) -> list[tuple[int, Message]]:
-        """What has come since the last call, in order, with the number of the node."""
-        found = []
-        while self._inbox:
-            found.append(self._inbox.popleft())
-        return found
+    def received(self) -> Iterable[tuple[int, Message]]:
+        """What has come since the last call, in order, with the number of the node; each counts as
+        taken in when it is asked for."""
+        return self._inbox.taken()
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -175,7 +175,8 @@ class Listener(Link):
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
             for number in list(self._identities):
-                self._send(number, _ping())  # each with its own time: clocks are compared by it
+                # Each with its own time: clocks are compared by it.
+                self._send(number, _ping(self.nodes[number]))
                 self.nodes[number].heard.asked(self._listening.total_s)
 
     def _heard(self, node: Node) -> None:
@@ -227,8 +228,9 @@ class Listener(Link):
     def _take(self, frames: list[Any]) -> None:
         identity = frames[0].bytes
         number = self._numbers.get(identity)
+        parts = [frame.bytes for frame in frames[1:]]
         try:
-            message = message_of([frame.bytes for frame in frames[1:]])
+            message = message_of(parts)
             if number is None and message.kind == "hello":
                 key, address = frames[1].get("User-Id"), frames[1].get("Peer-Address")
                 self._greet(identity, str(key), message, str(address))
@@ -236,6 +238,8 @@ class Listener(Link):
                 return  # of a connection that came again: its hello follows, and tells all anew
         except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
             self.say(f"refused what a node has sent: {error}")
+            if number is not None:
+                self.nodes[number].intake.refused += 1
             return
         node = self.nodes[number]
         self._heard(node)
@@ -245,7 +249,7 @@ class Listener(Link):
             if type(sent) is int and type(theirs) is int:
                 node.offset.exchanged(sent, theirs, node.heard_ns)
             return
-        self._inbox.append((number, message))
+        self._inbox.put(number, message, node.intake, size_of(parts))
 
     def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
         if self._all_have_one_key:
@@ -267,11 +271,12 @@ class Listener(Link):
         self._numbers = {one: n for one, n in self._numbers.items() if n != number}
         self._numbers[identity] = number
         self._identities[number] = identity
+        node.intake = Intake()
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
-        self._send(number, _ping())
+        self._send(number, _ping(node))
         node.heard.asked(self._listening.total_s)
-        self._inbox.append((number, message))
+        self._inbox.put(number, message, node.intake, size_of([]))
 
     def _why_not(self, key: str, message: Message) -> str:
         """Why this cannot be a node of the job; "" if it can."""
@@ -319,5 +324,5 @@ class Listener(Link):
             self._send_parts(number, frames)
 
 
-def _ping() -> Message:
-    return Message("ping", {"t": time.monotonic_ns()})
+def _ping(node: Node) -> Message:
+    return Message("ping", {"t": time.monotonic_ns(), "taken": node.intake.total})

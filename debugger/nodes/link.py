@@ -20,6 +20,7 @@ import zmq
 
 from .agreed_keys import Pair
 from .hearing import Listening
+from .inbox import Inbox
 
 POLL_MS = 100
 MOST_AT_ONCE = 1000
@@ -52,6 +53,7 @@ class Link(threading.Thread):
         self._closing = threading.Event()
         self._listening = Listening()
         self._read_all = True
+        self._inbox = Inbox()
         self.context = zmq.Context(io_threads=1)
         pair = pair or Pair(*zmq.curve_keypair())
         self.key = pair.public.decode()
@@ -105,6 +107,9 @@ class Link(threading.Thread):
             for socket in self._sockets():
                 poller.register(socket, zmq.POLLIN)
             while not self._closing.is_set():
+                if self._peers is not None:
+                    # What is not taken in stays with who has said it.
+                    poller.modify(self._peers, 0 if self._inbox.full else zmq.POLLIN)
                 ready = dict(poller.poll(POLL_MS))
                 if self._reader in ready:
                     with contextlib.suppress(OSError):
@@ -113,7 +118,8 @@ class Link(threading.Thread):
                 for socket in self._sockets():
                     if socket in ready:
                         self._drain(socket)
-                self._listening.looked(time.monotonic(), self._read_all)
+                read_all = self._read_all and not self._inbox.full
+                self._listening.looked(time.monotonic(), read_all)
                 self._read_all = True
                 self._tick()
             self._run_calls()
@@ -147,6 +153,8 @@ class Link(threading.Thread):
         is_peers = socket is self._peers
         self._read_all = self._read_all and not is_peers
         for _ in range(MOST_AT_ONCE):
+            if is_peers and self._inbox.full:
+                return
             try:
                 self._read(socket)
             except zmq.Again:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +10,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
-from .head import LOST_AFTER_S, MOST_QUEUED
+from .head import LOST_AFTER_S
 from .hearing import Heard
+from .inbox import Intake, size_of
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer
@@ -46,7 +46,10 @@ class Connection(Link):
         """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
-        self._inbox: deque[Message] = deque(maxlen=MOST_QUEUED)
+        self._intake = Intake()
+        self._handed = self._handled = 0
+        """Messages given to the thread, and those that it has dealt with."""
+        self._sent = self._taken = 0
         self._began_s = 0.0
         self._heard = Heard()
         self.welcome: Mapping[str, Any] | None = None
@@ -62,14 +65,17 @@ class Connection(Link):
 
     def send(self, message: Message) -> None:
         """To the head."""
-        self.later(lambda: self._send(message))
+        self._handed += 1
+        self.later(lambda: self._send_handed(message))
 
     def received(self) -> list[Message]:
         """What has come since the last call, in order."""
-        found = []
-        while self._inbox:
-            found.append(self._inbox.popleft())
-        return found
+        return [message for _, message in self._inbox.taken()]
+
+    @property
+    def ahead(self) -> int:
+        """So many messages are on the way that the head has not taken in, as far as it has said."""
+        return self._handed - self._handled + self._sent - self._taken
 
     @property
     def silent_s(self) -> float:
@@ -148,6 +154,7 @@ class Connection(Link):
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._closed, self._proving = 0, False
             self.connected = True
+            self._sent = self._taken = 0  # of this connection
             self._send(Message("hello", self._hello))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
@@ -183,13 +190,19 @@ class Connection(Link):
         self._heard.spoke(self._listening.total_s)
         if message.kind == "ping":
             answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
+            taken = message.data.get("taken")
+            self._taken = taken if type(taken) is int else self._sent
             self._send(Message("pong", answer))
             return
         if message.kind == "welcome":
             self.welcome = message.data
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
-        self._inbox.append(message)
+        self._inbox.put(0, message, self._intake, size_of(parts))
+
+    def _send_handed(self, message: Message) -> None:
+        self._send(message)
+        self._handled += 1
 
     def _send(self, message: Message) -> None:
         if not self.connected:
@@ -198,3 +211,4 @@ class Connection(Link):
             self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
         except zmq.ZMQError:
             return  # not connected: the head's silence will tell
+        self._sent += message.kind != "pong"

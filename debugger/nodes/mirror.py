@@ -41,9 +41,9 @@ class Copy:
     """One file of a node. `process` is what the node's system says of the rank's process;
     `changes`: how often something was told of it; `urgent`: what that was when more was told than
     that ranks go on calling. It is `made` under a hidden name, and `begun` as
-    soon as a record has its own."""
+    soon as a record has its own. `name`: that in the head's `ranks/`."""
 
-    path: Path
+    name: str
     size: int
     is_record: bool
     process: Process = LIVES
@@ -58,7 +58,7 @@ class Mirror:
 
     def __init__(self, folder: Path, number: int) -> None:
         """In the folder `ranks/` of a run directory."""
-        self._folder = folder
+        self._folder = str(folder)
         self._number = number
         self._copies: dict[int, Copy] = {}
         self._left_out: set[int] = set()
@@ -71,11 +71,12 @@ class Mirror:
 
     def copy_of(self, path: Path) -> Copy | None:
         """What was told of the file that is copied here."""
-        return next((one for one in self._copies.values() if one.path == path), None)
+        name = path.name
+        return next((one for one in self._copies.values() if one.name == name), None)
 
     def numbers_of(self, path: Path) -> list[int]:
         """By which number the node knows the file that is copied here."""
-        return [number for number, one in self._copies.items() if one.path == path]
+        return [number for number, one in self._copies.items() if one.name == path.name]
 
     def announced(self, number: int, name: str, size: int) -> None:
         """The node has a file of that name. Raises MirrorError, or OSError."""
@@ -92,10 +93,10 @@ class Mirror:
             if len(self._left_out) < MOST_FILES:
                 self._left_out.add(number)
             return
-        path = self._place(name)
-        if any(one.path == path for one in self._copies.values()):
+        ours = self._place(name)
+        if any(one.name == ours for one in self._copies.values()):
             raise MirrorError("a node tells of two files of one name")
-        self._copies[number] = Copy(path, size, is_record)
+        self._copies[number] = Copy(ours, size, is_record)
 
     def named(self, number: int, name: str) -> None:
         """A record has got its rank's name."""
@@ -103,11 +104,11 @@ class Mirror:
         if copy is None or not copy.is_record or not RECORD.fullmatch(name):
             return
         target = self._place(name)
-        if target == copy.path or any(one.path == target for one in self._copies.values()):
+        if any(one.name == target for one in self._copies.values()):
             return
         if copy.begun:
-            os.rename(copy.path, target)
-        copy.path = target
+            os.rename(self._path(copy.name), self._path(target))
+        copy.name = target
 
     def apply(self, patches: Iterable[Patch], urgent: bool = True) -> None:
         """All of a digest. `urgent`: it says more than that ranks go on calling; what is new in a
@@ -135,7 +136,7 @@ class Mirror:
             if copy.is_record and not copy.begun and any(one.offset == 0 for one in patches):
                 # The name comes last: until now nobody could have read it.
                 copy.begun = True
-                os.rename(self._hidden(copy), copy.path)
+                os.rename(self._path(_hidden(copy)), self._path(copy.name))
         finally:
             os.close(descriptor)
             self._changed(copy, urgent)
@@ -180,13 +181,18 @@ class Mirror:
             if copy.process.alive:
                 copy.process = Process(alive=False, ended_ns=now_ns)
 
-    def _place(self, name: str) -> Path:
-        return self._folder / f"{copies.prefix(self._number)}{name}"
+    def _place(self, name: str) -> str:
+        """What the node's file is called here."""
+        return f"{copies.prefix(self._number)}{name}"
+
+    def _path(self, name: str) -> str:
+        # No object is kept of it: there are 16,384 ranks on 2,048 nodes.
+        return f"{self._folder}/{name}"
 
     def _begin(self, copy: Copy) -> int:
         """A descriptor for this digest: kept open, those of 16,384 ranks would be too many."""
         hidden = copy.is_record and not copy.begun
-        path = self._hidden(copy) if hidden else copy.path
+        path = self._path(_hidden(copy) if hidden else copy.name)
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         if copy.made:
             return os.open(path, flags)
@@ -196,10 +202,6 @@ class Mirror:
         os.ftruncate(descriptor, copy.size)
         return descriptor
 
-    @staticmethod
-    def _hidden(copy: Copy) -> Path:
-        return copy.path.with_name(f".{copy.path.name}.begun")
-
     def _with_our_offset(self, at: int, data: bytes) -> bytes:
         ours = self.offset_ns.to_bytes(8, "little", signed=True)
         changed = bytearray(data)
@@ -207,6 +209,10 @@ class Mirror:
             if 0 <= _OFFSET_AT + index - at < len(data):
                 changed[_OFFSET_AT + index - at] = ours[index]
         return bytes(changed)
+
+
+def _hidden(copy: Copy) -> str:
+    return f".{copy.name}.begun"
 
 
 def process_values(process: Process, offset_ns: int) -> list[Any]:

@@ -20,6 +20,8 @@ MOST_DIGESTS_PER_S = 2000
 PINGS_PER_S = 4000
 AS_THEY_COME = 64
 """Nodes."""
+LEAST_AHEAD = 4
+"""Messages: what is told of ranks that call and that stand still, their logs, and an answer."""
 _MOST_S = 60.0
 
 
@@ -27,12 +29,14 @@ _MOST_S = 60.0
 class Pace:
     """`busy_s`: between two digests of ranks that call all the time; `least_s`: between any two,
     but for how processes end; `idle_s`: while nothing changes; `still_calls`: of a rank that has
-    come to stand still, so many of its last calls are told."""
+    come to stand still, so many of its last calls are told; `ahead`: while so many messages are on
+    the way that the head has not taken in, nothing is told."""
 
     busy_s: float = 0.25
     least_s: float = 0.0
     idle_s: float = 0.5
     still_calls: int = 256
+    ahead: int = 16
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Pace:
@@ -41,7 +45,8 @@ class Pace:
         if not all(isfinite(one) and one >= 0 for one in values):
             raise ValueError("that is no pace")
         busy_s, least_s, idle_s = (min(one, _MOST_S) for one in values[:3])
-        return cls(busy_s, least_s, idle_s, min(int(values[3]), 4096))
+        still_calls, ahead = map(int, values[3:])
+        return cls(busy_s, least_s, idle_s, min(still_calls, 4096), max(1, ahead))
 
     @property
     def told(self) -> dict[str, Any]:
@@ -60,6 +65,7 @@ def pace_for(nodes: int) -> Pace:
         least_s=doubled / MOST_DIGESTS_PER_S,
         idle_s=max(usual.idle_s, doubled / DIGESTS_PER_S),
         still_calls=max(16, usual.still_calls * AS_THEY_COME // doubled),
+        ahead=max(LEAST_AHEAD, usual.ahead * AS_THEY_COME // doubled),
     )
 
 

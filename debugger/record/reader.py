@@ -48,7 +48,7 @@ class FlightReader(RingReader):
         self.node = copies.node_of(path.name)
         self._steady = steady and not self.node
         self._definitions = Definitions(budget)
-        self._replica_files = ReplicaFiles(path.parent, copies.prefix(self.node))
+        self._replica_files: ReplicaFiles | None = None
         self._header: int | None = None
         self._waited: dict[int, Call | None] = {}
         self.keep_waits = False
@@ -118,6 +118,7 @@ class FlightReader(RingReader):
         """What is known of this rank now."""
         self._waited = {}
         inside = self._thread_calls()
+        calls = self._calls(inside)
         (
             heartbeat_ns,
             _,
@@ -137,7 +138,7 @@ class FlightReader(RingReader):
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
         phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
         serial = (serial + sum(inside)) & MASK
-        waits = self._read_waits()
+        waits = self._read_waits(inside)
         if self.keep_waits:
             numbers = [one.call for one in waits if one.call is not None]
             self._waited = {number: self.call(number) for number in numbers}
@@ -154,13 +155,13 @@ class FlightReader(RingReader):
             started_ns=self.started_ns,
             phase=phase,
             heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
-            calls=self._calls(),
+            calls=calls,
             exit_code=exit_code if phase >= Phase.EXITING else None,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
             location=self._definitions.site(location),
-            groups=self._read_groups(),
-            channels=self._read_channels(),
+            groups=self._read_groups(calls),
+            channels=self._read_channels(calls),
             creations=tuple(self._definitions.creations),
             waits=waits,
             notes=tuple(self._definitions.notes),
@@ -170,16 +171,22 @@ class FlightReader(RingReader):
         )
 
     def _replicas(self) -> tuple[Replicas, ...]:
+        notes = ReplicasNote.among(self._definitions.notes)
+        if not notes:
+            return ()
+        if self._replica_files is None:
+            self._replica_files = ReplicaFiles(self.path.parent, copies.prefix(self.node))
         files = (
             self._replica_files.announced(known.file, self._definitions.site, self.wall_offset_ns)
-            for note in ReplicasNote.among(self._definitions.notes)
+            for note in notes
             if (known := ReplicasNote.read(note.data)) is not None
         )
         return tuple(found for found in files if found is not None)
 
-    def _read_groups(self) -> dict[GroupKey, Group]:
+    def _read_groups(self, calls: int) -> dict[GroupKey, Group]:
+        """`calls`: how many the rank has made."""
         groups: dict[GroupKey, Group] = {}
-        newest = self._newest(message=False)
+        newest = self._newest(calls, message=False)
         for index in range(layout.GROUPS):
             at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
             definition, state, issued, _, chain, exact, balance, last = layout.GROUP.unpack_from(
@@ -215,9 +222,9 @@ class FlightReader(RingReader):
         text = self._definitions.group(layout.GROUP.unpack_from(self._map, at)[0])
         return UNKNOWN_GROUP if text is None else text.key
 
-    def _read_channels(self) -> tuple[Channel, ...]:
+    def _read_channels(self, calls: int) -> tuple[Channel, ...]:
         channels = []
-        newest = self._newest(message=True)
+        newest = self._newest(calls, message=True)
         for index in range(layout.CHANNELS):
             at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
             definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
@@ -240,9 +247,9 @@ class FlightReader(RingReader):
                 )
         return tuple(channels)
 
-    def _read_waits(self) -> tuple[Wait, ...]:
+    def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
+        """`calls`: the threads' words."""
         waits = []
-        calls = self._thread_calls()
         for index in range(layout.THREADS):
             at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
             for _ in range(3):
@@ -329,11 +336,14 @@ class FlightReader(RingReader):
         )
 
     def _last(self, group: GroupKey) -> int | None:
-        found = self._read_groups().get(group)
+        found = self._read_groups(self._calls()).get(group)
         return found.last if found else None
 
     def at(self, group: GroupKey, seq: int) -> Call | None:
         """The collective of the group with this sequence number."""
+        for kept in self._waited.values():
+            if kept and kept.seq == seq and kept.group == group and kept.signature.peer is None:
+                return kept
         for number, row in self._walk(self._last(group)):
             if row[10] == seq:
                 return self.call(number)

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,10 @@ class RingReader:
     def _thread_calls(self) -> tuple[int, ...]:
         return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
 
-    def _calls(self) -> int:
-        """How many calls were issued."""
+    def _calls(self, inside: Sequence[int] = ()) -> int:
+        """How many calls were issued. `inside`: the threads' words, where they were read."""
         counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
-        return max(counted, max(self._thread_calls()) >> self._phase_bits())
+        return max(counted, max(inside or self._thread_calls()) >> self._phase_bits())
 
     def _phase_bits(self) -> int:
         """Of a thread's word, how many say whether it is in the call."""
@@ -153,10 +153,10 @@ class RingReader:
         row = layout.SLOT.unpack_from(self._map, at)
         return row if row[0] == row[17] == number + 1 else None
 
-    def _newest(self, message: bool) -> tuple[Any, ...] | None:
-        """The slot of the latest call, which has the counts of its group or channel; None if it is
-        no message, or is one, and if the counts are elsewhere."""
-        row = self._row(self._calls() - 1)
+    def _newest(self, calls: int, message: bool) -> tuple[Any, ...] | None:
+        """The slot of the latest of so many calls, which has the counts of its group or channel;
+        None if it is no message, or is one, and if the counts are elsewhere."""
+        row = self._row(calls - 1)
         if row is None or row[5] & layout.REFUSED_FLAG or self._version() == 1:
             return None
         return row if (row[3] in _MESSAGES) == message else None

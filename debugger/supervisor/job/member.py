@@ -81,8 +81,8 @@ class Member:
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
             return
-        if self.welcomed:
-            self._tell()
+        if self.welcomed and self._connection.ahead < self._sampler.pace.ahead:
+            self._tell()  # else later, in one: the head is behind
 
     def _take(self, message: Message) -> None:
         data = message.data
