@@ -57,7 +57,7 @@ class Look:
     """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
     claimed by two processes; `never_came` have not come into the default group, by the job's store.
     `world_size` is 0 where nobody tells. `unserved`: where the job's store should be, and nobody
-    listens."""
+    listens. `age_s`: since the youngest of them was started."""
 
     ranks: Mapping[int, Stance]
     missing: tuple[int, ...] = ()
@@ -65,6 +65,7 @@ class Look:
     never_came: tuple[int, ...] = ()
     world_size: int = 0
     unserved: str = ""
+    age_s: float = 0.0
 
 
 def judge(look: Look, limits: Limits) -> list[Finding]:
@@ -73,6 +74,8 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     longest_s = max((one.still_s for one in waiting.values()), default=0.0)
     if not waiting and (said := all_in_store(look.ranks, look.world_size, limits.busy_s)):
         return [_finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
+    if not waiting and any(map(in_store, look.ranks.values())):
+        return _beside_store(look, limits)
     if not waiting or longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
@@ -86,6 +89,16 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
             or _sub_groups(look, waiting)
             or _stalled(look, waiting, longest_s, limits)
         )
+    return [found] if found else []
+
+
+def _beside_store(look: Look, limits: Limits) -> list[Finding]:
+    """Some wait for the store, as elastic's barrier does, and nobody for a call: who of the others
+    has gone, or does not come?"""
+    waiting = {rank: one for rank, one in look.ranks.items() if in_store(one)}
+    if max(one.still_s for one in waiting.values()) < limits.waiting_s:
+        return []
+    found = _gone(look, waiting, limits) or _absent(look, waiting, limits)
     return [found] if found else []
 
 
@@ -156,8 +169,10 @@ def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
 def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     gone = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
     joining = all(one.doing is Doing.JOIN for one in waiting.values())
-    # Ranks may be started one after the other, and who comes last has no process yet.
-    if not gone or (joining and max(one.still_s for one in waiting.values()) < limits.still_s):
+    # Ranks may be started one after the other, and who comes last has no process yet. Who dials a
+    # store again and again sleeps for a short while each time.
+    longest_s = max(one.still_s for one in waiting.values())
+    if not gone or (joining and longest_s < limits.still_s and look.age_s < limits.moving_s):
         return None
     return _finding(
         "join_timeout" if joining else "early_exit",
@@ -420,7 +435,11 @@ def _finding(
     details: Sequence[str] = (),
 ) -> Finding:
     blamed = set(culprits)
-    waiting = tuple(r for r, one in sorted(look.ranks.items()) if one.waits and r not in blamed)
+    waiting = tuple(
+        rank
+        for rank, one in sorted(look.ranks.items())
+        if rank not in blamed and (one.waits or in_store(one))
+    )
     world = tuple(range(look.world_size or max([*look.ranks, *blamed], default=0) + 1))
     groups = {look.ranks[rank].group for rank in look.ranks if look.ranks[rank].waits}
     return Finding(

@@ -75,6 +75,30 @@ def test_who_has_not_been_started_yet_is_not_gone() -> None:
     assert verdict(stuck, stuck, missing=(2,)) == ("early_exit", [2])
 
 
+def test_who_dials_a_store_again_and_again_has_not_waited_long() -> None:
+    """Then the age of the job tells that nobody else is still to come."""
+    joins = waits("init_process_group", doing=Doing.JOIN, still_s=LIMITS.waiting_s + 0.1)
+    assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s - 1) is None
+    assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s) == ("join_timeout", [1])
+
+
+def test_who_does_not_come_to_the_store() -> None:
+    """As elastic's barrier waits: nobody is in a call."""
+
+    def in_store(still_s: float) -> Stance:
+        site = CallSite("train.py", 20, "step")
+        return Stance(Doing.STORE, "store", "barrier()", site, still_s, cause="store")
+
+    early, late = (in_store(LIMITS.still_s + by_s) for by_s in (-0.1, 0.1))
+    absent = works(20.0)
+    assert verdict(early, early, absent) is None
+    assert verdict(late, late, absent) == ("missing_rank", [2])
+    assert verdict(late, late, works(0.0, running=True)) is None
+    (found,) = judge(Look({0: late, 1: late}, missing=(2,), world_size=3), LIMITS)
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (0, 1))
+    assert "ranks 0,1 wait in barrier() at train.py:20 in step" in found.message
+
+
 def exchanges(*peers: int, still_s: float = 30.0) -> Stance:
     return waits("wait", doing=Doing.MESSAGE, group=None, peers=peers, still_s=still_s)
 
