@@ -1,9 +1,9 @@
 """When a job that was started by others has come to its hang, whatever else the machine does.
 
 By the clock alone nobody can tell: on a busy host a rank may still import torch when the others
-have slept for half a minute. What counts is what each process below the launcher does at every
-sample: a rank that waits for a core is not asleep, and one that is on its way somewhere does not
-stay in one function of the program for seconds of its own CPU time.
+have slept for half a minute. What counts is how long each process has had a core or waited for one,
+which the kernel adds up: who is on its way somewhere wants one all the time, however seldom it gets
+it. Who computes for good stays in one function of the program for seconds of its own CPU time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -24,11 +25,13 @@ from debugger.supervisor.source_text import line_of
 from debugger.supervisor.stack_tree import users_frame
 from debugger.supervisor.stacks import capture
 
-SAMPLE_S = 0.1
-SETTLED_SAMPLES = 30
-SETTLED_SHARE = 0.8
-"""A process that was asleep at so many of its last samples has come to where it stays: one that
-waits in slices, or polls, is awake at some."""
+SAMPLE_S = 0.5
+SETTLED_S = 3.0
+SETTLED_SHARE = 0.2
+"""A process that has wanted a core for less than this share of so long has come to where it stays:
+one that waits in slices, or polls, wants one now and then."""
+WAITING_SHARE = 0.05
+"""A rank that waits wants one for less than this."""
 SETTLED_CPU_S = 2.0
 """So has one that has used so much CPU in one function of the user's; importing takes longer in
 all, and is in no function of the user's for so long."""
@@ -39,16 +42,18 @@ _IMPORT = re.compile(r"^\s*(?:import|from)\b")
 class _Process:
     """One process below the launcher since it was last seen to change what it does."""
 
-    asleep_since_s: float | None = None
-    samples: deque[bool] = field(default_factory=lambda: deque(maxlen=SETTLED_SAMPLES))
+    wanted: deque[tuple[float, float]] = field(default_factory=deque)
+    """At each sample the clock, and for how long it had wanted a core until then: seconds."""
     function: tuple[str, str] | None = None
     cpu_at_function_s: float = 0.0
     cpu_at_look_s: float = 0.0
     torch: bool = False
 
-    @property
-    def stays_asleep(self) -> bool:
-        return sum(self.samples) >= SETTLED_SHARE * SETTLED_SAMPLES
+    def wants_less(self, share: float, for_s: float) -> bool:
+        """Whether it has wanted a core for less than this share of the time before."""
+        now_s, wanted_s = self.wanted[-1]
+        before = next((one for one in reversed(self.wanted) if one[0] <= now_s - for_s), None)
+        return before is not None and wanted_s - before[1] < share * (now_s - before[0])
 
 
 @dataclass(slots=True)
@@ -63,24 +68,20 @@ class Standstill:
         """Whether a rank has been asleep for `for_s`, and all others have come to their place."""
         stats = self._stats()
         self._known = {pid: self._known.get(pid, _Process()) for pid in stats}
-        for pid, stat in stats.items():
-            one = self._known[pid]
+        for pid, one in self._known.items():
             one.torch = one.torch or has_torch(pid)
-            one.samples.append(stat.state in "STt")
-            if not one.samples[-1]:
-                one.asleep_since_s = None
-            elif one.asleep_since_s is None:
-                one.asleep_since_s = now_s
+            one.wanted.append((now_s, _wanted_s(pid, stats[pid])))
         parents = {stats[pid].parent for pid, one in self._known.items() if one.torch}
         a_rank_waits = any(
             one.torch
             and pid not in parents  # who has started others with torch may be their launcher
             and stats[pid].state == "S"
-            and one.asleep_since_s is not None
-            and now_s - one.asleep_since_s >= self.for_s
+            and one.wants_less(WAITING_SHARE, self.for_s)
             for pid, one in self._known.items()
         )
-        awake = [pid for pid, one in self._known.items() if not one.stays_asleep]
+        awake = [
+            pid for pid, one in self._known.items() if not one.wants_less(SETTLED_SHARE, SETTLED_S)
+        ]
         return a_rank_waits and self._stay_in_a_function(awake, stats)
 
     def _stats(self) -> dict[int, Stat]:
@@ -109,6 +110,15 @@ class Standstill:
             >= SETTLED_CPU_S
             for pid in pids
         )
+
+
+def _wanted_s(pid: int, stat: Stat) -> float:
+    """For how long it has had a core, and its main thread has waited for one, where the kernel
+    counts that."""
+    waited_ns = "0"
+    with suppress(OSError, ValueError):
+        _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return stat.cpu_ticks / TICKS_PER_S + int(waited_ns) / 1e9
 
 
 def _function(pid: int) -> tuple[str, str] | None:
