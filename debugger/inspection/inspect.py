@@ -19,7 +19,8 @@ from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
 from . import judging, surroundings
 from .joining import joined
-from .judging import Limits, Look, judge
+from .judging import Look, judge
+from .lateness import Limits
 from .look import Sight, look
 from .parts import Part, Whole
 from .processes import Job, below_launchers, is_loopback

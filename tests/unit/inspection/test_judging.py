@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.judging import Limits, Look, at_work, judge
+from debugger.inspection.judging import Look, at_work, judge
+from debugger.inspection.lateness import Limits
 from debugger.inspection.stance import Doing, Stance
 from debugger.record.snapshot import CallSite
 
@@ -56,6 +57,29 @@ def test_who_is_absent_is_late_after_its_limit(absent: Stance, limit_s: float) -
     early, late = (waits("all_reduce", still_s=limit_s + by_s) for by_s in (-0.1, 0.1))
     assert verdict(early, absent, early) is None
     assert verdict(late, absent, late) == ("missing_rank", [1])
+
+
+@pytest.mark.parametrize(
+    "at_work", [works(1.2, running=True), works(3.0), works(0.0), works(3.0, cause="lock")]
+)
+def test_where_others_have_just_come_to_wait_the_job_moves(at_work: Stance) -> None:
+    """The first stage of a pipeline waits until all others have been at work."""
+    first, newest = waits("recv", still_s=LIMITS.moving_s - 1), waits("recv", still_s=0.5)
+    assert verdict(first, newest, at_work) is None
+    assert verdict(first, first, at_work) == ("missing_rank", [2])
+    longer = replace(first, still_s=LIMITS.moving_s)
+    assert verdict(longer, newest, at_work) == ("missing_rank", [2])
+    assert verdict(first, newest, works(LIMITS.still_s)) == ("missing_rank", [2])
+
+
+def test_who_is_ready_first_ends_first() -> None:
+    """The other clients of a server are at work."""
+    server, client = waits("recv", still_s=5.0), works(0.0, running=True)
+    assert verdict(server, client, missing=(2,)) is None
+    assert verdict(server, replace(client, cause="stopped"), missing=(2,)) == ("early_exit", [2])
+    assert verdict(server, server, missing=(2,)) == ("early_exit", [2])
+    server = waits("recv", still_s=LIMITS.moving_s)
+    assert verdict(server, client, missing=(2,)) == ("early_exit", [2])
 
 
 def test_who_has_gone() -> None:
