@@ -7,6 +7,7 @@ not tell (`/proc/<pid>/task/<tid>/sched`), only the time between two looks count
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -184,10 +185,10 @@ def _compared(
 
 
 def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
-    """Whether it waits for data of a socket, and some has come between the looks: a download that
-    goes on, unlike one that has come to a standstill."""
-    slept_s = taken.slept_s.get(stack.native_id, gap_s)
-    return slept_s < gap_s and any(word in stack.wait for word in _RECEIVING)
+    """Whether it waits for data of a socket, and some has come a moment ago: a download that goes
+    on, unlike one that has come to a standstill."""
+    slept_s = taken.slept_s.get(stack.native_id, math.inf)
+    return slept_s < max(gap_s, MOST_GAP_S) and any(word in stack.wait for word in _RECEIVING)
 
 
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
