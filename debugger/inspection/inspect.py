@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
+from ..record.process_stat import TICKS_PER_S
 from ..record.sanitize import clean
 from ..record.wording import ranks_text
 from ..reports import document
@@ -17,11 +19,13 @@ from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
 from . import judging, surroundings
 from .joining import joined
-from .judging import Limits, Look, judge
+from .judging import Look, judge
+from .lateness import Limits
 from .look import Sight, look
 from .parts import Part, Whole
 from .processes import Job, below_launchers, is_loopback
 from .rights import needed
+from .source import Place
 from .stance import (
     WAITS,
     Doing,
@@ -126,7 +130,8 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
         sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
     ranks, twice = _who_is_who(job, sights)
     pids = {rank: sight.pid for rank, sight in ranks.items()}
-    stances = {rank: stance(sight) for rank, sight in ranks.items()}
+    told = max((one.world_size for one in job.processes if one.world_size), default=None)
+    stances = {rank: stance(sight, Place(rank, told)) for rank, sight in ranks.items()}
     by_pid = {one.pid: one for one in job.processes}
     around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, stances, ask)
     seen = _look(job, surroundings.with_stores(stances, around, pids), twice)
@@ -221,7 +226,9 @@ def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Lo
     elif local_size > len(stances) and (first := _first_of_host(job)) is not None:
         should = range(first, first + local_size)
     missing = tuple(rank for rank in should if rank not in stances)
-    return Look(dict(stances), missing, twice, world_size=world_size)
+    started_s = max((one.start_ticks for one in job.processes), default=0) / TICKS_PER_S
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    return Look(dict(stances), missing, twice, world_size=world_size, age_s=age_s)
 
 
 def _all_are_here(job: Job, stances: Mapping[int, Stance]) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..diagnosis.findings import Finding
 from ..record.wording import ranks_text, verb
 from . import surroundings
-from .judging import Limits, Look, evidence
+from .judging import Look, evidence
+from .lateness import Limits
 from .stance import Doing
 from .surroundings import Surroundings
 

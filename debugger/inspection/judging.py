@@ -2,11 +2,13 @@
 
 The rules, in their order; each needs ranks that have waited in a call for a while:
 
-1. *Gone*: a rank's process is not there any more, and others wait.
+1. *Gone*: a rank's process is not there any more, and all others wait, or do not come.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
    `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
-   `moving_s`: a job at work has slow ranks, too.
+   `moving_s`: a job at work has slow ranks, too. Where others have just come to wait, the job moves
+   (the first stage of a pipeline waits for long): then it has to have slept for so long itself, or
+   others have to have waited for `moving_s`.
 3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
    is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
    different tags are a mismatch.
@@ -28,6 +30,7 @@ from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
 from .awaiting import awaited, cycle_in, is_unknown, peer_of, sends
 from .in_store import all_in_store, in_store
+from .lateness import Limits, late_ranks
 from .stance import Doing, Stance
 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
@@ -42,22 +45,11 @@ _TOLD_BY_JOINS = ("ranks", "group_name")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds: how long a call has to wait before anything is said (`waiting_s`), and how long for
-    a rank that sleeps at one place, computes at one place, or moves."""
-
-    waiting_s: float = 1.0
-    still_s: float = 5.0
-    busy_s: float = 10.0
-    moving_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
     claimed by two processes; `never_came` have not come into the default group, by the job's store.
     `world_size` is 0 where nobody tells. `unserved`: where the job's store should be, and nobody
-    listens."""
+    listens. `age_s`: since the youngest of them was started."""
 
     ranks: Mapping[int, Stance]
     missing: tuple[int, ...] = ()
@@ -65,6 +57,7 @@ class Look:
     never_came: tuple[int, ...] = ()
     world_size: int = 0
     unserved: str = ""
+    age_s: float = 0.0
 
 
 def judge(look: Look, limits: Limits) -> list[Finding]:
@@ -73,6 +66,8 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
     longest_s = max((one.still_s for one in waiting.values()), default=0.0)
     if not waiting and (said := all_in_store(look.ranks, look.world_size, limits.busy_s)):
         return [_finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
+    if not waiting and any(map(in_store, look.ranks.values())):
+        return _beside_store(look, limits)
     if not waiting or longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
@@ -86,6 +81,16 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
             or _sub_groups(look, waiting)
             or _stalled(look, waiting, longest_s, limits)
         )
+    return [found] if found else []
+
+
+def _beside_store(look: Look, limits: Limits) -> list[Finding]:
+    """Some wait for the store, as elastic's barrier does, and nobody for a call: who of the others
+    has gone, or does not come?"""
+    waiting = {rank: one for rank, one in look.ranks.items() if in_store(one)}
+    if max(one.still_s for one in waiting.values()) < limits.waiting_s:
+        return []
+    found = _gone(look, waiting, limits) or _absent(look, waiting, limits)
     return [found] if found else []
 
 
@@ -156,8 +161,15 @@ def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
 def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     gone = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
     joining = all(one.doing is Doing.JOIN for one in waiting.values())
-    # Ranks may be started one after the other, and who comes last has no process yet.
-    if not gone or (joining and max(one.still_s for one in waiting.values()) < limits.still_s):
+    # Ranks may be started one after the other, and who comes last has no process yet. Who dials a
+    # store again and again sleeps for a short while each time.
+    longest_s = max(one.still_s for one in waiting.values())
+    if not gone or (joining and longest_s < limits.still_s and look.age_s < limits.moving_s):
+        return None
+    # Who is ready first may end first, while others are at work for those that wait.
+    late = late_ranks(look.ranks, waiting, limits)
+    at_work = [rank for rank in look.ranks if rank not in {*waiting, *gone, *late}]
+    if at_work and longest_s < limits.moving_s:
         return None
     return _finding(
         "join_timeout" if joining else "early_exit",
@@ -170,12 +182,7 @@ def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding 
 
 
 def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
-    longest_s = max(one.still_s for one in waiting.values())
-    late = [
-        rank
-        for rank, one in sorted(look.ranks.items())
-        if rank not in waiting and _is_late(one, longest_s, limits)
-    ]
+    late = late_ranks(look.ranks, waiting, limits)
     if not late:
         return None
     first = look.ranks[late[0]]
@@ -192,20 +199,6 @@ def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Findin
         look,
         cause=cause if kind == "missing_rank" else None,
     )
-
-
-def _is_late(one: Stance, longest_s: float, limits: Limits) -> bool:
-    if one.doing is Doing.UNREADABLE:
-        return False
-    if one.cause == "stopped":
-        return longest_s >= limits.waiting_s
-    if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
-        at_one_place = one.still_s and not one.moves_data and not one.at_work
-        return longest_s >= (limits.busy_s if at_one_place else limits.moving_s)
-    if not one.still_s:
-        return longest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
-    # It has slept for a while itself: one that has just gone to sleep is at work.
-    return longest_s >= limits.still_s and one.still_s >= min(limits.still_s, 1.0)
 
 
 def _all_wait(waiting: Mapping[int, Stance], for_s: float) -> bool:
@@ -420,7 +413,11 @@ def _finding(
     details: Sequence[str] = (),
 ) -> Finding:
     blamed = set(culprits)
-    waiting = tuple(r for r, one in sorted(look.ranks.items()) if one.waits and r not in blamed)
+    waiting = tuple(
+        rank
+        for rank, one in sorted(look.ranks.items())
+        if rank not in blamed and (one.waits or in_store(one))
+    )
     world = tuple(range(look.world_size or max([*look.ranks, *blamed], default=0) + 1))
     groups = {look.ranks[rank].group for rank in look.ranks if look.ranks[rank].waits}
     return Finding(

@@ -7,6 +7,7 @@ not tell (`/proc/<pid>/task/<tid>/sched`), only the time between two looks count
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ LONGEST_GAP_S = 10.0
 those that stand still."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
+_RECEIVING = ("wait_woken", "sk_wait_data", "poll_schedule_timeout")
+"""Where a thread sleeps that waits for data of a socket, without and with a timeout."""
 _STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
 """Who waits in short slices wakes up now and then, and uses less of a core than this."""
@@ -47,9 +50,10 @@ class Thread:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One process. `state` is the kernel's letter, "" when it has gone. `moves_data`: it reads or
-    writes files, or pipes, as one does that saves or loads, or waits for a disk; sockets do not
-    count. `at_work`: those that it has started compute or move data (workers of its data loader,
-    a compiler, `tar`), or it computes itself and does not stand at one place."""
+    writes files, or pipes, as one does that saves or loads, or waits for a disk; or data comes to
+    its main thread by a socket, however little. `at_work`: those that it has started compute or
+    move data (workers of its data loader, a compiler, `tar`), or it computes itself and does not
+    stand at one place."""
 
     pid: int
     state: str
@@ -173,9 +177,18 @@ def _compared(
         state = one.state if one.state not in _STOPPED or both <= _STOPPED else first[pid].state
         sight = Sight(pid, state, threads, moved >= MOVING_BYTES_PER_S * gap_s or both == {"D"})
         main = sight.main
+        if main is not None and _receives(main.stack, one, gap_s):
+            sight = replace(sight, moves_data=True)
         moves_on = main is not None and not main.still_s and used >= WORKING_SHARE
         found[pid] = replace(sight, at_work=moves_on or _others_work(first[pid], one, gap_s))
     return found
+
+
+def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
+    """Whether it waits for data of a socket, and some has come a moment ago: a download that goes
+    on, unlike one that has come to a standstill."""
+    slept_s = taken.slept_s.get(stack.native_id, math.inf)
+    return slept_s < max(gap_s, MOST_GAP_S) and any(word in stack.wait for word in _RECEIVING)
 
 
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:

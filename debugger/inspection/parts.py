@@ -55,6 +55,7 @@ def written(part: Part) -> str:
             "never_came": look.never_came,
             "world_size": look.world_size,
             "unserved": look.unserved,
+            "age_s": round(look.age_s, 1),
             "pids": {str(rank): pid for rank, pid in part.pids.items()},
             "signs": list(part.signs),
             "notes": list(part.notes),
@@ -106,6 +107,7 @@ def whole(parts: Sequence[Part]) -> Whole:
             tuple(sorted(never_came)),
             world_size,
             next((part.look.unserved for part in parts if part.look.unserved), ""),
+            min((part.look.age_s for part in parts), default=0.0),
         ),
         hosts,
         pids,
@@ -146,6 +148,7 @@ def _part(told: Mapping[str, Any]) -> Part:
         tuple(map(_rank, told["never_came"])),
         _rank(told["world_size"]),
         _text(told["unserved"]),
+        float(told.get("age_s", 0.0)),
     )
     return Part(
         clean(str(told["host"]), 80),

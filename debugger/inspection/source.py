@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import TypeVar
 
 from ..supervisor.source_text import text_of
@@ -37,7 +41,34 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.BitXor: operator.xor,
 }
 _MOST_RANKS = 1 << 20
+_MOST_DIMENSIONS = 6
+_MOST_LISTED = 1 << 14
+_OF_TORCH = r"(?:(?:torch\.)?distributed\.|dist\.)?"
+_OF_ENVIRONMENT = r"int\((?:os\.)?environ(?:\.get\('{0}'[^()]*\)|\['{0}'\])\)"
+_RANKS = re.compile(rf"{_OF_TORCH}get_rank\(\)|{_OF_ENVIRONMENT.format('RANK')}")
+_SIZES = re.compile(rf"{_OF_TORCH}get_world_size\(\)|{_OF_ENVIRONMENT.format('WORLD_SIZE')}")
 _N = TypeVar("_N", bound=ast.AST)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank the process is, of how many, where that is known: what a program calls
+    `dist.get_rank()` and `dist.get_world_size()`."""
+
+    rank: int | None = None
+    world_size: int | None = None
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The one message that a handle is of. `op` is isend or irecv."""
+
+    op: str
+    peer: int
+    tag: int | None
 
 
 def group_argument(frame: Frame, call: str) -> str | None:
@@ -59,19 +90,169 @@ def group_argument(frame: Frame, call: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def group_members(frame: Frame, group: str) -> tuple[int, ...] | None:
-    """The ranks of a group, where the file makes it once, and from numbers."""
-    found = set()
-    for node in _nodes(frame.root + frame.file, ast.Assign):
-        if len(node.targets) != 1 or ast.unparse(node.targets[0]) != group:
-            continue
-        ranks = None
-        if isinstance(node.value, ast.Call) and _name(node.value) == "new_group":
-            given = [one.value for one in node.value.keywords if one.arg == "ranks"]
-            first = [*node.value.args[:1], *given]
-            ranks = _numbers(first[0]) if first else None
-        found.add(ranks)
-    return found.pop() if len(found) == 1 else None
+def group_members(frame: Frame, group: str, place: Place = NOWHERE) -> tuple[int, ...] | None:
+    """The ranks of a group, where the file makes it once, and from numbers: with `new_group`, or as
+    a dimension of a device mesh, of which this rank's group is meant."""
+    file = frame.root + frame.file
+    made = _assigned(file, group)
+    if made is None:
+        try:
+            made = ast.parse(group, mode="eval").body  # `group=mesh.get_group("tp")`
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+    if isinstance(made, ast.Call) and _name(made) == "new_group":
+        given = [one.value for one in made.keywords if one.arg == "ranks"]
+        first = [*made.args[:1], *given]
+        return _numbers(first[0]) if first else None
+    if isinstance(made, ast.Call) and _name(made) == "get_group":
+        return _of_a_mesh(file, made, known_numbers(frame, place), place)
+    return None
+
+
+def _of_a_mesh(
+    file: str, made: ast.Call, known: Mapping[str, str], place: Place
+) -> tuple[int, ...] | None:
+    """The ranks of `mesh.get_group("tp")`, or of `mesh["tp"].get_group()`: those that have the
+    same place as this one in all other dimensions. A mesh numbers them row by row."""
+    of: ast.expr | None = made.func.value if isinstance(made.func, ast.Attribute) else None
+    wanted = [*made.args, *(one.value for one in made.keywords if one.arg == "mesh_dim")]
+    if isinstance(of, ast.Subscript):
+        wanted, of = [of.slice], of.value
+    mesh = _assigned(file, ast.unparse(of)) if of is not None else None
+    if not isinstance(mesh, ast.Call) or _name(mesh) != "init_device_mesh" or place.rank is None:
+        return None
+    given = {one.arg: one.value for one in mesh.keywords}
+    shape = given.get("mesh_shape") or (mesh.args[1] if len(mesh.args) > 1 else None)
+    named = given.get("mesh_dim_names")
+    sizes = [_whole_number(one, known) for one in _parts(shape)]
+    names = [_text(one, known) for one in _parts(named)]
+    dimension = 0 if not wanted and len(sizes) == 1 else None
+    if len(wanted) == 1:
+        name = _text(wanted[0], known)
+        number = _whole_number(wanted[0], known)
+        dimension = names.index(name) if name is not None and name in names else number
+    if dimension is None or None in sizes or not 0 <= dimension < len(sizes) <= _MOST_DIMENSIONS:
+        return None
+    return _ranks_along(dimension, [one for one in sizes if one is not None], place)
+
+
+def _ranks_along(dimension: int, sizes: list[int], place: Place) -> tuple[int, ...] | None:
+    ranks = prod(sizes)
+    if not 0 < ranks <= _MOST_LISTED or place.rank is None or place.rank >= ranks:
+        return None
+    coordinates = list(product(*map(range, sizes)))
+    mine = coordinates[place.rank]
+    return tuple(
+        rank
+        for rank, one in enumerate(coordinates)
+        if all(one[at] == mine[at] for at in range(len(sizes)) if at != dimension)
+    )
+
+
+def _parts(node: ast.expr | None) -> list[ast.expr]:
+    return node.elts if isinstance(node, (ast.Tuple, ast.List)) else []
+
+
+def _assigned(file: str, target: str) -> ast.expr | None:
+    """What is assigned to this name or attribute, where the file does it once alone."""
+    found: list[ast.expr | None] = []
+    for node in _nodes(file, ast.Assign):
+        for one in node.targets:
+            if ast.unparse(one) == target:
+                found.append(node.value)
+            elif isinstance(one, (ast.Tuple, ast.List)):
+                values = _parts(node.value)
+                for place, part in enumerate(one.elts):
+                    if ast.unparse(part) == target:
+                        found.append(values[place] if len(values) == len(one.elts) else None)
+    return found[0] if len(found) == 1 else None
+
+
+def known_numbers(frame: Frame, place: Place = NOWHERE) -> dict[str, str]:
+    """The values of names at this frame: its local variables, and what the functions around it and
+    its module give to a name once: a number, or the rank, or the size of the world."""
+    file = frame.root + frame.file
+    return {**_of_scopes(file, frame.line, place), **dict(frame.values)}
+
+
+@lru_cache(maxsize=256)
+def _of_scopes(file: str, line: int, place: Place) -> Mapping[str, str]:
+    scopes = [_run_by(module.body) for module in _nodes(file, ast.Module)]
+    scopes += [
+        [function.args, *_run_by(function.body)]
+        for function in sorted(_functions(file, line), key=lambda one: one.lineno)
+    ]
+    changed = {name for node in _nodes(file, ast.Global) for name in node.names}
+    changed |= {name for node in _nodes(file, ast.Nonlocal) for name in node.names}
+    known: dict[str, str] = {}
+    for scope in scopes:
+        found: dict[str, list[str | None]] = {}
+        for node in scope:
+            for name, value in _bound_by(node):
+                found.setdefault(name, []).append(_number_of(value, place))
+        for name, values in found.items():
+            known.pop(name, None)
+            if len(values) == 1 and values[0] is not None and name not in changed:
+                known[name] = values[0]
+    return known
+
+
+def _functions(file: str, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions around a line."""
+    every = [*_nodes(file, ast.FunctionDef), *_nodes(file, ast.AsyncFunctionDef)]
+    return [one for one in every if one.lineno <= line <= (one.end_lineno or one.lineno)]
+
+
+def _run_by(body: list[ast.stmt]) -> list[ast.AST]:
+    """What these statements run themselves, without the functions that they make."""
+    waiting: list[ast.AST] = [*body]
+    found = []
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def _bound_by(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names that a statement gives values to, and which: None where that is not plain."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for one in targets:
+                values = _parts(value)
+                parts = _parts(one)
+                if isinstance(one, ast.Name):
+                    yield one.id, value
+                for at, part in enumerate(parts):
+                    if isinstance(part, ast.Name):
+                        yield part.id, values[at] if len(values) == len(parts) else None
+    changed: list[ast.expr] = []
+    match node:
+        case ast.For(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
+            changed = [target]
+        case ast.AnnAssign(target=target) | ast.comprehension(target=target):
+            changed = [target]
+        case ast.With(items=items):
+            changed = [one.optional_vars for one in items if one.optional_vars is not None]
+        case ast.arguments():
+            yield from ((one.arg, None) for one in ast.walk(node) if isinstance(one, ast.arg))
+    for whole in changed:
+        yield from ((one.id, None) for one in ast.walk(whole) if isinstance(one, ast.Name))
+
+
+def _number_of(value: ast.expr | None, place: Place) -> str | None:
+    if value is None:
+        return None
+    text = ast.unparse(value)
+    number: int | None = None
+    if isinstance(value, ast.Constant) and type(value.value) is int:
+        number = value.value
+    elif _RANKS.fullmatch(text):
+        number = place.rank
+    elif _SIZES.fullmatch(text):
+        number = place.world_size
+    return None if number is None else str(number)
 
 
 def values_in(frame: Frame, node: ast.AST) -> Mapping[str, str]:
@@ -99,27 +280,59 @@ def made_around(frame: Frame, names: set[str]) -> set[str]:
     return written & names
 
 
-def peers_around(frame: Frame) -> tuple[int, ...]:
-    """To and from whom the messages are that the user's function starts: () where one of them is
-    not known, as in a loop over peers."""
-    around = _around(frame)
-    changing = {
+def message_at(frame: Frame, place: Place = NOWHERE) -> Message | None:
+    """The message that the line waits for, where it is one alone and all of it is known:
+    `dist.irecv(x, rank - 1).wait()`, or `req.wait()` of a `req` that the function makes once."""
+    known = known_numbers(frame, place)
+    waits = [node for node in _calls_at(frame, "wait") if isinstance(node.func, ast.Attribute)]
+    if len(waits) != 1 or not isinstance(waits[0].func, ast.Attribute):
+        return None
+    of: ast.expr | None = waits[0].func.value
+    if isinstance(of, ast.Name):
+        around = _around(frame)
+        bound = [value for node in around for name, value in _bound_by(node) if name == of.id]
+        of = bound[0] if len(bound) == 1 else None
+        known = {name: text for name, text in known.items() if name not in _changing(around)}
+    if not isinstance(of, ast.Call) or _name(of) not in ("isend", "irecv"):
+        return None
+    if any(one.arg in (None, "group") for one in of.keywords) or len(of.args) > 2:
+        return None  # a number in a group may be another one in the world
+    at, words = _PEER_IS_AT[_name(of)]
+    given = [one.value for one in of.keywords if one.arg in words]
+    given += of.args[at : at + 1]
+    peer = _whole_number(given[0], known) if len(given) == 1 else None
+    tags = [one.value for one in of.keywords if one.arg == "tag"]
+    tag = _whole_number(tags[0], known) if tags else 0
+    return None if peer is None else Message(_name(of), peer, tag)
+
+
+def _changing(around: list[ast.AST]) -> set[str]:
+    """The names that may have another value later than where they were used."""
+    return {
         name.id
         for node in around
         if isinstance(node, (ast.For, ast.comprehension, ast.AugAssign))
         for name in ast.walk(node.target)
         if isinstance(name, ast.Name)
     }
-    local = {name: text for name, text in frame.values if name not in changing}
+
+
+def peers_around(frame: Frame, place: Place = NOWHERE) -> tuple[int, ...]:
+    """To and from whom the messages are that the user's function starts: () where one of them is
+    not known, as in a loop over peers."""
+    around = _around(frame)
+    changing = _changing(around)
+    known = known_numbers(frame, place)
+    local = {name: text for name, text in known.items() if name not in changing}
     found: set[int | None] = set()
     for node in around:
         if isinstance(node, ast.Call) and _name(node) in _PEER_IS_AT:
-            place, words = _PEER_IS_AT[_name(node)]
+            at, words = _PEER_IS_AT[_name(node)]
             given = [one.value for one in node.keywords if one.arg in words]
-            given += node.args[place : place + 1]
+            given += node.args[at : at + 1]
             found.add(_whole_number(given[0], local) if len(given) == 1 else None)
-    known = {one for one in found if one is not None}
-    return tuple(sorted(known)) if len(known) == len(found) else ()
+    peers = {one for one in found if one is not None}
+    return tuple(sorted(peers)) if len(peers) == len(found) else ()
 
 
 def _around(frame: Frame) -> list[ast.AST]:
@@ -142,7 +355,7 @@ def _around(frame: Frame) -> list[ast.AST]:
     return []
 
 
-def _whole_number(node: ast.expr, local: Mapping[str, str]) -> int | None:
+def _whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
     """A number, or a sum of numbers and variables: `1 - rank`, `(rank + 1) % size`."""
     match node:
         case ast.Constant(value=int(number)):

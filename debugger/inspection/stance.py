@@ -14,7 +14,7 @@ from enum import Enum
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
 from ..supervisor.source_text import line_of
-from ..supervisor.stack_tree import users_frame, waits_for_lock
+from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock
 from ..supervisor.stacks import Frame
 from . import source as sources
 from .look import Sight, Thread
@@ -45,7 +45,13 @@ OBJECT_CALLS = {
     "monitored_barrier",
     "all_to_all_single",
 }
-COLLECTIVES = {op for op in RULES if op not in ("send", "recv")} | OBJECT_CALLS
+_SINGLE = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "gather_single": "gather_into_tensor",
+}
+"""Newer names of calls: in newer releases, the older names are functions that call these."""
+COLLECTIVES = {op for op in RULES if op not in ("send", "recv")} | OBJECT_CALLS | {*_SINGLE}
 MESSAGES = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"}
 _BATCHES = {"batch_isend_irecv"}
 JOINS = {
@@ -64,6 +70,9 @@ _COMMUNICATION = re.compile(
     r"/torch/nn/parallel/distributed\.py|/distcore/"
 )
 """Who saves a distributed checkpoint waits for nobody, unless a call of these is below."""
+_RPC = re.compile(r"/torch/distributed/rpc/")
+_RUNS_FOR_ANOTHER = ("/torch/distributed/rpc/internal.py", "_run_function")
+_OF_TORCH = re.compile(r"/torch/distributed/")
 _BACKWARD = "_engine_run_backward"
 _A_WAIT = re.compile(r"(?<!\bos)\.(?:wait|wait_tensor(?:\.default)?|synchronize|result|value)\(")
 _OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
@@ -118,20 +127,32 @@ class Stance:
         return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
-def stance(sight: Sight) -> Stance:
-    """What the process does. Of its threads the main one counts, unless that waits for one that
-    communicates."""
+def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
+    """What the process, a rank at this place, does. Of its threads the main one counts, unless that
+    waits for one that communicates, or another rank waits for one by RPC."""
     if not sight.state:
         return Stance(Doing.GONE)
     main = sight.main
-    found = [_of_thread(one, sight) for one in sight.threads if one is not main]
-    own = _of_thread(main, sight) if main is not None else Stance(Doing.CODE, cause="unknown")
+    found = [_of_thread(one, sight, place) for one in _others(sight)]
+    own = Stance(Doing.CODE, cause="unknown")
+    if main is not None:
+        own = _of_thread(main, sight, place)
     if main is not None and main.stack.source == "proc" and own.cause != "stopped":
         return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
     if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
-        helpers = [one for one in found if one.doing in WAITS and one.site is not None]
+        helpers = [one for one in found if one.doing in WAITS]
         if helpers:
-            return max(helpers, key=lambda one: one.still_s)
+            longest = max(helpers, key=lambda one: one.still_s)
+            # An event loop hands torch's own function to a thread: `asyncio.to_thread`.
+            return longest if longest.site is not None else replace(longest, site=own.site)
+    if main is not None and own.doing in WAITS and _is_in(main, _RPC):
+        served = [
+            one
+            for thread, one in zip(_others(sight), found, strict=True)
+            if one.doing is Doing.CODE and one.site is not None and _runs_for_another(thread)
+        ]
+        if served:
+            return max(served, key=lambda one: one.still_s)
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
@@ -192,12 +213,39 @@ def is_helper(sight: Sight) -> bool:
     )
 
 
-def _of_thread(thread: Thread, sight: Sight) -> Stance:
+def _others(sight: Sight) -> list[Thread]:
+    """Its threads without the main one."""
+    main = sight.main
+    return [one for one in sight.threads if one is not main]
+
+
+def _is_in(thread: Thread, files: re.Pattern[str]) -> bool:
+    return any(files.search(one.file) for one in thread.stack.frames)
+
+
+def _runs_for_another(thread: Thread) -> bool:
+    """Whether it runs a function that another rank has asked for, by RPC."""
+    file, function = _RUNS_FOR_ANOTHER
+    return any(one.file.endswith(file) and one.function == function for one in thread.stack.frames)
+
+
+def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
     frames = [frame for frame in thread.stack.frames if not frame.native]
     found = users_frame(frames)
     still_s, running = thread.still_s, thread.running
     lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in frames)
     if found is None:
+        torchs = _call_below(frames)
+        if torchs is not None and not sight.stopped:
+            return Stance(
+                torchs[0],
+                op=torchs[1],
+                call=torchs[2],
+                still_s=still_s,
+                running=running,
+                arguments=torchs[3],
+                lines=lines,
+            )
         at_end = any(one.function in ("_shutdown", "_exit_function") for one in frames)
         return Stance(
             Doing.ENDING if at_end else Doing.CODE,
@@ -212,6 +260,11 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
     doing, op, call, arguments = _reading(below, frame, thread)
+    message = sources.message_at(frame, place) if doing is Doing.MESSAGE and op == "wait" else None
+    if message is not None:
+        # The handle's one message is known: this rank stands in it.
+        op, arguments = message.op, _of_message(message)
+        call = _printed(op, arguments)
     cause = None
     if sight.stopped:
         cause = "stopped"
@@ -230,9 +283,9 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         still_s=still_s,
         running=running,
         group=group,
-        members=sources.group_members(frame, group) if group else None,
-        peers=sources.peers_around(frame) if doing is Doing.MESSAGE and op == "wait" else (),
-        keys=sources.store_keys(frame) if doing is Doing.STORE else (),
+        members=sources.group_members(frame, group, place) if group else None,
+        peers=sources.peers_around(frame, place) if doing is Doing.MESSAGE and op == "wait" else (),
+        keys=sources.store_keys(below[0] if below else frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
         moves_data=sight.moves_data,
@@ -248,6 +301,39 @@ def _reading(
     and with which arguments."""
     named = [one for one in below if _COMMUNICATION.search(one.file)]
     source = line_of(frame)
+    known = _call_below(below)
+    if known is not None:
+        return known
+    if any(one.function == _BACKWARD for one in below) and not thread.running:
+        return Doing.BACKWARD, "backward", "backward()", {}
+    if any(one.function == "destroy_process_group" for one in named):
+        return Doing.ENDING, "destroy_process_group", "destroy_process_group()", {}
+    if named and not thread.running:
+        # DDP's constructor, FSDP, a device mesh, ...: they wait for others in torch's C++ code.
+        return Doing.COLLECTIVE, named[0].function, _name_of_all(named), {}
+    if not below and not thread.running and _MAKES_A_STORE.search(source):
+        return Doing.JOIN, "TCPStore", "TCPStore()", {}
+    if below and not thread.running and _waits_for_a_store(below[0]):
+        outer = [one for one in below if _OF_TORCH.search(one.file)][-1]
+        return Doing.STORE, "store", f"{outer.function.rpartition('.')[2]}()", {}
+    of_torch_ops = all(_OPERATORS.search(one.file) for one in below)
+    if not below and not thread.running and _OF_A_STORE.search(source):
+        return Doing.STORE, "store", source.partition("  #")[0].strip()[:80], {}
+    if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
+        for name in sources.called_at(frame):
+            op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
+            if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
+                return Doing.COLLECTIVE, op, f"{name}()", {}
+        if _A_WAIT.search(source):
+            made = sources.made_around(frame, COLLECTIVES | MESSAGES | _BATCHES)
+            of_messages = made and made <= MESSAGES | _BATCHES
+            return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
+    return Doing.CODE, "", None, {}
+
+
+def _call_below(below: Sequence[Frame]) -> tuple[Doing, str, str, Mapping[str, str]] | None:
+    """The call of torch's that is known by name, if one is among these frames."""
+    named = [one for one in below if _COMMUNICATION.search(one.file)]
     for kind, names in (
         (Doing.JOIN, JOINS),
         (Doing.MESSAGE, MESSAGES),
@@ -265,31 +351,31 @@ def _reading(
         }
         if kind is Doing.JOIN:
             arguments |= _of_join(named)
-        return kind, inner.function, _printed(outer.function, arguments), arguments
-    if any(one.function == _BACKWARD for one in below) and not thread.running:
-        return Doing.BACKWARD, "backward", "backward()", {}
-    if any(one.function == "destroy_process_group" for one in named):
-        return Doing.ENDING, "destroy_process_group", "destroy_process_group()", {}
-    if named and not thread.running:
-        # DDP's constructor, FSDP, a device mesh, ...: they wait for others in torch's C++ code.
-        outer = named[-1]
-        name = dict(outer.values).get("self", "").strip("<").split(" ")[0] or outer.function
-        return Doing.COLLECTIVE, named[0].function, f"{name.rpartition('.')[2]}()", {}
-    if not below and not thread.running and _MAKES_A_STORE.search(source):
-        return Doing.JOIN, "TCPStore", "TCPStore()", {}
-    of_torch_ops = all(_OPERATORS.search(one.file) for one in below)
-    if not below and not thread.running and _OF_A_STORE.search(source):
-        return Doing.STORE, "store", source.partition("  #")[0].strip()[:80], {}
-    if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
-        for name in sources.called_at(frame):
-            op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
-            if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
-                return Doing.COLLECTIVE, op, f"{name}()", {}
-        if _A_WAIT.search(source):
-            made = sources.made_around(frame, COLLECTIVES | MESSAGES | _BATCHES)
-            of_messages = made and made <= MESSAGES | _BATCHES
-            return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
-    return Doing.CODE, "", None, {}
+        op = _SINGLE.get(inner.function, inner.function)
+        return kind, op, _printed(outer.function, arguments), arguments
+    return None
+
+
+def _name_of_all(named: Sequence[Frame]) -> str:
+    """How a call is printed of which only functions of torch's are known that have no public name:
+    the class whose method the outermost is (DDP's constructor), else the outermost function that
+    is more than a wrapper."""
+    told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
+    if named[0].function == "wait_tensor":
+        told = "wait_tensor"  # of a functional collective, whoever has made it
+    plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])
+    return f"{(told or plain.function).rpartition('.')[2]}()"
+
+
+def _waits_for_a_store(frame: Frame) -> bool:
+    """Whether torch itself waits for the store there, for the user (elastic's barrier)."""
+    return _OF_TORCH.search(frame.file) is not None and bool(_OF_A_STORE.search(line_of(frame)))
+
+
+def _of_message(message: sources.Message) -> Mapping[str, str]:
+    """A message as the arguments of its call."""
+    found = {"dst" if message.op == "isend" else "src": str(message.peer)}
+    return found if message.tag is None else {**found, "tag": str(message.tag)}
 
 
 def _of_join(frames: Sequence[Frame]) -> Mapping[str, str]:

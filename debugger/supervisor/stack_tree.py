@@ -55,7 +55,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         (
             index
             for index in range(line - 1, -1, -1)
-            if _is_torch(frames[index]) and not _is_wrapper(frames[index])
+            if _is_torch(frames[index]) and not is_wrapper(frames[index])
         ),
         None,
     )
@@ -297,6 +297,7 @@ def _is_start(frame: Frame) -> bool:
     return _START_FILES.search(frame.file) is not None
 
 
-def _is_wrapper(frame: Frame) -> bool:
+def is_wrapper(frame: Frame) -> bool:
+    """Whether it is private, or only hands its arguments on."""
     name = frame.function.rpartition(".")[2]
     return name.startswith("_") or name in _WRAPPERS

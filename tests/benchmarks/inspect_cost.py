@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from debugger.inspection.inspect import inspect
-from debugger.inspection.judging import Limits
+from debugger.inspection.lateness import Limits
 from debugger.inspection.processes import find_jobs
 from debugger.record.process_stat import read_stat
 from tests.support import foreign_jobs

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from debugger.cli import main
-from tests.support.foreign_jobs import hangs, job, mp_spawn, mpiexec, torchrun
+from tests.support.foreign_jobs import job, mp_spawn, mpiexec, torchrun
 from tests.support.runs import DISTDEBUG
+from tests.support.standstill import hangs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
 LIMIT_S = 240.0

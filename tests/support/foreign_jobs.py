@@ -6,15 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-
-from debugger.inspection.processes import has_torch
-from debugger.record.process_stat import read_stat
 
 from . import mpi
 from .ports import unclaimed_port
@@ -93,32 +89,3 @@ def end(running: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             if os.getsid(one.pid) == running.pid:
                 os.kill(one.pid, signal.SIGKILL)
-
-
-def hangs(running: subprocess.Popen[bytes], for_s: float, limit_s: float) -> bool:
-    """Wait until the main thread of a rank has been asleep for so long, whenever one looked: one
-    that only waits for a core is not. False where the job ends before it, or works on until
-    `limit_s`."""
-    asleep_since: dict[int, float] = {}
-    until_s = time.monotonic() + limit_s
-    while running.poll() is None and time.monotonic() < until_s:
-        now_s = time.monotonic()
-        asleep = {pid: asleep_since.get(pid, now_s) for pid in _asleep(running.pid)}
-        if any(now_s - since_s >= for_s for since_s in asleep.values()):
-            return True
-        asleep_since = asleep
-        time.sleep(0.1)
-    return False
-
-
-def _asleep(launcher: int) -> list[int]:
-    """The processes below it that have torch loaded and sleep, and have no children."""
-    found: list[int] = []
-    with suppress(psutil.NoSuchProcess):
-        below = psutil.Process(launcher).children(recursive=True)
-        stats = {one.pid: read_stat(one.pid) for one in below}
-        parents = {stat.parent for stat in stats.values() if stat is not None}
-        for pid, stat in stats.items():
-            if pid not in parents and stat is not None and stat.state == "S" and has_torch(pid):
-                found.append(pid)
-    return found

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.judging import Limits, Look, at_work, judge
+from debugger.inspection.judging import Look, at_work, judge
+from debugger.inspection.lateness import Limits
 from debugger.inspection.stance import Doing, Stance
 from debugger.record.snapshot import CallSite
 
@@ -58,6 +59,29 @@ def test_who_is_absent_is_late_after_its_limit(absent: Stance, limit_s: float) -
     assert verdict(late, absent, late) == ("missing_rank", [1])
 
 
+@pytest.mark.parametrize(
+    "at_work", [works(1.2, running=True), works(3.0), works(0.0), works(3.0, cause="lock")]
+)
+def test_where_others_have_just_come_to_wait_the_job_moves(at_work: Stance) -> None:
+    """The first stage of a pipeline waits until all others have been at work."""
+    first, newest = waits("recv", still_s=LIMITS.moving_s - 1), waits("recv", still_s=0.5)
+    assert verdict(first, newest, at_work) is None
+    assert verdict(first, first, at_work) == ("missing_rank", [2])
+    longer = replace(first, still_s=LIMITS.moving_s)
+    assert verdict(longer, newest, at_work) == ("missing_rank", [2])
+    assert verdict(first, newest, works(LIMITS.still_s)) == ("missing_rank", [2])
+
+
+def test_who_is_ready_first_ends_first() -> None:
+    """The other clients of a server are at work."""
+    server, client = waits("recv", still_s=5.0), works(0.0, running=True)
+    assert verdict(server, client, missing=(2,)) is None
+    assert verdict(server, replace(client, cause="stopped"), missing=(2,)) == ("early_exit", [2])
+    assert verdict(server, server, missing=(2,)) == ("early_exit", [2])
+    server = waits("recv", still_s=LIMITS.moving_s)
+    assert verdict(server, client, missing=(2,)) == ("early_exit", [2])
+
+
 def test_who_has_gone() -> None:
     stuck = waits("barrier")
     found = judge(Look({0: stuck, 1: stuck}, missing=(2,), world_size=3), LIMITS)
@@ -73,6 +97,30 @@ def test_who_has_not_been_started_yet_is_not_gone() -> None:
     assert verdict(joins, joins, missing=(2,)) is None
     stuck = waits("barrier", still_s=LIMITS.waiting_s + 0.1)
     assert verdict(stuck, stuck, missing=(2,)) == ("early_exit", [2])
+
+
+def test_who_dials_a_store_again_and_again_has_not_waited_long() -> None:
+    """Then the age of the job tells that nobody else is still to come."""
+    joins = waits("init_process_group", doing=Doing.JOIN, still_s=LIMITS.waiting_s + 0.1)
+    assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s - 1) is None
+    assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s) == ("join_timeout", [1])
+
+
+def test_who_does_not_come_to_the_store() -> None:
+    """As elastic's barrier waits: nobody is in a call."""
+
+    def in_store(still_s: float) -> Stance:
+        site = CallSite("train.py", 20, "step")
+        return Stance(Doing.STORE, "store", "barrier()", site, still_s, cause="store")
+
+    early, late = (in_store(LIMITS.still_s + by_s) for by_s in (-0.1, 0.1))
+    absent = works(20.0)
+    assert verdict(early, early, absent) is None
+    assert verdict(late, late, absent) == ("missing_rank", [2])
+    assert verdict(late, late, works(0.0, running=True)) is None
+    (found,) = judge(Look({0: late, 1: late}, missing=(2,), world_size=3), LIMITS)
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (0, 1))
+    assert "ranks 0,1 wait in barrier() at train.py:20 in step" in found.message
 
 
 def exchanges(*peers: int, still_s: float = 30.0) -> Stance:

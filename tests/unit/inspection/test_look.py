@@ -144,3 +144,25 @@ def test_who_was_stopped_for_a_moment_was_looked_at(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(looks, "_take", take)
         assert look([1], NEEDED_S, [])[1].stopped == stopped, states
+
+
+@pytest.mark.parametrize(
+    ("wait", "slept_s", "moves"),
+    [
+        ("wait_woken", {1: 0.1}, True),
+        ("poll_schedule_timeout.constprop.0", {1: 0.1}, True),
+        ("wait_woken", {1: 30.0}, False),  # nothing comes any more
+        ("hrtimer_nanosleep", {1: 0.1}, False),  # it polls
+        ("wait_woken", {}, False),  # the kernel does not tell
+    ],
+)
+def test_who_gets_data_by_a_socket_moves_data(
+    monkeypatch: pytest.MonkeyPatch, wait: str, slept_s: dict[int, float], moves: bool
+) -> None:
+    receives = replace(stack("MainThread", IDLE, 1), wait=wait)
+
+    def take(pids: Sequence[int], _problems: list[str], _native: bool) -> dict[int, looks._Taken]:
+        return {pid: looks._Taken("S", 0.0, [receives], slept_s) for pid in pids}
+
+    monkeypatch.setattr(looks, "_take", take)
+    assert look([1], NEEDED_S, [])[1].moves_data is moves

@@ -10,7 +10,8 @@ import pytest
 
 from debugger.commands.rendering import rendered
 from debugger.inspection.inspect import of_nodes
-from debugger.inspection.judging import Limits, Look
+from debugger.inspection.judging import Look
+from debugger.inspection.lateness import Limits
 from debugger.inspection.parts import MARK, Part, read, whole, written
 from debugger.inspection.stance import Doing, Stance
 from debugger.record.snapshot import CallSite

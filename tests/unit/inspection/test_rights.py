@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection.inspect import inspect
-from debugger.inspection.judging import Limits
+from debugger.inspection.lateness import Limits
 from debugger.inspection.processes import Job, Process
 from debugger.inspection.rights import needed
 from debugger.record.process_stat import read_stat

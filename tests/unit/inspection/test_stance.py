@@ -218,6 +218,92 @@ def test_whose_messages_a_handle_waits_for(
     assert (found.doing, found.op, found.peers) == (Doing.MESSAGE, "wait", peers)
 
 
+def test_a_handle_whose_message_is_known_is_that_message(tmp_path: Path) -> None:
+    """So that who waits for whom is known, and a cycle is seen."""
+    before = "import torch.distributed as dist\nrank = dist.get_rank()"
+    sight = at(tmp_path, "dist.irecv(x, src=rank + 1, tag=3).wait()", before=before)
+    found = stance(sight, source.Place(2, 4))
+    assert (found.doing, found.op, found.call) == (Doing.MESSAGE, "irecv", "irecv(src=3, tag=3)")
+    assert found.number("src") == 3
+    unknown = stance(sight)
+    assert (unknown.doing, unknown.op, unknown.peers) == (Doing.MESSAGE, "wait", ())
+
+
+FSDP = [
+    ("_exception_logger.<locals>.wrapper", "distributed/c10d_logger.py"),
+    ("foreach_all_gather", "distributed/fsdp/_fully_shard/_fsdp_collectives.py"),
+    ("_dynamo_disable.<locals>.wrapper", "distributed/fsdp/_fully_shard/_fsdp_common.py"),
+]
+
+
+def test_newer_names_are_the_same_calls(tmp_path: Path) -> None:
+    """Rather than the wrapper that is outermost."""
+    single = ("all_gather_single", "distributed/distributed_c10d.py")
+    found = seen(tmp_path, "model(x)", single, *FSDP)
+    assert (found.op, found.call) == ("all_gather_into_tensor", "all_gather_single()")
+    older = ("all_gather_into_tensor", "distributed/distributed_c10d.py")
+    found = seen(tmp_path, "dist.all_gather_into_tensor(y, x)", single, older)
+    assert (found.op, found.call) == ("all_gather_into_tensor", "all_gather_into_tensor()")
+
+
+def test_a_call_has_no_wrappers_name(tmp_path: Path) -> None:
+    found = seen(tmp_path, "model(x)", ("wait_for_unshard", "distributed/fsdp/x.py"), *FSDP)
+    assert found.call == "foreach_all_gather()"
+    functional = "distributed/_functional_collectives.py"
+    dispatch = ("AsyncCollectiveTensor.__torch_dispatch__", functional)
+    found = seen(tmp_path, "y.sum()", ("wait_tensor", functional), dispatch)
+    assert (found.doing, found.call) == (Doing.COLLECTIVE, "wait_tensor()")
+
+
+def test_who_waits_for_the_store_inside_of_torch(tmp_path: Path) -> None:
+    """As in elastic's barrier."""
+    from torch.distributed.elastic.utils import store as elastic
+
+    file = inspect.getsourcefile(elastic.barrier) or ""
+    lines, first = inspect.getsourcelines(elastic.barrier)
+    number = first + next(at for at, row in enumerate(lines) if "store.wait(" in row)
+    (tmp_path / "train.py").write_text("store_util.barrier(store, 3, 'ready')\n")
+    user = Frame("main", str(tmp_path / "train.py"), 1)
+    waits = Frame("barrier", file, number)
+    found = stance(Sight(1, "S", [thread("MainThread", 1, waits, user)]))
+    assert (found.doing, found.call, found.cause) == (Doing.STORE, "barrier()", "store")
+    assert found.site is not None
+    assert found.site.line == 1
+    at_other_line = Frame("barrier", file, first)
+    found = stance(Sight(1, "S", [thread("MainThread", 1, at_other_line, user)]))
+    assert found.doing is Doing.CODE
+
+
+def test_an_event_loop_hands_a_call_to_a_thread(tmp_path: Path) -> None:
+    """`asyncio.to_thread(dist.all_reduce, x)`: no line of the user's is in that thread."""
+    (tmp_path / "train.py").write_text("asyncio.run(main())\n")
+    loop = Frame("select", "/usr/lib/python3.12/selectors.py", 5)
+    main = thread("MainThread", 1, loop, Frame("main", str(tmp_path / "train.py"), 1))
+    call = Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 5)
+    pool = Frame("_worker", "/usr/lib/python3.12/concurrent/futures/thread.py", 5)
+    found = stance(Sight(1, "S", [main, thread("asyncio_0", 2, call, pool)]))
+    assert (found.doing, found.call) == (Doing.COLLECTIVE, "all_reduce()")
+    assert found.site is not None
+    assert found.site.line == 1
+    idle = stance(Sight(1, "S", [main, thread("asyncio_0", 2, pool)]))
+    assert idle.doing is Doing.CODE
+
+
+def test_whom_another_rank_waits_for_by_rpc(tmp_path: Path) -> None:
+    """Its main thread waits for the end of all: what holds it up is the function that it runs."""
+    (tmp_path / "train.py").write_text("rpc.shutdown()\ntime.sleep(60)\n")
+    shutdown = Frame("shutdown", f"{TORCH}/distributed/rpc/api.py", 5)
+    main = thread("MainThread", 1, shutdown, Frame("main", str(tmp_path / "train.py"), 1))
+    asked = Frame("_run_function", f"{TORCH}/distributed/rpc/internal.py", 5)
+    served = thread("Dummy-1", 2, Frame("work", str(tmp_path / "train.py"), 2), asked)
+    found = stance(Sight(1, "S", [main, served]))
+    assert found.doing is Doing.CODE
+    assert found.site is not None
+    assert found.site.line == 2
+    found = stance(Sight(1, "S", [main, thread("Dummy-1", 2, asked)]))
+    assert (found.doing, found.call) == (Doing.COLLECTIVE, "shutdown()")
+
+
 def test_a_wait_for_a_child_is_no_handle(tmp_path: Path) -> None:
     assert seen(tmp_path, "os.wait()").doing is Doing.CODE
 

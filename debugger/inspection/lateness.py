@@ -1,0 +1,50 @@
+"""When a rank that is in no call has been away for so long that it does not come any more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .stance import Doing, Stance
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: how long a call has to wait before anything is said (`waiting_s`), and how long for
+    a rank that sleeps at one place, computes at one place, or moves."""
+
+    waiting_s: float = 1.0
+    still_s: float = 5.0
+    busy_s: float = 10.0
+    moving_s: float = 60.0
+
+
+def late_ranks(
+    ranks: Mapping[int, Stance], waiting: Mapping[int, Stance], limits: Limits
+) -> list[int]:
+    """Those of the ranks that do not come to where others are waiting."""
+    waits_s = [one.still_s for one in waiting.values()]
+    return [
+        rank
+        for rank, one in sorted(ranks.items())
+        if rank not in waiting and _is_late(one, max(waits_s), min(waits_s), limits)
+    ]
+
+
+def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> bool:
+    """`longest_s` and `newest_s`: so long have the first and the last that came to wait waited."""
+    if one.doing in (Doing.UNREADABLE, Doing.GONE):
+        return False
+    slept_s = min(limits.still_s, 1.0)
+    if one.cause == "stopped":
+        return longest_s >= limits.waiting_s
+    if longest_s >= limits.moving_s:
+        return one.running or one.at_work or not one.still_s or one.still_s >= slept_s
+    if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
+        at_one_place = one.still_s and not one.moves_data and not one.at_work
+        return bool(at_one_place) and newest_s >= limits.busy_s
+    if not one.still_s:
+        return newest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
+    # It has slept for a while itself: one that has just gone to sleep is at work.
+    slept_long = one.still_s >= slept_s and newest_s >= limits.still_s
+    return longest_s >= limits.still_s and (slept_long or one.still_s >= limits.still_s)
