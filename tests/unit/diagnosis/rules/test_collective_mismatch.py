@@ -107,7 +107,7 @@ def test_ranks_that_enter_only_together_leave_more_time_to_who_decides() -> None
         run = Run(3)
         run[0].calls(all_gather(4), waits=True, agrees=agrees)
         run[2].calls(all_gather(6), waits=True, agrees=agrees)
-        run.passes(5.0)
+        run.passes(3.0)
         found = run.errors(settled=False)
         assert [one.culprits for one in found] == ([] if agrees else [(0, 2)])
         run[1].calls(all_gather(4), waits=True, agrees=agrees)
