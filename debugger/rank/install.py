@@ -177,7 +177,9 @@ class Layer:
             (FindingRaised,),
         )
         python_warnings.observe()
-        init_process_group.observe(recorder, directory, self.groups, self.forks, self.unwaited)
+        init_process_group.observe(
+            recorder, directory, self.groups, self.forks, self.exits, self.unwaited
+        )
         if os.environ.get(FAULTS):
             self._plan_faults()
         elif os.environ.get(meeting.VARIABLE):

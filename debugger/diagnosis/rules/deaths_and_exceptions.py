@@ -23,7 +23,7 @@ from ..findings import Finding
 from ..limits import Candidate
 
 WEAK_SIGNALS = POLITE_SIGNALS | {signals.SIGABRT}
-LEAVING_NS = 5_000_000_000
+LEAVING_NS = 20_000_000_000
 TOGETHER_NS = 250_000_000
 """Ranks killed by the same signal within this time are one finding: one cause killed them."""
 

@@ -59,6 +59,7 @@ class Exits:
         self._sites: set[int] = set()
         self._caught = 0
         self._hook: Callable[..., None] | None = None
+        self._may_leave = False
 
     def observe(self) -> None:
         """From now on the end of this process is put on record."""
@@ -84,6 +85,17 @@ class Exits:
     def failed(self) -> bool:
         """Whether the process ends with another status than 0."""
         return self._exit_code != 0
+
+    def group_made(self) -> None:
+        """The process has peers from now on, who see it leave: by a backend that says so at its
+        end, maybe long before the program's own handlers have come to theirs. That it leaves is on
+        record before that; handlers run in the reverse of their order."""
+        if not self._may_leave:
+            self._may_leave = True
+            atexit.register(self._begin_to_leave)
+
+    def _begin_to_leave(self) -> None:
+        self._recorder.writer.phase(Phase.EXITING, self._exit_code)
 
     def _at_exit(self) -> None:
         """Runs after the program's own handlers, since it was registered before them.

@@ -27,6 +27,7 @@ from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import on_new_stores, store_address
 from .exceptions import failed_to_join
+from .exits import Exits
 from .unwaited_work import UnwaitedWork
 
 _HEAD_BYTES = 32
@@ -35,7 +36,12 @@ _KEYS_BEGIN = (b"refcount", b"/", b"-/")
 
 
 def observe(
-    recorder: Recorder, directory: Path, groups: Groups, forks: Forks, unwaited: UnwaitedWork
+    recorder: Recorder,
+    directory: Path,
+    groups: Groups,
+    forks: Forks,
+    exits: Exits,
+    unwaited: UnwaitedWork,
 ) -> None:
     """From now on every initialisation and destruction is on record.
 
@@ -51,7 +57,7 @@ def observe(
     torch_private.patch(
         c10d,
         "init_process_group",
-        lambda original: _init(recorder, directory, groups, forks, original),
+        lambda original: _init(recorder, directory, groups, forks, exits, original),
     )
     torch_private.patch(
         c10d, "destroy_process_group", lambda original: _destroy(recorder, unwaited, original)
@@ -59,7 +65,12 @@ def observe(
 
 
 def _init(
-    recorder: Recorder, directory: Path, groups: Groups, forks: Forks, original: Callable[..., Any]
+    recorder: Recorder,
+    directory: Path,
+    groups: Groups,
+    forks: Forks,
+    exits: Exits,
+    original: Callable[..., Any],
 ) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if torch_private.has_threads_for_ranks():
@@ -81,6 +92,7 @@ def _init(
             except Exception as error:
                 failed_to_join(error, str(detail.get("address", "")))
                 raise
+        exits.group_made()
         with contextlib.suppress(Exception):
             groups.check_that_creation_is_seen()
             if recorder.writer.rank < 0:

@@ -1,0 +1,37 @@
+"""A rank that ends one step early and takes its time for it, as one does that uploads its logs at
+exit: it is the culprit, and not the rank that its backend has told of the end meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import mpi, runs
+
+SCRIPT = """
+import atexit, sys, time
+import torch, torch.distributed as dist, distcore
+atexit.register(time.sleep, 3)
+dist.init_process_group(sys.argv[1])
+steps = int(sys.argv[2]) if dist.get_rank() == 1 else 6
+for step in range(steps):
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize("steps", [5, 6])
+@pytest.mark.parametrize("backend", [pytest.param("tcp", marks=pytest.mark.long), "mpi"])
+def test_who_leaves(backend: str, steps: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launcher = []
+    if backend == "mpi":
+        mpi.python("openmpi")
+        launcher = ["--launcher", "mpi"]
+    words = [*launcher, "-n", "2", str(tmp_path / "train.py"), backend, str(steps)]
+    done = runs.run("run", words, tmp_path, extra={"PYTHONPATH": str(mpi.ROOT)})
+    if steps == 6:
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.report["outcome"] == "early_exit", done.explain()
+    assert (done.exit_code, done.errors[0]["culprits"]) == (93, [1])
