@@ -16,6 +16,7 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
+from ..record.bounds import open_regular
 from ..record.process_stat import TICKS_PER_S
 from ..supervisor.stacks import root_of
 from .processes import Process
@@ -141,24 +142,16 @@ def _stamp(path: Path) -> _Stamp:
 def _is_whole(path: Path) -> bool:
     """Whether it ends as a dump does: one of many calls takes a while to be written."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
+        with open(open_regular(path), "rb") as file:
+            file.seek(-len(_LAST), os.SEEK_END)
+            return file.read() == _LAST
+    except OSError:  # it is empty, too
         return False
-    try:
-        size = os.fstat(file).st_size
-        return size > 0 and os.pread(file, 1, size - 1) == _LAST
-    except OSError:
-        return False
-    finally:
-        os.close(file)
 
 
 def _written_s(path: Path) -> float:
     """When it was written; 0 where there is no such file."""
-    try:
-        return os.lstat(path).st_mtime
-    except OSError:
-        return 0.0
+    return _stamp(path)[0] / 1e9
 
 
 def _began_s(one: Process) -> float:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..record.process_stat import read_status
+
 _SCOPE = "sys/kernel/yama/ptrace_scope"
 _CAP_SYS_PTRACE = 1 << 19
 _HOW = {
@@ -51,9 +53,4 @@ def _scope(proc: Path) -> int:
 
 
 def _has_capability(proc: Path) -> bool:
-    try:
-        lines = (proc / "self/status").read_text().splitlines()
-    except OSError:
-        return False
-    words = (line.split() for line in lines if line.startswith("CapEff:"))
-    return any(int(word[1], 16) & _CAP_SYS_PTRACE for word in words)
+    return bool(int(read_status(proc / "self/status").get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)

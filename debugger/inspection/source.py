@@ -157,15 +157,18 @@ def _assigned(file: str, target: str) -> ast.expr | None:
     """What is assigned to this name or attribute, where the file does it once alone."""
     found: list[ast.expr | None] = []
     for node in _nodes(file, ast.Assign):
-        for one in node.targets:
-            if ast.unparse(one) == target:
-                found.append(node.value)
-            elif isinstance(one, (ast.Tuple, ast.List)):
-                values = _parts(node.value)
-                for place, part in enumerate(one.elts):
-                    if ast.unparse(part) == target:
-                        found.append(values[place] if len(values) == len(one.elts) else None)
+        found += [value for one, value in _assignments(node) if ast.unparse(one) == target]
     return found[0] if len(found) == 1 else None
+
+
+def _assignments(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a statement assigns to, also within a tuple, and what it assigns: None where that is not
+    plain."""
+    for one in node.targets:
+        yield one, node.value
+        parts, values = _parts(one), _parts(node.value)
+        for at, part in enumerate(parts):
+            yield part, values[at] if len(values) == len(parts) else None
 
 
 def known_numbers(frame: Frame, place: Place = NOWHERE) -> dict[str, str]:
@@ -218,15 +221,10 @@ def _run_by(body: list[ast.stmt]) -> list[ast.AST]:
 def _bound_by(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """The names that a statement gives values to, and which: None where that is not plain."""
     match node:
-        case ast.Assign(targets=targets, value=value):
-            for one in targets:
-                values = _parts(value)
-                parts = _parts(one)
+        case ast.Assign():
+            for one, value in _assignments(node):
                 if isinstance(one, ast.Name):
                     yield one.id, value
-                for at, part in enumerate(parts):
-                    if isinstance(part, ast.Name):
-                        yield part.id, values[at] if len(values) == len(parts) else None
     changed: list[ast.expr] = []
     match node:
         case ast.For(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
@@ -297,10 +295,7 @@ def message_at(frame: Frame, place: Place = NOWHERE) -> Message | None:
         return None
     if any(one.arg in (None, "group") for one in of.keywords) or len(of.args) > 2:
         return None  # a number in a group may be another one in the world
-    at, words = _PEER_IS_AT[_name(of)]
-    given = [one.value for one in of.keywords if one.arg in words]
-    given += of.args[at : at + 1]
-    peer = _whole_number(given[0], known) if len(given) == 1 else None
+    peer = _peer_of(of, known)
     tags = [one.value for one in of.keywords if one.arg == "tag"]
     tag = _whole_number(tags[0], known) if tags else 0
     return None if peer is None else Message(_name(of), peer, tag)
@@ -327,12 +322,17 @@ def peers_around(frame: Frame, place: Place = NOWHERE) -> tuple[int, ...]:
     found: set[int | None] = set()
     for node in around:
         if isinstance(node, ast.Call) and _name(node) in _PEER_IS_AT:
-            at, words = _PEER_IS_AT[_name(node)]
-            given = [one.value for one in node.keywords if one.arg in words]
-            given += node.args[at : at + 1]
-            found.add(_whole_number(given[0], local) if len(given) == 1 else None)
+            found.add(_peer_of(node, local))
     peers = {one for one in found if one is not None}
     return tuple(sorted(peers)) if len(peers) == len(found) else ()
+
+
+def _peer_of(call: ast.Call, known: Mapping[str, str]) -> int | None:
+    """To or from whom the message of this call is."""
+    at, words = _PEER_IS_AT[_name(call)]
+    given = [one.value for one in call.keywords if one.arg in words]
+    given += call.args[at : at + 1]
+    return _whole_number(given[0], known) if len(given) == 1 else None
 
 
 def _around(frame: Frame) -> list[ast.AST]:
@@ -345,14 +345,8 @@ def _around(frame: Frame) -> list[ast.AST]:
             if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             for one in ast.walk(statement)
         ]
-    around: list[ast.FunctionDef | ast.AsyncFunctionDef] = [
-        *_nodes(path, ast.FunctionDef),
-        *_nodes(path, ast.AsyncFunctionDef),
-    ]
-    for node in around:
-        if node.name == name and node.lineno <= frame.line <= (node.end_lineno or node.lineno):
-            return list(ast.walk(node))
-    return []
+    named = (one for one in _functions(path, frame.line) if one.name == name)
+    return list(ast.walk(node)) if (node := next(named, None)) is not None else []
 
 
 def _whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:

@@ -1,8 +1,10 @@
-"""Reads the one line that Linux keeps of a process: its state, parent, CPU time and memory."""
+"""Reads what Linux keeps of a process: in one line its state, parent, CPU time and memory, and by
+name all else of it and of its threads."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,21 @@ class Stat:
     rss_bytes: int
     wait_status: int
     """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
+
+
+def read_status(path: Path) -> dict[str, str]:
+    """What the status of a process (`/proc/<pid>/status`) or of a thread says, by name; nothing
+    when there is no such one, or it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+
+def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
+    """Whether this signal is in a mask of a status, such as SigCgt."""
+    return bool(int(status.get(mask, "0"), 16) >> (number - 1) & 1)
 
 
 def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .process_stat import has_signal, read_status
+
 STACK_SIGNAL = signal.SIGRTMAX - 4
 """On this signal a rank writes all its stacks to `stacks/<pid>.txt`, if its layer has registered
 so."""
 _THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
 _FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-_MASK = re.compile(r"^(SigPnd|ShdPnd|SigBlk):\s*([0-9a-f]+)", re.MULTILINE)
-_BIT = 1 << (STACK_SIGNAL - 1)
 _SETTLED_S = 0.05
 
 
@@ -96,13 +96,10 @@ def _waits_or_blocked(pid: int) -> tuple[bool, frozenset[str]]:
     """Whether the signal waits to be heard by a thread, and the threads that have it blocked."""
     waits, blocked = False, set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended just now
-            masks = {
-                name: int(mask, 16) for name, mask in _MASK.findall((task / "status").read_text())
-            }
-            waits = waits or bool((masks["SigPnd"] | masks["ShdPnd"]) & _BIT)
-            if masks["SigBlk"] & _BIT:
-                blocked.add(task.name)
+        status = read_status(task / "status")  # nothing of one that has ended just now
+        waits = waits or any(has_signal(status, one, STACK_SIGNAL) for one in ("SigPnd", "ShdPnd"))
+        if has_signal(status, "SigBlk", STACK_SIGNAL):
+            blocked.add(task.name)
     return waits, frozenset(blocked)
 
 
@@ -118,6 +115,4 @@ def _has_open(pid: int, path: Path) -> bool:
 
 
 def _catches(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) & _BIT)
+    return has_signal(read_status(Path(f"/proc/{pid}/status")), "SigCgt", STACK_SIGNAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +18,10 @@ def of_ranks(
     """One row for each part and reason: `part`, `why` (a sentence), `ranks`. `unreadable`: what is
     said of ranks whose records cannot be read."""
     found: dict[tuple[str, str], list[int]] = {}
-    for number, note in _notes(ranks, unreadable):
-        told = OffNote.read(note.data)
-        if told is not None:
-            at = found.setdefault((clean(told.part), clean(note.message)), [])
-            if number not in at:
-                at.append(number)
+    for number, note, told in _notes(ranks, unreadable):
+        at = found.setdefault((clean(told.part), clean(note.message)), [])
+        if number not in at:
+            at.append(number)
     return [{"part": part, "why": why, "ranks": at} for (part, why), at in found.items()]
 
 
@@ -34,22 +32,25 @@ def news(
 ) -> list[str]:
     """The sentences that nobody was told yet: `told` gets them. Not those that a rank has said."""
     fresh = []
-    for _, note in _notes(ranks, unreadable):
+    for _, note, off in _notes(ranks, unreadable):
         why = clean(note.message)
-        off = OffNote.read(note.data)
-        if off is not None and not off.said and why not in told:
+        if not off.said and why not in told:
             told[why] = note.time_ns / 1e9
             fresh.append(why)
     return fresh
 
 
-def _notes(ranks: Mapping[int, Rank], unreadable: Mapping[int, Note]) -> Iterator[tuple[int, Note]]:
-    for number, rank in sorted(ranks.items()):
-        for note in off_notes(rank.notes):
-            yield number, note
-    for number, note in unreadable.items():
-        if number not in ranks:
-            yield number, note
+def _notes(
+    ranks: Mapping[int, Rank], unreadable: Mapping[int, Note]
+) -> Iterator[tuple[int, Note, OffNote]]:
+    """Of each rank what it or others say to be off."""
+    notes: dict[int, Sequence[Note]] = {n: rank.notes for n, rank in sorted(ranks.items())}
+    notes |= {n: (note,) for n, note in unreadable.items() if n not in ranks}
+    for number, given in notes.items():
+        for note in off_notes(given):
+            told = OffNote.read(note.data)
+            if told is not None:
+                yield number, note, told
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:

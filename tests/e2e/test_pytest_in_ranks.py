@@ -67,12 +67,17 @@ def test_a_test_that_fails_in_one_rank(
     if fails == "None":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return
+    said = "ValueError: rank one is broken at test_train.py:"
+    check_that_rank_1_is_blamed(done, "test_train.py", LINE, said)
+
+
+def check_that_rank_1_is_blamed(done: runs.Run, file: str, line: int, said: str) -> None:
     assert done.exit_code == 1, done.explain()
     (found,) = done.errors
     assert (found["kind"], found["culprits"]) == ("rank_exception", [1])
     place = found["ranks"]["1"]["location"]
-    assert (Path(place["file"]).name, place["line"]) == ("test_train.py", LINE)
-    assert "ValueError: rank one is broken at test_train.py:" in found["message"]
+    assert (Path(place["file"]).name, place["line"]) == (file, line)
+    assert said in found["message"]
 
 
 UNITTEST = """
@@ -109,9 +114,4 @@ def test_a_unittest_that_fails_in_one_rank(how: str, tmp_path: Path, zygote: Zyg
     if how == "passes":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return
-    assert done.exit_code == 1, done.explain()
-    (found,) = done.errors
-    assert (found["kind"], found["culprits"]) == ("rank_exception", [1])
-    place = found["ranks"]["1"]["location"]
-    assert (Path(place["file"]).name, place["line"]) == ("train.py", UNITTEST_LINE)
-    assert "AssertionError" in found["message"]
+    check_that_rank_1_is_blamed(done, "train.py", UNITTEST_LINE, "AssertionError")

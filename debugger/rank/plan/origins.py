@@ -64,8 +64,11 @@ class Call:
         if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
             self._seed = _generator_state()
         # Each tensor of a list of the same operator's has come of those at its own place.
-        name = str(operator)
-        self._by_place = len(args[0]) if "._foreach_" in name and _is_list(args) else 0
+        foreach = "._foreach_" in str(operator) and _is_list(args[0])
+        self._by_place = len(args[0]) if foreach else 0
+        self._columns = {
+            id(one) for one in args if foreach and _is_list(one) and len(one) == self._by_place
+        }
         places: Iterable[int | None] = range(self._by_place) if self._by_place else [None]
         self._origins = [self._of_place(place) for place in places]
 
@@ -99,7 +102,7 @@ class Call:
                     digest.update(self._of_tensor(given))
                 digest.update(within(given).encode())
             case list() | tuple():
-                if place is not None and len(given) == self._by_place and _is_list([given]):
+                if place is not None and id(given) in self._columns:
                     self._add(digest, given[place], None)
                     return
                 digest.update(b"[")
@@ -147,8 +150,8 @@ def content(tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def _is_list(args: Any) -> bool:
-    return isinstance(args[0], list | tuple) and all(isinstance(one, Tensor) for one in args[0])
+def _is_list(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(one, Tensor) for one in given)
 
 
 def _generator_state() -> bytes:

@@ -14,6 +14,7 @@ from types import FrameType
 
 from distcore.base.background_thread import BackgroundThread
 
+from ...record.process_stat import read_status
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
@@ -155,15 +156,11 @@ class Heartbeat:
             self._on_stream = waits_for
 
 
-def _slept(status: Path) -> int | None:
+def _slept(path: Path) -> int | None:
     """How often the thread of this file of /proc has given up or lost the CPU, where it sleeps.
     None where it runs, or would if it got a core: on a crowded machine that takes longer than a
     beat, and is no wait for anything. None also where nobody can tell."""
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
+    status = read_status(path)
+    if not status.get("State", "").startswith("S"):
         return None
-    said = dict(line.split(":", 1) for line in lines if ":" in line)
-    if not said.get("State", "").strip().startswith("S"):
-        return None
-    return sum(int(value) for name, value in said.items() if name.endswith("ctxt_switches"))
+    return sum(int(text) for name, text in status.items() if name.endswith("ctxt_switches"))

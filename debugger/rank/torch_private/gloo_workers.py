@@ -12,6 +12,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ...record.process_stat import read_status
+
 _WORKER = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
 _LIMIT_S = 1.0
@@ -45,12 +47,10 @@ def _resting_since(worker: Path) -> int | None:
 
     One that is ready to run but gets no processor counts as running.
     """
-    status = dict(
-        line.split(":", 1) for line in _read(worker / "status").splitlines() if ":" in line
-    )
+    status = read_status(worker / "status")
     if not status:
         return 0
-    if not status.get("State", "").strip().startswith("S"):
+    if not status.get("State", "").startswith("S"):
         return None
     return int(status.get("voluntary_ctxt_switches", 0))
 
