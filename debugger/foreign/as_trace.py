@@ -28,6 +28,9 @@ from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, gro
 Event = dict[str, Any]
 _SCHEMA_VERSION = 1
 _IN_FLIGHT = "in flight"
+_ISSUING_US = 1
+"""So long an asynchronous call takes here: the record does not say when it came back. Readers that
+round to whole microseconds (HolisticTraceAnalysis does, inwards) have -1 of a call without any."""
 
 
 def write_merged(ranks: Mapping[int, Rank], path: Path) -> int:
@@ -151,7 +154,7 @@ def _slices(one: _Traced, call: Call, base_ns: int) -> Iterator[Event]:
     if not call.is_async:
         yield {**common, "ph": "X", "dur": _us(one.end(call), call.issued_ns), "args": args}
         return
-    yield {**common, "ph": "X", "dur": 0, "args": args}
+    yield {**common, "ph": "X", "dur": _ISSUING_US, "args": args}
     name = f"{_IN_FLIGHT}: {call.signature.op}"
     flight = {**common, "cat": _IN_FLIGHT, "name": name, "id": f"{rank}.{call.number}"}
     yield {**flight, "ph": "b", "args": args}

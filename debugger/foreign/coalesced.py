@@ -13,6 +13,9 @@ from typing import TypeAlias
 
 from .flight_recorder import COALESCED, Dump, Entry, GroupName, launch_of
 
+FEWEST_PAIRS = 3
+ALL_BUT = 0.75
+"""So many messages, and so great a part of them, must have both ends on record."""
 Launch: TypeAlias = tuple[GroupName, int]
 """A collective launch as all ranks number it: its group, and its sequence number."""
 
@@ -37,6 +40,7 @@ def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
                 if entry.signature.op == COALESCED and entry.seq is not None:
                     ended.add((entry.group, entry.seq))
             before = entry
+    using |= _of_complete_batches(dumps)
     if not using:
         return dict(dumps)
     mixing = _send_singly(dumps.values())
@@ -44,6 +48,38 @@ def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
         rank: _without_the_unfinished(_settled(dump, using), ended, using - mixing)
         for rank, dump in dumps.items()
     }
+
+
+def _of_complete_batches(dumps: Mapping[int, Dump]) -> set[GroupName]:
+    """Groups of whose batches only the parts are left, since all of them are complete: in each dump
+    of active calls a record is missing right behind every part, the batch's end, and the peers have
+    the other ends as well, as many. (Of single messages that pend, the next one may follow at once,
+    and a peer that does not come has none.)"""
+    parts: dict[GroupName, Counter[tuple[str, int, int]]] = {}
+    refuted: set[GroupName] = set()
+    for dump in dumps.values():
+        if dump.tells_of_all:
+            continue
+        for at, entry in enumerate(dump.entries):
+            if entry.seq is not None or entry.own is None or entry.peer is None:
+                continue
+            ways = parts.setdefault(entry.group, Counter())
+            source, destination = entry.own, entry.peer
+            if entry.signature.op != "send":
+                source, destination = destination, source
+            ways[entry.signature.op, source, destination] += 1
+            behind = dump.entries[at + 1] if at + 1 < len(dump.entries) else None
+            if behind is not None and behind.record_id == entry.record_id + 1:
+                refuted.add(entry.group)
+    return {group for group, ways in parts.items() if group not in refuted and _paired(ways)}
+
+
+def _paired(ways: Mapping[tuple[str, int, int], int]) -> bool:
+    """Whether nearly all messages have both their ends."""
+    places = {(source, destination) for _, source, destination in ways}
+    ends = [(ways.get(("send", *place), 0), ways.get(("recv", *place), 0)) for place in places]
+    both = sum(map(min, ends))
+    return both >= FEWEST_PAIRS and both >= ALL_BUT * sum(map(max, ends))
 
 
 def _settled(dump: Dump, using: Container[GroupName]) -> Dump:

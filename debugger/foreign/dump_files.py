@@ -301,13 +301,16 @@ def _job(place: str, files: Mapping[int, _File]) -> Job:
 def _age_s(files: Iterable[_File]) -> float | None:
     """How old the newest call was when the last file was written. Where clocks are apart, so that
     it was made after that: how old the last call of a rank was when its own file was, of the rank
-    where that is least. None where it cannot have been written then, as a copy was not."""
+    where that is least, without those whose clock is so far ahead that theirs were made after
+    it. None where it cannot have been written then, as a copy was not."""
     made = [(file.written_ns, file.dump.newest_ns) for file in files if file.dump.newest_ns]
     if not made:
         return None
     age_s = (max(written for written, _ in made) - max(newest for _, newest in made)) / 1e9
     if age_s < 0:
-        age_s = min((written - newest) / 1e9 for written, newest in made)
+        ages = [(written - newest) / 1e9 for written, newest in made]
+        possible = [one for one in ages if one >= -CLOCKS_APART_S]
+        age_s = min(possible if 2 * len(possible) >= len(ages) else ages)
     return max(age_s, 0.0) if -CLOCKS_APART_S <= age_s < 86_400 else None
 
 

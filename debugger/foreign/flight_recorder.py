@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
+from operator import attrgetter, lt
 from typing import Any, NamedTuple
 
 from ..record.signature import Signature, Tensor
@@ -123,14 +125,15 @@ class Entry(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
-    them; `enqueued` the last collective of each group by `pg_id`, counted from 0 (-1: none), which
-    torch also counts messages in. `unfinished` are the parts of a coalesced call whose end the host
-    has not issued: no entries, for nothing of it has been launched."""
+    them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
+    (-1: none), which torch also counts messages in. `unfinished` are the parts of a coalesced call
+    whose end the host has not issued: no entries, for nothing of it has been launched."""
 
     version: str
     entries: Sequence[Entry]
     groups: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict)
     enqueued: Mapping[int, int] = field(default_factory=dict)
+    completed: Mapping[int, int] = field(default_factory=dict)
     damaged: int = 0
     unfinished: Sequence[Entry] = ()
 
@@ -177,14 +180,25 @@ def read(data: bytes) -> Dump:
     if len(rows) > MOST_ENTRIES:
         raise NoDump(f"has {len(rows)} entries, more than {MOST_ENTRIES}")
     version = found.get("version")
-    entries = [entry for row in rows if (entry := _entry(row)) is not None]
+    entries = _in_order([entry for row in rows if (entry := _entry(row)) is not None])
+    status = found.get("pg_status")
     return Dump(
         version=version[:40] if isinstance(version, str) else "",
         entries=_parts_with_state(_without_the_aborted(entries)),
         groups=_members(found.get("pg_config")),
-        enqueued=_enqueued(found.get("pg_status")),
+        enqueued=_counts(status, "last_enqueued_collective"),
+        completed=_counts(status, "last_completed_collective"),
         damaged=len(rows) - len(entries),
     )
+
+
+def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """As they were recorded, which is how torch writes them, and not everybody who passes a dump
+    on. Where numbers are missing or there twice, nothing better is known than the list itself."""
+    numbers = [entry.record_id for entry in entries]
+    if all(map(lt, numbers, islice(numbers, 1, None))) or len(set(numbers)) < len(numbers):
+        return entries
+    return sorted(entries, key=attrgetter("record_id"))
 
 
 class _Name(NamedTuple):
@@ -399,11 +413,11 @@ def _plausible(ranks: Sequence[int | None]) -> tuple[int, ...]:
     return known if len(known) == len(ranks) == len(set(known)) else ()
 
 
-def _enqueued(given: Any) -> dict[int, int]:
+def _counts(given: Any, which: str) -> dict[int, int]:
     """By pg_id, counted from 0."""
     found: dict[int, int] = {}
     for key, one in given.items() if isinstance(given, dict) else ():
-        last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
+        last = one.get(which) if isinstance(one, dict) else None
         number, value = _number(key), _number(last)
         if number is not None and value is not None:
             found[number] = value - 1 if value > 0 else -1

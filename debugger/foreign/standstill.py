@@ -219,6 +219,14 @@ def _unended(
         text = f"{ranks_text(ranks)} {verb(list(ranks), 'waits', 'wait')} in {call}: "
         text += "who else is in that group is not in this kind of record"
         return [_stalled(trace, pending, wait, (), text, None)]
+    if wait.group.derived and any(rank in trace.active_only for rank in ranks):
+        # Who is not known to wait for them may be the one that they wait for.
+        known = {*ranks, *victims(pending, ranks)}
+        named = ranks if all(rank in known for rank in trace.dumps) else ()
+        text = f"{ranks_text(ranks)} {verb(list(ranks), 'waits', 'wait')} in {call}"
+        text += ", and all others for them" if named else ""
+        text += ": who else is in that group is not in this kind of record"
+        return [_stalled(trace, pending, wait, named, text, None)]
     have, none = ("have all", "none has") if len(ranks) > 1 else ("has", "has not")
     text = f"{ranks_text(ranks)} {have} issued {call} and {none} completed it"
     if on_device:

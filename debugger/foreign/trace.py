@@ -9,14 +9,8 @@ from functools import cached_property
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
 from .coalesced import without_leftovers
+from .counts import DEFAULT, Key, Own, completed
 from .flight_recorder import Dump, Entry, GroupName
-
-Key = tuple[str, str, int]
-"""torch's name of a group, its description, and which life of that name it is: a job that
-initialises again begins again at sequence number 0."""
-Own = tuple[int, GroupName]
-"""A group by the number that one process gave it, and its name."""
-DEFAULT = "default_pg"
 
 
 @dataclass
@@ -24,8 +18,8 @@ class Calls:
     """The collectives of one rank in one group. `first_pending` is the oldest one that is not
     complete, `last_done` the sequence number of the newest one that is (-1: none).
 
-    What the dump counts in `pg_status` is of no use here: messages are counted in, entries of the
-    group are needed to find it, and the newest of those is the count.
+    What the dump counts in `pg_status` is of use only where complete calls are left out (`counts`):
+    elsewhere the newest entry of the group is the count.
     """
 
     by_seq: dict[int, list[Entry]] = field(default_factory=dict)
@@ -44,7 +38,7 @@ class Calls:
     @cached_property
     def reached(self) -> int:
         """The last sequence number that the rank has surely issued (-1: none is on record)."""
-        return max(self.by_seq, default=-1)
+        return max([*self.by_seq, self.last_done])
 
     def completed(self, seq: int) -> bool:
         """Whether this call is complete on the rank, as its record says or lets be concluded."""
@@ -52,7 +46,7 @@ class Calls:
         if entries is not None:
             return all(entry.done for entry in entries)
         first = self.first_pending
-        return self.last_done > seq or (
+        return self.last_done >= seq or (
             first is not None and first.seq is not None and first.seq > seq
         )
 
@@ -145,6 +139,9 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
                 known[id(members)] = frozenset(members)
             if rank in known[id(members)]:
                 said.setdefault(key, {})[id(members)] = members
+    for key, rank, seq in completed(dumps, active_only, lives):
+        of_rank = calls.setdefault(key, {}).setdefault(rank, Calls())
+        of_rank.last_done = max(of_rank.last_done, seq)
     told = {key: set(many.values()) for key, many in said.items()}
     world_size = 1 + max(
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1

@@ -17,6 +17,11 @@ import sys
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ALIAS = "_distdebug"
 _CORE = "distcore"
+_ALREADY = "distdebug is in this process already"
+_AGAIN = (
+    "an install has been given up in it before: its hooks are out, and it cannot have the layer a "
+    "second time before it is started again"
+)
 
 
 def come(run: str) -> None:
@@ -24,13 +29,17 @@ def come(run: str) -> None:
     if not os.path.exists(os.path.join(run, "install", "wanted")):
         return
     try:
-        if _ALIAS in sys.modules:
-            raise RuntimeError("distdebug is in this process already")
+        loaded = sys.modules.get(_ALIAS)
+        if loaded is not None:
+            raise RuntimeError(_AGAIN if hasattr(loaded, "_gave_up") else _ALREADY)
         if "torch.distributed" not in sys.modules:
             raise RuntimeError("it has not imported torch.distributed")
         _find(_CORE, os.path.join(os.path.dirname(_PACKAGE), _CORE), for_itself=True)
         _find(_ALIAS, _PACKAGE)
-        importlib.import_module(_ALIAS + ".rank.process.late_layer").begin(run)
+        try:
+            importlib.import_module(_ALIAS + ".rank.process.late_layer").begin(run)
+        finally:  # it comes back where the install is given up, and at the program's end
+            vars(sys.modules[_ALIAS])["_gave_up"] = True
     except BaseException as error:
         _refuse(run, error)
 

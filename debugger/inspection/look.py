@@ -270,11 +270,13 @@ def _moved_bytes(pid: int) -> int:
 
 
 def _last_scheduled_ms(task: Path) -> float | None:
+    """None where it is not told, and of a thread that was woken up on another core and waits for
+    that: the kernel has 0 until it runs there, and not when it last ran."""
     try:
         with open(task / "sched") as file:
             for line in file:
                 if line.startswith("se.exec_start"):
-                    return float(line.rpartition(":")[2])
+                    return float(line.rpartition(":")[2]) or None
     except (OSError, ValueError):
         pass
     return None

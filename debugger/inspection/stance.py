@@ -361,6 +361,8 @@ def _name_of_all(named: Sequence[Frame]) -> str:
     the class whose method the outermost is (DDP's constructor), else the outermost function that
     is more than a wrapper."""
     told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
+    if told == "cell":  # a closure below has it, too, and its value does not show
+        told = named[-1].function.rpartition(".")[0]
     if named[0].function == "wait_tensor":
         told = "wait_tensor"  # of a functional collective, whoever has made it
     plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])

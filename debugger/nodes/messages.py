@@ -30,6 +30,7 @@ KINDS = frozenset(
     }
 )
 _MOST_KIND_BYTES = 32
+_JSON = json.JSONEncoder(separators=(",", ":"), default=str)
 
 
 class MessageError(ValueError):
@@ -46,7 +47,7 @@ class Message:
 
     def parts(self) -> list[bytes]:
         """As they are sent."""
-        text = json.dumps(self.data, separators=(",", ":"), default=str).encode()
+        text = _JSON.encode(self.data).encode()
         return [self.kind.encode(), text, self.blob] if self.blob else [self.kind.encode(), text]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..record import copies, layout
 from ..record.bounds import whole
+from ..record.last_words import LastWords
 from ..record.snapshot import Process
 from .patches import Patch
 
@@ -38,15 +39,17 @@ LIVES = Process(alive=True)
 
 @dataclass(slots=True)
 class Copy:
-    """One file of a node. `process` is what the node's system says of the rank's process;
-    `changes`: how often something was told of it; `urgent`: what that was when more was told than
-    that ranks go on calling. It is `made` under a hidden name, and `begun` as
-    soon as a record has its own. `name`: that in the head's `ranks/`."""
+    """One file of a node. `process` is what the node's system says of the rank's process, and
+    `last_words` what that wrote of itself as a signal ended it; `changes`: how often something was
+    told of the file; `urgent`: what that was when more was told than that ranks go on calling. It
+    is `made` under a hidden name, and `begun` as soon as a record has its own. `name`: that in the
+    head's `ranks/`."""
 
     name: str
     size: int
     is_record: bool
     process: Process = LIVES
+    last_words: LastWords | None = None
     made: bool = False
     begun: bool = False
     changes: int = 0
@@ -173,7 +176,7 @@ class Mirror:
             return
         if copy is None:
             raise MirrorError("a node tells of a process without a record")
-        copy.process = process_of(values, self.offset_ns)
+        copy.process, copy.last_words = process_of(values, self.offset_ns)
 
     def ended(self, now_ns: int) -> None:
         """The node is lost: none of its processes is known to live."""
@@ -215,9 +218,9 @@ def _hidden(copy: Copy) -> str:
     return f".{copy.name}.begun"
 
 
-def process_values(process: Process, offset_ns: int) -> list[Any]:
-    """As it goes over the wire; times by the node's monotonic clock, from which `offset_ns` leads
-    to the Unix time in `process`."""
+def process_values(process: Process, said: LastWords | None, offset_ns: int) -> list[Any]:
+    """As it goes over the wire, with what the process said of its end; times by the node's
+    monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
     ended = None if process.ended_ns is None else process.ended_ns - offset_ns
     return [
         process.alive,
@@ -228,14 +231,15 @@ def process_values(process: Process, offset_ns: int) -> list[Any]:
         ended,
         process.cpu_busy,
         process.asked,
+        None if said is None else said.values(),
     ]
 
 
-def process_of(values: Any, offset_ns: int) -> Process:
+def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, exit_code, signal, oom_killed, ended, busy, asked = values
-        return Process(
+        alive, state, exit_code, signal, oom_killed, ended, busy, asked, said = values
+        process = Process(
             alive=alive is True,
             state=str(state)[:1],
             exit_code=None if exit_code is None else whole(exit_code),
@@ -245,5 +249,6 @@ def process_of(values: Any, offset_ns: int) -> Process:
             cpu_busy=None if busy is None else busy is True,
             asked=asked is True,
         )
+        return process, None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):
         raise MirrorError("what a node tells of a process cannot be read") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record import steady_clock
+from ..record.last_words import WrittenLastWords
 from ..record.ring import FlightError
 from ..record.snapshot import Process
 from .messages import Message
@@ -39,6 +40,7 @@ class Sampler:
         self._by_inode: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._processes: dict[int, list[Any]] = {}
+        self._written = WrittenLastWords(folder.parent / "stacks")
         self._marks: dict[int, tuple[int, ...]] = {}
         self._still: dict[int, bool] = {}
         self._listed_ns = -1
@@ -135,7 +137,9 @@ class Sampler:
             if not isinstance(source, RecordSource):
                 continue
             process = self._observe(*source.identity)
-            values = process_values(process, steady_clock.offset_ns())
+            ended_by = process.signal
+            said = None if ended_by is None else self._written.of(*source.identity, ended_by)
+            values = process_values(process, said, steady_clock.offset_ns())
             if self._processes.get(number) != values:
                 self._processes[number] = values
                 found.append([number, *values])

@@ -7,9 +7,10 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import stack_dump
-from .bounds import open_regular
+from .bounds import open_regular, whole
 from .sanitize import clean
 from .snapshot import CallSite
 
@@ -37,6 +38,22 @@ class LastWords:
     stack: tuple[str, ...]
     site: CallSite | None
 
+    def values(self) -> list[Any]:
+        """As JSON has it."""
+        site = self.site
+        return [list(self.stack), None if site is None else [site.file, site.line, site.function]]
+
+    @classmethod
+    def of(cls, values: Any) -> LastWords:
+        """The opposite of `values`. Raises ValueError or TypeError for anything else."""
+        stack, site = values
+        lines = tuple(clean(str(line), 3 * _MOST_TEXT) for line in stack[:_MOST_FRAMES])
+        if site is None:
+            return cls(lines, None)
+        file, line, function = site
+        file, function = (clean(str(name), _MOST_TEXT) for name in (file, function))
+        return cls(lines, CallSite(file, whole(line), function))
+
 
 def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
     """Of the process that this signal has ended; None where it wrote none, or not of that signal.
@@ -61,6 +78,21 @@ def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
         users = next((one for one in frames if not _NOT_THE_USERS.search(one[0])), None)
         return LastWords(stack, None if users is None else CallSite(*users)) if stack else None
     return None
+
+
+class WrittenLastWords:
+    """The last words of the processes of a run, in the folder of its stacks, each read once."""
+
+    def __init__(self, stacks: Path) -> None:
+        self._stacks = stacks
+        self._found: dict[tuple[int, int, int], LastWords | None] = {}
+
+    def of(self, pid: int, start_ticks: int, number: int) -> LastWords | None:
+        """Of the process that this signal has ended."""
+        key = (pid, start_ticks, number)
+        if key not in self._found:
+            self._found[key] = last_words(self._stacks, pid, number)
+        return self._found[key]
 
 
 def _tail(path: Path) -> str:

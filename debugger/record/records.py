@@ -16,7 +16,7 @@ from typing import Protocol
 from . import steady_clock
 from .copies import node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
-from .last_words import LastWords, last_words
+from .last_words import LastWords, WrittenLastWords
 from .layout import Role
 from .notes import CrashNote, ForkedNote, LayerOffNote
 from .reader import FlightError, FlightReader
@@ -42,12 +42,16 @@ Observe = Callable[[int, int], Process]
 
 
 class Told(Protocol):
-    """A copy of another node's record. `process`: what that node says of the rank's process;
+    """A copy of another node's record. `process`: what that node says of the rank's process, and
+    `last_words` what the process wrote of itself as a signal ended it;
     `changes`: how often something was told of the record, so that what has not changed is not read
     again; `urgent`: what `changes` was when more was told than that the rank goes on calling."""
 
     @property
     def process(self) -> Process: ...
+
+    @property
+    def last_words(self) -> LastWords | None: ...
 
     @property
     def changes(self) -> int: ...
@@ -92,7 +96,7 @@ class Records:
         self._copies_moved = self._looks = 0
         self._readers: dict[int, FlightReader] = {}
         self._seen: dict[FlightReader, Rank] = {}
-        self._last_words: dict[tuple[FlightReader, int], LastWords | None] = {}
+        self._written = WrittenLastWords(directory.parent / "stacks")
         self._listed_ns = -1
         self._unread: list[Path] = []
         self.faults: dict[str, str] = {}
@@ -261,17 +265,19 @@ class Records:
             self._failed(reader, error)
             seen = self._seen.get(reader)
             return None if seen is None else replace(seen, process=process)
-        if process.signal is None or reader.node:  # what is on another node is written there
+        if process.signal is None:
             return view
         return self._with_last_words(reader, view, process.signal)
 
     def _with_last_words(self, reader: FlightReader, view: Rank, number: int) -> Rank:
         """What the process itself has written of the crash that ended it, as a note."""
-        key = (reader, number)
-        if key not in self._last_words:
-            stacks = self._directory.parent / "stacks"
-            self._last_words[key] = last_words(stacks, reader.pid, number)
-        said = self._last_words[key]
+        copy = self._copies.get(reader)
+        if copy is not None:
+            said = copy.told.last_words
+        elif reader.node:
+            said = None  # its file is on that node
+        else:
+            said = self._written.of(reader.pid, reader.start_ticks, number)
         if said is None:
             return view
         ended_ns = view.process.ended_ns or view.heartbeat_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..diagnosis.findings import Finding
 from ..record.records import newest_ranks
 from ..record.snapshot import Rank
 from .announcements import Announcements
@@ -60,6 +61,12 @@ class GuardedWatch:
     def _look(self, finished: bool = False) -> Look:
         return self._watch.only_look() if self._elsewhere() else self._watch.look(finished)
 
+    def found(self, finding: Finding) -> None:
+        """What another part of the supervisor has found, just now; not of one that does not say
+        since when it could be."""
+        if finding.observable_ns:
+            self._watch.note_time(finding)
+
     def detected_after_s(self, identity: tuple[object, ...]) -> float | None:
-        """How long after it could be seen a finding was found; None for one that no look found."""
+        """How long after it could be seen a finding was found; None: that is not known."""
         return self._watch.detected_after_s.get(identity)

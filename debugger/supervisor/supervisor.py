@@ -281,6 +281,8 @@ class Supervisor:
             if look.verdict is not None and self._options.on_finding == "stop":
                 return look, look.verdict
             if self._orders.over:
+                if self._orders.finding is not None:
+                    self._watch.found(self._orders.finding)
                 return look, self._orders.finding
             if launch.poll() is not None:
                 launcher_ended_s = launcher_ended_s or time.monotonic()
@@ -288,7 +290,8 @@ class Supervisor:
                 ended = not launch.descendants() or waited_s > ORPHAN_GRACE_S
                 if self._orders.may_end(launch.poll(), ended, self._watch.ranks):
                     return look, None
-            time.sleep(self._watch.pause_s)
+            with guard("the other nodes"):
+                self._job.pause(self._watch.pause_s)
 
     def _output_is_lost(self, why: str) -> None:
         """In the thread that listens to the drain."""

@@ -7,6 +7,7 @@ arrive a moment later than the evidence of its consequence.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,11 @@ from .run_reader import RunReader
 LOOK_EVERY_S = 0.1
 CONFIRM_AFTER_S = 0.05
 REST, CONFIRM_REST = 2.0, 0.25
-"""So many times what a look has taken of the processor is the pause after it, at least."""
+"""So many times what looks take of the processor is the pause after one, at least."""
+USUAL_OF = 5
+"""Of so many of the last looks that is the mean: all together they take no more of the processor,
+and one that takes long, since much has happened, is not followed by a pause as long in which a
+fault would wait for the next one."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
@@ -67,7 +72,8 @@ class Watch:
         self._look: Look = Look((), (), (), None)
         self._start_asked_s = 0.0
         self._starting = False
-        self._cost_s = 0.0
+        self._costs_s: deque[float] = deque(maxlen=USUAL_OF)
+        self._used_s = 0.0
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
@@ -79,17 +85,20 @@ class Watch:
     def pause_s(self) -> float:
         """How long to wait until the next look: of many ranks one takes long, and beside looking
         there is to be time for all else, such as hearing what other nodes say."""
+        usual_s = sum(self._costs_s) / max(1, len(self._costs_s))
         if self._candidate is not None:
-            return max(CONFIRM_AFTER_S, CONFIRM_REST * self._cost_s)
-        return max(LOOK_EVERY_S, REST * self._cost_s)
+            return max(CONFIRM_AFTER_S, CONFIRM_REST * usual_s)
+        return max(LOOK_EVERY_S, REST * usual_s)
 
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now. `finished`: no process of the run is left."""
-        began_s = time.thread_time()
+        # To take in what comes between two looks is a part of what they cost.
+        began_s = self._used_s if self._costs_s else time.thread_time()
         try:
             return self._judged(finished)
         finally:
-            self._cost_s = time.thread_time() - began_s
+            self._used_s = time.thread_time()
+            self._costs_s.append(self._used_s - began_s)
 
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)
@@ -106,7 +115,7 @@ class Watch:
             if not self._is_off(one)
         ]
         for one in findings:
-            self._note_time(one)
+            self.note_time(one)
         confirmed = self._confirmed(findings, now_s, finished)
         self._look = Look(snapshots, findings, judged.notices, confirmed)
         return self._look
@@ -127,11 +136,11 @@ class Watch:
             return found
         if self._candidate is None or self._candidate[0] != found.identity:
             self._candidate = (found.identity, now_s)
-            return None
         first_s = self._candidate[1]
-        # What is far away may not be told yet, and be the cause.
-        confirmed = now_s - first_s >= CONFIRM_AFTER_S and self._reader.settled(first_s, found)
-        return found if confirmed else None
+        # What is far away may not be told yet, and be the cause. It is asked for with the first
+        # look already, so that the second one may have seen it.
+        settled = self._reader.settled(first_s, found)
+        return found if settled and now_s - first_s >= CONFIRM_AFTER_S else None
 
     def _may_still_come(self, found: Finding) -> bool:
         """Ranks are missed of which nothing was seen, while processes are still starting up. Asked
@@ -144,7 +153,8 @@ class Watch:
             self._starting = self._reader.starting()
         return self._starting
 
-    def _note_time(self, finding: Finding) -> None:
+    def note_time(self, finding: Finding) -> None:
+        """It was found just now."""
         if finding.identity not in self.detected_after_s:
             after_s = (
                 (steady_clock.now_ns() - finding.observable_ns) / 1e9

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from ..groups.process_group import CoreGroup, Origin
-from .engine import PlanEngine, PlannedLife
+from .engine import PlanEngine
 from .exchange import Exchange
+from .life import PlannedLife
 from .work import PlannedCall
 
 NAME = "plan"
@@ -37,6 +38,7 @@ class PlanBackend:
 
     def __post_init__(self) -> None:
         self._made: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._of_size: dict[tuple[str, int], int] = {}
 
     def unavailable(self) -> str | None:
         return None
@@ -45,11 +47,14 @@ class PlanBackend:
         """A group, at once: nobody is waited for. Groups of the same name and ranks that are made
         one after the other are told apart by their number."""
         del group_class
-        key = (f"{self.exchange.world(origin.store)}/{origin.name}", origin.ranks)
+        world, size = self.exchange.world(origin.store), len(origin.ranks)
+        key = (f"{world}/{origin.name}", origin.ranks)
         number = self._made[key] = self._made.get(key, 0) + 1
         ranks = ",".join(map(str, origin.ranks))
         token = f"{key[0]}/{number}/{ranks}"
-        life = PlannedLife(origin.name, origin.ranks, origin.rank, token)
+        before = self._of_size[world, size] = self._of_size.get((world, size), 0) + 1
+        role = f"{world}/{size} ranks/{before}"
+        life = PlannedLife(origin.name, origin.ranks, origin.rank, token, role)
 
         def make_alike(other: Origin) -> CoreGroup:
             return self.create(other, PlannedGroup)

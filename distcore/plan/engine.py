@@ -22,8 +22,8 @@ from ..engine.parts import whole_of
 from ..engine.session import Body
 from ..engine.staging import Reach, Staging
 from ..engine.work import CallWork, JoinedWork
-from ..errors import Aborted, GroupFailed
 from .exchange import Exchange
+from .life import PlannedLife
 from .packing import unpacked
 from .work import PlannedCall, PlannedWork, Step
 
@@ -69,34 +69,6 @@ def _ignore(found: object) -> None:
     del found
 
 
-class PlannedLife:
-    """The state of one planned group: a `Life` of the engine. Nothing can fail on the way."""
-
-    def __init__(self, name: str, ranks: Sequence[int], rank: int, token: str) -> None:
-        self.name = name
-        self.ranks = tuple(ranks)
-        self.rank = rank
-        self.token = token
-        self.calls = 0
-        self.failure: BaseException | None = None
-
-    def __repr__(self) -> str:
-        return f"<PlannedLife {self.name!r}: rank {self.rank}, {self.calls} calls>"
-
-    def unusable(self) -> BaseException:
-        return GroupFailed(f"group {self.name!r} cannot be used any more: {self.failure}")
-
-    def drain(self, timeout_s: float) -> bool:
-        del timeout_s
-        return True
-
-    def abort(self, reason: str) -> None:
-        self.failure = self.failure or Aborted(f"group {self.name!r} was aborted: {reason}")
-
-    def close(self) -> None:
-        self.failure = self.failure or Aborted(f"group {self.name!r} was destroyed")
-
-
 class PlannedStaging(Staging):
     """Copies in when the call is made, and back when its result is there."""
 
@@ -136,6 +108,7 @@ class PlanEngine:
         self._absent = frozenset(exchange.absent(session.ranks))
         self._begun: weakref.WeakSet[PlannedWork] = weakref.WeakSet()
         """Calls that wait for others when they are waited for."""
+        self._role = ""
 
     def __repr__(self) -> str:
         return f"<PlanEngine of {self.session!r}>"
@@ -173,6 +146,15 @@ class PlanEngine:
         for at, one in enumerate(tensors if whole is None else [whole]):
             self._unknown(one, alike, at)
 
+    def _of_role(self, slot: str, text: str) -> str:
+        """What names this call in all groups of one role: the parameters that two replicas gather,
+        and the losses that they reduce, are taken to be the same, as they are by symmetry. The
+        first of the group's ranks to ask says which role that is."""
+        if not self._role:
+            token, role = self.session.token, self.session.role
+            self._role = self._exchange.agreed(token, "role", role.encode()).decode()
+        return f"{self._role}{slot.removeprefix(self.session.token)} {text}"
+
     def _unknown(self, tensor: Tensor, alike: str, at: int) -> None:
         """`alike`: the call of which all ranks have the same at this place, if it is one."""
         self._exchange.mark([tensor], real=False, alike=alike and f"{alike}/{at}")
@@ -194,7 +176,12 @@ class PlanEngine:
 
     def _fill(self, outputs: Sequence[Tensor], data: Tensor) -> None:
         """The likeliest values, where they cost little."""
-        if data.is_meta or sum(one.nbytes for one in outputs) > COPIED_BYTES:
+        whole = whole_of(outputs)
+        size_bytes = sum(one.nbytes for one in outputs) if whole is None else whole.nbytes
+        if data.is_meta or size_bytes > COPIED_BYTES:
+            return
+        if whole is not None and not whole.is_meta and size_bytes == len(outputs) * data.nbytes:
+            bytes_of(whole)[:] = bytes(bytes_of(data)) * len(outputs)
             return
         source = bytes_of(data)
         for one in outputs:
@@ -262,8 +249,11 @@ class PlanEngine:
     def _guess_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
         """What is likeliest, and the same on all ranks: as whoever comes first has it. Nobody waits
         for that."""
+        if self._size == 1:
+            return  # it keeps what it has, and what that came of
         self._scale(tensor, reduction)
         if self._exchange.is_small(tensor) and 0 < tensor.nbytes <= STAND_IN_BYTES:
+            slot = self._of_role(slot, text)
             likely = self._exchange.agreed(slot, text, bytes(bytes_of(tensor)))
             bytes_of(tensor)[:] = likely
         self._guess([tensor], slot)
@@ -371,9 +361,13 @@ class PlanEngine:
                 self._offered(slot, text, [tensor])
             self._fill(outputs, tensor)
             if not small:
-                self._guess(outputs, slot)
+                self._guess(outputs, self._of_role(slot, text))
             else:
-                call.later(lambda: self._take(outputs, slot, text, self._everyone, slot))
+
+                def take() -> None:
+                    self._take(outputs, slot, text, self._everyone, self._of_role(slot, text))
+
+                call.later(take)
 
         return planned(body)
 

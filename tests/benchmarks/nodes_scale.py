@@ -179,7 +179,7 @@ class Node:
 
     def all_that_there_is(self) -> None:
         """The first digest: with it comes which files and processes there are."""
-        alive = process_values(Process(alive=True, state="R"), steady_clock.offset_ns())
+        alive = process_values(Process(alive=True, state="R"), None, steady_clock.offset_ns())
         first = self.number * RANKS
         self.digest(
             blob_of(one.first_of(self.number, place) for place, one in enumerate(self.ranks)),

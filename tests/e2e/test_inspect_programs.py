@@ -60,7 +60,7 @@ dist.destroy_process_group()
 os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
 rpc.init_rpc(f"w{rank}", rank=rank, world_size=3)
 if rank == 0:
-    rpc.rpc_sync("w1", work)
+    rpc.rpc_sync("w1", work, timeout=0)  # else it gives up after a minute
 rpc.shutdown()
 """
 AT_WORK = """

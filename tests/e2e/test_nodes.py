@@ -24,7 +24,7 @@ from tests.support.on_nodes import (
     needs_one_verdict,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(480)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
 TWO_AND_TWO = Layout((2, 2))
 LOST_WITHIN_S = 3.0

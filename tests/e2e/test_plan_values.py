@@ -135,6 +135,12 @@ def planned(
     return plan(loaded, ["-n", "3", *flags, str(script), mode], tmp_path)
 
 
+def check_outcome(done: runs.Run, mode: str, kind: str, code: int = 91) -> None:
+    """Nothing of the right form; of the wrong one, this."""
+    wanted = ("ok", 0) if mode == "right" else (kind, code)
+    assert (done.report["outcome"], done.exit_code) == wanted, done.explain()
+
+
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
@@ -149,8 +155,7 @@ def test_nothing_fails_for_a_value_that_is_not_known(
     source: str, kind: str, mode: str, tmp_path: Path, torch_loaded: TorchLoaded
 ) -> None:
     done = planned(tmp_path, torch_loaded, BEGINS + source, mode)
-    wanted = ("ok", 0) if mode == "right" else (kind, 91)
-    assert (done.report["outcome"], done.exit_code) == wanted, done.explain()
+    check_outcome(done, mode, kind)
     if mode == "wrong":
         assert 1 in done.report["findings"][0]["culprits"], done.explain()
     lines = (BEGINS + source).splitlines()
@@ -179,11 +184,9 @@ def test_a_rank_without_an_optimiser_has_not_to_end_after_the_steps(
     mode: str, tmp_path: Path, torch_loaded: TorchLoaded
 ) -> None:
     done = planned(tmp_path, torch_loaded, FEW_OPTIMISERS, mode, ["--steps", "2"])
-    if mode == "right":
-        assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
-        return
-    assert (done.report["outcome"], done.exit_code) == ("early_exit", 93), done.explain()
-    assert done.report["findings"][0]["culprits"] == [2]
+    check_outcome(done, mode, "early_exit", 93)
+    if mode == "wrong":
+        assert done.report["findings"][0]["culprits"] == [2]
 
 
 LOOKING = """
@@ -233,5 +236,110 @@ def test_the_ranks_of_each_node_find_that_they_share_a_host(
     mode: str, tmp_path: Path, torch_loaded: TorchLoaded
 ) -> None:
     done = planned(tmp_path, torch_loaded, ON_NODES, mode, ["--local-size", "2"])
-    wanted = ("ok", 0) if mode == "right" else ("shape_mismatch", 91)
-    assert (done.report["outcome"], done.exit_code) == wanted, done.explain()
+    check_outcome(done, mode, "shape_mismatch")
+
+
+FIRST_UNKNOWN = """
+import sys, threading, torch, torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Counting(TorchDispatchMode):
+    calls = 0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+class Reducing(threading.Thread):
+    def run(self):
+        self.found = reduced()
+
+def reduced(*_):
+    given = torch.randn(100)
+    dist.all_reduce(given, group=first)
+    return given.sum()
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+first = dist.new_group([0, 1, 2])
+if rank == 0:  # within a backward pass
+    found = []
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(lambda _: found.append(reduced()))
+    weight.sum().backward()
+    (value,) = found
+elif rank == 1:  # within other modes, which end before it is looked at
+    with torch.device("cpu"), Counting() as counting:
+        value = reduced()
+    seen = counting.calls
+    value = value + 0
+    assert seen and counting.calls == seen, (seen, counting.calls)
+    assert torch.utils._device.CURRENT_DEVICE is None
+elif rank == 2:  # in a thread
+    thread = Reducing()
+    thread.start()
+    thread.join()
+    value = thread.found
+if rank == 0:
+    dist.send_object_list([(value * 2).item()], 3)
+elif rank == 3:  # out of another rank's object
+    received = [None]
+    dist.recv_object_list(received, 0)
+    value = torch.ones(2).mul(received[0]).sum()
+if (value * 2).item() > 1e9:  # <- undecided
+    dist.barrier()
+dist.all_reduce(torch.ones(2 + (sys.argv[1] == "wrong" and rank == 1)))
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_values_are_followed_from_the_first_that_is_not_known(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, FIRST_UNKNOWN, mode, ["-n", "4"])
+    check_outcome(done, mode, "shape_mismatch")
+    line = FIRST_UNKNOWN.splitlines().index("if (value * 2).item() > 1e9:  # <- undecided") + 1
+    (row,) = done.report["undecided"]
+    assert (row["line"], row["ranks"]) == (line, [0, 1, 2, 3]), done.explain()
+
+
+MODEL_PARALLEL = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+wrong = sys.argv[1] == "wrong"
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "model"))
+data, model = mesh.get_group("data"), mesh.get_group("model")
+torch.manual_seed(rank)
+weight = torch.randn(64, 64, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+best = float("inf")
+for step in range(8):
+    (torch.randn(4, 64) @ weight).square().mean().backward()
+    dist.all_reduce(weight.grad, group=data)
+    norm = weight.grad.square().sum()
+    if not (wrong and rank == world - 1 and step == 1):
+        dist.all_reduce(norm, group=model)
+    if norm.item() < best:  # <- undecided
+        best = norm.item()
+        optimizer.step()
+        gathered = [torch.empty_like(weight) for _ in range(world // 2)]
+        dist.all_gather(gathered, weight.detach(), group=data)
+    optimizer.zero_grad()
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_groups_that_stand_beside_each_other_decide_alike(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    """The norm of gradients that were averaged over the replicas is reduced over the ranks that
+    share a model: all replicas have the same, which no call says."""
+    done = planned(tmp_path, torch_loaded, MODEL_PARALLEL, mode, ["-n", "8"])
+    assert [row["ranks"] for row in done.report["undecided"]] == [list(range(8))], done.explain()
+    if mode == "right":
+        assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+    else:
+        assert done.exit_code in (91, 92, 93), done.explain()
+        assert 7 in done.report["findings"][0]["culprits"], done.explain()

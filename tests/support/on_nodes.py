@@ -90,7 +90,7 @@ class Job:
         """What each node has said so far, for the message of a failed assertion."""
         return "\n".join(f"== {one!r}\n{one.said()[-4000:]}" for one in self.commands)
 
-    def wait_for(self, path: Path, limit_s: float = 60.0) -> None:
+    def wait_for(self, path: Path, limit_s: float = 180.0) -> None:
         """Until a file is there, which the program writes when it has come so far."""
         until_s = time.monotonic() + limit_s
         while not path.exists():

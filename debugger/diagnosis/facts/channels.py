@@ -53,6 +53,12 @@ class Channels:
             totals[key] = totals.get(key, 0) + channel.issued
         return totals
 
+    def lacks(self, rank: int, call: Call) -> bool:
+        """Whether fewer messages were sent to the rank, with the tag of this receive of its, than
+        it has posted receives for."""
+        key = (call.group, rank, call.signature.tag)
+        return self.sent_to.get(key, 0) < self.received_by.get(key, 0)
+
     def strict(self, key: ChannelKey) -> bool:
         """No receive from any source can have taken messages of this channel."""
         group, _, destination, tag = key

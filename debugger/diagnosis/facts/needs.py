@@ -125,8 +125,7 @@ class Needs:
                     return None
             return _need(frozenset({peer}), certain=False)
         if peer == ANY_SOURCE:
-            to = (call.group, rank, tag)
-            if channels.sent_to.get(to, 0) >= channels.received_by.get(to, 0):
+            if not channels.lacks(rank, call):
                 return None
             view = self.world.view(rank, call.group)
             members = frozenset(view.ranks) - {rank} if view else frozenset()

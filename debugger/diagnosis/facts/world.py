@@ -101,13 +101,19 @@ class World:
     def ended(self, rank: int) -> bool:
         """The process is gone, or has run its last line of Python and hangs in its teardown. One
         that failed has nothing left to give others there; one that did not may yet complete."""
-        found = self.ranks.get(rank)
-        if found is None:
-            return False
-        return not found.process.alive or (
-            found.phase is Phase.ENDED
-            and found.exit_code is not None
-            and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
+        return rank in self._ended
+
+    @cached_property
+    def _ended(self) -> frozenset[int]:
+        return frozenset(
+            number
+            for number, found in self.ranks.items()
+            if not found.process.alive
+            or (
+                found.phase is Phase.ENDED
+                and found.exit_code is not None
+                and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
+            )
         )
 
     def finished(self, rank: int) -> bool:
@@ -118,7 +124,10 @@ class World:
         return exit_status(found) == 0 and not self.notes(rank, ExceptionNote)
 
     def notes(self, rank: int, kind: type[NoteData]) -> list[Note]:
-        found = kind.among(self.ranks[rank].notes)
+        all_of_rank = self.ranks[rank].notes
+        if not all_of_rank:
+            return []
+        found = kind.among(all_of_rank)
         if kind is ExceptionNote and not found:
             found = caught_exceptions(self.ranks[rank])[:1]
         return found
@@ -250,8 +259,10 @@ def _named(wait: Wait) -> Wait:
 def caught_exceptions(rank: Rank) -> list[Note]:
     """What a test runner has caught in a rank that ended with another status than 0: it ended of
     the first. So did one that others ended before it could, where it had called nothing since."""
+    if rank.process.alive:
+        return []
     found = CaughtExceptionNote.among(rank.notes)
-    if not found or rank.process.alive:
+    if not found:
         return []
     if exit_status(rank):
         return found

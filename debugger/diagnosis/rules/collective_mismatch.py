@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
-from ...record.layout import CallState
+from ...record.layout import Activity, CallState
 from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
@@ -157,11 +157,13 @@ def _entering(world: World, view: GroupView, ranks: Sequence[int], seq: int) -> 
 def _stuck(world: World, view: GroupView, rank: int) -> bool:
     """It waits in the layer and nothing in it moved: it will not come and change the vote.
 
-    Not so where it waits in an earlier call of the group, which others have left behind: that may
-    be complete, and the rank has not had the processor since.
+    Not so where it waits in an earlier call of the group, or for a group to be made, which others
+    have left behind: that may be complete, and the rank has not had the processor since.
     """
     pending = world.pending(rank)
     for one in pending:
+        if one.wait.activity in (Activity.INIT, Activity.NEW_GROUP):
+            return False
         if one.call is not None and one.call.group == view.key and one.call.signature.peer is None:
             return False
     return bool(pending) and world.ranks[rank].free_threads == 0 and world.stable(rank)

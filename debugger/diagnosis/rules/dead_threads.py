@@ -53,8 +53,8 @@ def deaths(world: World, rank: int) -> list[Note]:
 def mentioned(world: World, finding: Finding) -> Finding:
     """The finding, with the thread that its culprits lost before it, if they did."""
     lines = [
-        f"before that, {_thread(note)} of rank {rank} died of {printable(note.message, 200)}"
-        f"{at_site(note.site)}"
+        f"before that, {_thread(note, whose='')} of rank {rank} died of "
+        f"{printable(note.message, 200)}{at_site(note.site)}"
         for rank in finding.culprits[:4]
         if rank in world.ranks
         for note in deaths(world, rank)[:1]
@@ -121,6 +121,6 @@ def _finding(world: World, view: GroupView, pending: Pending, rank: int, note: N
     return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
 
 
-def _thread(note: Note) -> str:
+def _thread(note: Note, whose: str = "its ") -> str:
     name = raised(note).thread
-    return f"its thread {printable(name, 60)!r}" if name else "a thread"
+    return f"{whose}thread {printable(name, 60)!r}" if name else "a thread"

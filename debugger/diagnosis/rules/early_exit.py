@@ -289,7 +289,13 @@ def _message(
         return None
     if (failed or need is None) and peer != ANY_SOURCE and posted(channels, pending.rank, call):
         return _never_arrived(world, channels, view, pending)
-    if (failed and peer == ANY_SOURCE) or (not failed and need is None):
+    # A receive from any source with nothing on its way to it may have failed at the first rank that
+    # left, where another backend has it wait until all have.
+    if (failed and peer == ANY_SOURCE) and not (
+        channels.lacks(pending.rank, call) and _lost_contact(world, pending.rank)
+    ):
+        return None
+    if not failed and need is None:
         return None
     partners = [peer] if peer != ANY_SOURCE else sorted(set(view.ranks) - {pending.rank})
     if not all(world.left(rank, view) for rank in partners):

@@ -4,7 +4,8 @@ Looked at when a run has ended, or is asked about: over the calls that are still
 is a straggler of a group when all of this is so, and a balanced group has none:
 
 1. It was the last to arrive at more than half of the collectives, but for those that follow another
-   at once: who comes last there is chance.
+   at once: who comes last there is chance. So it is where ranks come nearly together (`AT_ONCE`):
+   one that writes a checkpoint now and then is not late for the calls between.
 2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`), and that did
    not change hands: where, in a part of the time, another rank caused most, that was `NOISE`.
 3. Between its calls it takes `FACTOR` times as long as the median of the others. The `OUTLIERS`
@@ -37,7 +38,7 @@ COST = 0.1
 OUTLIERS = 3
 AT_ONCE = 0.05
 """Of the time that the slowest rank takes before a collective, on average: one for which no rank
-has taken longer follows at once."""
+has taken longer follows at once, and ranks that come within it come together."""
 FEWEST = 7
 """Collectives that all ranks of the group have on record, and that do not follow at once."""
 FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
@@ -78,7 +79,8 @@ class Lateness:
 
     last: int = 0
     last_after_work: int = 0
-    """The same without the collectives that followed another at once."""
+    """The same without the collectives that followed another at once, or that the last but one came
+    to at nearly the same time."""
     parts_ns: list[int] = field(default_factory=lambda: [0] * PARTS)
     """How long others waited for it, by parts of the time looked at."""
     turns_ns: list[int] = field(default_factory=list)
@@ -188,7 +190,8 @@ def _judge(
     if sum(after_work) < FEWEST:
         return None
     for index, row in enumerate(rows):
-        _count(row, lateness, index * PARTS // len(rows), after_work[index])
+        from_ns = least_ns if after_work[index] else float("inf")
+        _count(row, lateness, index * PARTS // len(rows), from_ns)
     waited_ns = sum(one.caused_ns for one in lateness.values())
     rank = max(members, key=lambda one: lateness[one].caused_ns)
     late = lateness[rank]
@@ -219,16 +222,18 @@ def _by_others_ns(late: Lateness, every: Sequence[Lateness]) -> int:
 
 
 def _count(
-    row: Mapping[int, Arrival], lateness: Mapping[int, Lateness], part: int, after_work: bool
+    row: Mapping[int, Arrival], lateness: Mapping[int, Lateness], part: int, from_ns: float
 ) -> None:
-    """Enter one collective of that part of the time."""
+    """Enter one collective of that part of the time. `from_ns`: by how much the last rank has to
+    come after the last but one for that to be no chance."""
     times = sorted((arrival.call.issued_ns, rank) for rank, arrival in row.items())
     last_ns, last = times[-1]
     late = lateness[last]
     late.last += 1
-    late.last_after_work += after_work
+    margin_ns = last_ns - times[-2][0]
+    late.last_after_work += margin_ns >= from_ns
     late.parts_ns[part] += sum(last_ns - issued_ns for issued_ns, _ in times)
-    late.margins_ns.append(last_ns - times[-2][0])
+    late.margins_ns.append(margin_ns)
     late.ops[row[last].call.signature.op] += 1
     site = row[last].call.site
     if site is not None:

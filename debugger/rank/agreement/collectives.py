@@ -38,7 +38,7 @@ UNREACHABLE = frozenset({"fake", "threaded"})
 _JOIN_S = 30.0
 """How long ranks are awaited that did not choose DETAIL, or not yet. With `GRACE_S` below
 `layout.BOUNDED_S`."""
-ISSUED_IN = (__file__, deferred_work.__file__)
+ISSUED_IN = (__file__, deferred_work.__file__, messages.__file__)
 """The files in which a call enters the backend once its ranks have agreed on it."""
 
 

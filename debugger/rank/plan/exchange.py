@@ -38,8 +38,8 @@ class Planner:
 
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Ask for something, and wait until it is there."""
-        first, self._before_wait = self._before_wait, None
-        if first is not None:
+        if self._before_wait is not None and words[0] != "agree":  # which waits for nobody
+            first, self._before_wait = self._before_wait, None
             first()
         return self._line.ask(words, values)
 

@@ -51,10 +51,8 @@ class Forker:
     def __init__(self, request: Request, entry: child.Entry | None = None) -> None:
         self._entry = entry
         memory_bytes = request.memory_bytes or _usual_memory_bytes(memory.available_bytes())
-        # Where they cannot all be kept, each barrier would have most of them run again.
-        fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
-        complete = len(request.ranks) == request.world_size
-        self._request = replace(decided(request), barriers_wait=fit and complete)
+        self._request = decided(request)
+        self._fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
         limits = Limits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all
@@ -112,11 +110,20 @@ class Forker:
             # once one fails with "Invalid thread pool!": it is made before the program has threads.
             torch.set_num_threads(1)
             self.scheduler.drop_lines(connection)
-            code = child.main(self._request, rank, connection, self._entry)
+            request = replace(self._request, barriers_wait=self._barriers_wait)
+            code = child.main(request, rank, connection, self._entry)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    @property
+    def _barriers_wait(self) -> bool:
+        """What a program does between two barriers may need what another rank did before, such as a
+        file. Where not all ranks can be kept, and nothing may be taken for granted of those that
+        have not come, each barrier would have most of them run again."""
+        complete = len(self._request.ranks) == self._request.world_size
+        return complete and (self._fit or self.scheduler.by_symmetry)
 
 
 def _usual_memory_bytes(available: int) -> int:

@@ -72,7 +72,8 @@ class Scheduler:
         self._fork = fork
         self._modules = modules
         self._board = Board()
-        self._by_symmetry = True
+        self.by_symmetry = True
+        """Whether those who have not come may be taken to give what all gave so far."""
         self._ranks = tuple(ranks)
         self._new = deque(ranks)
         self._running: dict[int, Planned] = {}
@@ -291,7 +292,8 @@ class Scheduler:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         held = sum(one.private_bytes for one in self._waiting.values())
         while held > self._limits.memory_bytes and len(self._waiting) > 1:
-            if self._assume():
+            # Who sleeps may be the one that all others wait for.
+            if (_waits(planned) and self._wake_one()) or self._assume():
                 break
             # Not who sleeps: it need not wait for anything that others have yet to do.
             latest = next(filter(_waits, reversed(self._waiting.values())), None)
@@ -305,7 +307,7 @@ class Scheduler:
 
     def _assume(self) -> bool:
         """Whether some of those that wait can go on, as all who have come so far gave the same."""
-        if not self._by_symmetry:
+        if not self.by_symmetry:
             return False
         found = [
             self._board.assume(words)
@@ -316,7 +318,7 @@ class Scheduler:
 
     def _start_anew(self) -> None:
         """Somebody gave something else than was assumed: all is run again, without assumptions."""
-        self._by_symmetry = False
+        self.by_symmetry = False
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._ended_for_room[planned.rank] = planned  # nothing is noted of their ends
             self._kill(planned)

@@ -41,11 +41,13 @@ class SentObjects:
 
 def unknown_float(value: float) -> UndecidedFloat:
     """The number as it arrives."""
+    Taint.of_process.begin()
     return UndecidedFloat(value)
 
 
 def unknown_integer(value: int) -> UndecidedInteger:
     """The number as it arrives."""
+    Taint.of_process.begin()
     return UndecidedInteger(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
@@ -22,12 +22,20 @@ class Taint:
     def __init__(self) -> None:
         self._marked: MarkedStorages[bytes] = MarkedStorages()
         self._everywhere = 0
+        self.before_first: Callable[[], None] | None = None
+        """Called once, before anything in this process is not known."""
 
     def __repr__(self) -> str:
         return f"<Taint: {self._marked!r}>"
 
     def __bool__(self) -> bool:
         return bool(self._marked)
+
+    def begin(self) -> None:
+        """Something is about to be there that is not known."""
+        first, self.before_first = self.before_first, None
+        if first is not None:
+            first()
 
     def has(self, tensor: Tensor) -> bool:
         """Whether it holds a value that is not known."""
@@ -51,6 +59,8 @@ class Taint:
 
     def add(self, tensor: Tensor, origin: bytes = OWN) -> None:
         """Its values are not known from now on, and came of this."""
+        if self.before_first is not None:
+            self.begin()
         if origin != OWN and not _is_whole(tensor):
             kept = self._marked.of(tensor)
             origin = mixed(origin if kept is None else mixed(kept, origin), within(tensor))

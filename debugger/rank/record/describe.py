@@ -41,7 +41,8 @@ def _look_again(error: Exception) -> None:
 
 
 def _one(tensor: Any) -> tuple[Any, ...]:
-    return (tensor.dtype, tensor.shape, tensor.is_cpu)
+    dtype = f"sparse {_name(tensor.dtype)}" if tensor.is_sparse else tensor.dtype
+    return (dtype, tensor.shape, tensor.is_cpu)
 
 
 def _list(tensors: Any) -> tuple[Any, ...]:
@@ -177,7 +178,8 @@ def _all_reduce_key(args: Arguments) -> Facts:
         if tensors.__class__ is list:
             [tensor] = tensors
             number = _number_of(_reduce_op_of(options))
-            return (tensor.dtype, tensor.shape, tensor.is_cpu, number)
+            # The one call that takes sparse tensors, which do not meet others.
+            return (tensor.dtype, tensor.shape, tensor.is_cpu, number, tensor.layout)
     except _OTHER_FORM as error:
         _look_again(error)
     return _in_place_reducing(args)
@@ -355,7 +357,11 @@ def _global(rank: int, ranks: Sequence[int]) -> int:
 
 
 def _tensors(facts: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    return tuple((str(dtype).removeprefix("torch."), _sizes(shape)) for dtype, shape, _ in facts)
+    return tuple((_name(dtype), _sizes(shape)) for dtype, shape, _ in facts)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _counts(facts: tuple[Any, ...]) -> tuple[int, ...]:

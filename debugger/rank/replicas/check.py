@@ -45,6 +45,7 @@ from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
+from ..torch_private import ddp
 from . import parameter_names, quantities
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
@@ -82,6 +83,7 @@ def observe(recorder: Recorder, directory: Path, reduced: ReducedGradients) -> N
     gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
     torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
+    ddp.on_statistics(check.forward)
     torch_private.on_models_averaged(check.averaged)
     torch_private.on_optimizer_steps(check.before_step, check.after_step)
 
@@ -125,6 +127,8 @@ class Model:
 
     reference: weakref.ref[DistributedDataParallel]
     issued: int | None
+    synchronised: int = 0
+    """Its forwards so far whose backward brings gradients together."""
 
 
 @dataclass(slots=True)
@@ -154,8 +158,9 @@ class ReplicaCheck:
         self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
         self._models: list[Model] = []
         self._replicas: list[Replica] = []
-        self._stepped: dict[tuple[int, int], int] = {}
-        """By model and parameter: the collectives issued when it was stepped last."""
+        self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
+        """By model and parameter: the collectives issued when it was stepped last, and the model's
+        synchronised forwards."""
         self._local: set[int] = set()
         """The models whose ranks step on their own."""
         self._namesakes: dict[tuple[object, ...], int] = {}
@@ -172,6 +177,12 @@ class ReplicaCheck:
         self._models.append(Model(weakref.ref(model), issued))
         if self._gradients is not None:
             self._gradients.keep_no_sums()  # they are not asked for any more
+
+    def forward(self, logger: Any) -> None:
+        """A forward of the DDP model with this logger has begun, and it is not within no_sync()."""
+        for known in self._models:
+            if getattr(known.reference(), "logger", None) is logger:
+                known.synchronised += 1
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -272,13 +283,19 @@ class ReplicaCheck:
         if replica.model == BY_GRADIENTS:
             return not self._were_reduced(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
+        known = self._models[number]
         places = [(number, id(one)) for one in tensors]
-        before = max(self._stepped.get(place, -1) for place in places) if places else -1
-        self._stepped.update(dict.fromkeys(places, issued))
-        model = self._models[number].reference()
-        if model is None or not model.require_forward_param_sync:
-            return True  # the last forward was within no_sync()
-        if issued == self._models[number].issued:
+        steps = [self._stepped.get(place, (-1, 0)) for place in places]
+        before, synchronised = max(steps, default=(-1, 0))
+        self._stepped.update(dict.fromkeys(places, (issued, known.synchronised)))
+        model = known.reference()
+        if model is None:
+            return True
+        if not model.require_forward_param_sync and known.synchronised == synchronised:
+            # All forwards were within no_sync(). The last one alone may be so by mistake, in a
+            # window of gradients that are brought together too early, or be one without gradients.
+            return True
+        if issued == known.issued:
             return False  # nobody has ever brought this model together, DDP included
         return before == issued
 

@@ -7,10 +7,25 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .modules import Wrapped
 from .operator_calls import Unnoticed, accesses_of
+from .probe import Part, Private, patch
+
+BELOW_OTHERS = Part(
+    "planned_late_watching",
+    "a plan follows all operators from the start of a rank, which takes twice the time",
+    Private("torch._C", "_len_torch_function_stack", (), called=True),
+    Private("torch._C", "_pop_torch_function_stack", (), called=True),
+    Private("torch._C", "_push_on_torch_function_stack"),
+    Private("torch._C", "_len_torch_dispatch_stack", (), called=True),
+    Private("torch._C", "_pop_torch_dispatch_stack"),
+    Private("torch._C", "_push_on_torch_dispatch_stack"),
+    Private("torch.autograd.graph", "_engine_run_backward"),
+)
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _PLAIN = (Tensor, Parameter)
@@ -85,9 +100,50 @@ def _classes() -> tuple[Any, Any]:
 
 
 def watch_thread(watching: Watching) -> None:
-    """From now on, until it ends, the calls of this thread are told."""
-    for kind in _classes():
-        kind(watching).__enter__()
+    """From now on, until it ends, the calls of this thread are told: below the modes that the
+    program is in, each of which it leaves in its turn."""
+    operators, functions = _classes()
+    if not BELOW_OTHERS.works:
+        operators(watching).__enter__()
+        functions(watching).__enter__()
+        return
+    private: Any = torch._C
+    _put_below(
+        operators(watching),
+        private._len_torch_dispatch_stack(),
+        lambda: private._pop_torch_dispatch_stack(None),
+        private._push_on_torch_dispatch_stack,
+    )
+    _put_below(
+        functions(watching),
+        private._len_torch_function_stack(),
+        private._pop_torch_function_stack,
+        private._push_on_torch_function_stack,
+    )
+
+
+def _put_below(mode: Any, depth: int, pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
+    above = [pop() for _ in range(depth)]
+    mode.__enter__()
+    for one in reversed(above):
+        push(one)
+
+
+def before_backward(begin: Callable[[], None]) -> None:
+    """`begin` is called before each backward pass: what a thread enters within one it has left
+    again when that ends."""
+    import torch.autograd
+    import torch.autograd.graph
+
+    def backward(original: Wrapped) -> Wrapped:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            return original(*args, **kwargs)
+
+        return run
+
+    for module in (torch.autograd, torch.autograd.graph):
+        patch(module, "_engine_run_backward", backward)
 
 
 def tensors_of(given: Any) -> Iterator[Tensor]:

@@ -343,6 +343,17 @@ class Head:
             for far in self.nodes.values()
         )
 
+    def ask_more(self, wanted: Iterable[Path]) -> None:
+        """Have the nodes tell all calls of these, too: `settled` waits for them."""
+        before = self._question
+        self._fills += 1
+        self._fill(wanted)
+        # Who comes again may have told nothing of what was asked first.
+        self._question = {
+            number: {**data, "files": [*before.get(number, {}).get("files", ()), *data["files"]]}
+            for number, data in self._question.items()
+        }
+
     def _fill(self, wanted: Iterable[Path] | None) -> None:
         question = {"number": self._fills}
         if wanted is None:

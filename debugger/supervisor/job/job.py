@@ -47,6 +47,8 @@ HEAD_COMES_S = 30.0
 """So much later than its nodes a head may be started that all were told (`--head`)."""
 HEAD_FIRST_S = 3.0
 """So long those wait for it before they start their ranks."""
+TAKE_EVERY_S = 0.1
+"""So often a head takes in what others say while it pauses."""
 
 
 class Job:
@@ -291,6 +293,16 @@ class Job:
                 self.say(
                     f"{self.member.lost}: from here on this node is judged by what is seen here"
                 )
+
+    def pause(self, seconds: float) -> None:
+        """Until the next look. What other nodes say meanwhile is taken in at once: then that look
+        has less to do, and it does not lie in memory until then. Raises what `take` does, never
+        before `TAKE_EVERY_S`."""
+        until_s = time.monotonic() + seconds
+        while self.head is not None and until_s - time.monotonic() > TAKE_EVERY_S:
+            time.sleep(TAKE_EVERY_S)
+            self.head.take()
+        time.sleep(max(0.0, until_s - time.monotonic()))
 
     def copy_of(self, path: Path) -> Told | None:
         """Of records that are copies: what their node has told of it."""

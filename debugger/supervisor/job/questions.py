@@ -8,7 +8,7 @@ in its group: they called the same) one, who speaks for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ...diagnosis.findings import Finding
 from ...record.snapshot import Rank
@@ -56,9 +56,21 @@ def in_question(finding: Finding, ranks: Mapping[int, Rank]) -> frozenset[int] |
     return frozenset(rank for rank in wanted if rank in ranks)
 
 
-def _speakers(finding: Finding, ranks: Mapping[int, Rank]) -> Iterable[int]:
-    """The first rank of each class, as the diagnosis takes it; the smallest classes first, since
-    what many do is most likely right."""
+def came_to_it(
+    finding: Finding, ranks: Mapping[int, Rank], asked: Collection[int]
+) -> frozenset[int]:
+    """Who is in question now, where `asked` were when the finding was seen first: not all nodes
+    had told by then where their ranks stand. A class of which one was asked needs no other."""
+    wanted = [*finding.culprits[:_MOST_OF_THE_FINDING], *_speakers(finding, ranks, asked)]
+    new = dict.fromkeys(rank for rank in wanted if rank in ranks and rank not in asked)
+    return frozenset(list(new)[:MOST])
+
+
+def _speakers(
+    finding: Finding, ranks: Mapping[int, Rank], asked: Collection[int] = ()
+) -> Iterable[int]:
+    """The first rank of each class, as the diagnosis takes it, or one that was asked; the smallest
+    classes first, since what many do is most likely right."""
     if finding.group is None:
         return ()
     name, members = finding.group.name, set(finding.group.ranks)
@@ -71,4 +83,6 @@ def _speakers(finding: Finding, ranks: Mapping[int, Rank]) -> Iterable[int]:
                     classes.setdefault(told, []).append(number)
     rows = sorted(classes.values(), key=len)
     # The largest is the reference of all others: without it none of them can be compared.
-    return [row[0] for row in (*rows[-1:], *rows[:-1])]
+    return [
+        next((rank for rank in row if rank in asked), row[0]) for row in (*rows[-1:], *rows[:-1])
+    ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...diagnosis.findings import Finding
@@ -13,8 +13,20 @@ from ...record.reader import FlightReader
 from ...record.snapshot import LostNode, Rank, Snapshot
 from ..run_reader import LocalReader
 from .job import Job
-from .questions import in_question
+from .questions import came_to_it, in_question
 from .unwatched import Unwatched
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked of the nodes for a finding that was first seen then, by the monotonic clock
+    and by our steady one. `ranks`: whose calls; None: everybody's. `twice`: those who came to be in
+    question meanwhile were asked, too."""
+
+    since_s: float
+    since_ns: int
+    ranks: frozenset[int] | None
+    twice: bool = False
 
 
 class JobReader:
@@ -27,6 +39,7 @@ class JobReader:
         self._lost: tuple[LostNode, ...] = ()
         self._told: tuple[int, ...] = ()
         self._ranks: Mapping[int, Rank] = {}
+        self._asked: _Asked | None = None
         self.unwatched = Unwatched(job.say)
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
@@ -61,12 +74,27 @@ class JobReader:
     def settled(self, since_s: float, about: Finding) -> bool:
         """Whether all nodes have told what had happened by then, of the monotonic clock, and those
         calls that may show another cause."""
-        if self._job.head is None:
+        head = self._job.head
+        if head is None:
             return True
-        since_ns = int(since_s * 1e9) - time.monotonic_ns() + steady_clock.now_ns()
-        wanted = in_question(about, self._ranks)
-        files = None if wanted is None else [_path(self._ranks[rank]) for rank in wanted]
-        return self._job.head.settled(since_ns // 1_000_000 * 1_000_000, files)
+        asked = self._asked
+        if asked is None or asked.since_s != since_s:
+            since_ns = int(since_s * 1e9) - time.monotonic_ns() + steady_clock.now_ns()
+            wanted = in_question(about, self._ranks)
+            asked = self._asked = _Asked(since_s, since_ns, wanted)
+            return head.settled(since_ns, None if wanted is None else self._files(wanted))
+        if not head.settled(asked.since_ns):
+            return False
+        if asked.ranks is None or asked.twice:
+            return True
+        asked.twice = True
+        more = came_to_it(about, self._ranks, asked.ranks)
+        if more:
+            head.ask_more(self._files(more))
+        return not more
+
+    def _files(self, ranks: Iterable[int]) -> list[Path]:
+        return [_path(self._ranks[rank]) for rank in ranks]
 
     def _complete(self) -> bool:
         several, head = self._job.several, self._job.head

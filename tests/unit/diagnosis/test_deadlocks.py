@@ -155,6 +155,28 @@ def test_where_all_have_sent_alike_nobody_stands_out() -> None:
     assert (found.kind, found.culprits) == ("missing_rank", (1, 2, 3, 4))
 
 
+def failed_from_any(sent: int) -> Run:
+    """All others have left, each with so many messages sent: so a receive too many has failed."""
+    run = from_any(None)
+    run[0].calls(recv(-1))
+    for _ in range(sent - 3):
+        run[1].calls(send(0))
+    run[0].calls(recv(-1), waits=True)
+    run[1, 2, 3, 4].exits()
+    run[0].raises("RuntimeError: rank 1 was lost", communication=True)
+    return run
+
+
+def test_a_receive_from_any_source_that_failed_for_nobody_is_left() -> None:
+    (found,) = failed_from_any(3).errors()
+    assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (0,), (1, 2, 3, 4))
+
+
+def test_where_a_message_was_on_its_way_the_exception_is_all_that_is_known() -> None:
+    (found,) = failed_from_any(4).errors()
+    assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+
 def test_every_thread_of_a_rank_must_be_stuck() -> None:
     run = crossed()
     run[0].calls(all_reduce(8), group="0", waits=True, thread=2)

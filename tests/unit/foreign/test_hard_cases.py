@@ -260,6 +260,33 @@ def test_a_file_system_with_a_clock_of_its_own(late_s: float, tmp_path: Path) ->
     assert judging.judge(traced(job.dumps), job.age_s) == []
 
 
+@pytest.mark.parametrize(
+    ("hung_s", "said_of"), [(0.3, []), (60.0, [("missing_rank", {3}, "host")])]
+)
+def test_hosts_whose_clocks_are_apart(hung_s: float, said_of: object, tmp_path: Path) -> None:
+    for rank, ahead_s in enumerate((0.0, 17.0, 0.0, 0.0)):
+        made_ns = int((NOW_S + ahead_s) * 1e9)
+        rows = [{**call("all_reduce", 1), "time_created_ns": made_ns}]
+        rows.append({**call("all_reduce", 2), "time_created_ns": made_ns})
+        rows[0] |= {"state": DONE, "time_discovered_completed_ns": made_ns + 1000}
+        write(tmp_path, rank, rows[: 1 + (rank < 3)], NOW_S + hung_s)
+    (job,) = dump_files.load(tmp_path).jobs
+    assert said(judging.judge(traced(job.dumps), job.age_s)) == said_of
+
+
+def test_entries_in_another_order_than_they_were_recorded(tmp_path: Path) -> None:
+    ahead = [call("all_reduce", 1, group="1"), call("barrier", 1)]
+    rows = {0: ahead, 1: ahead, 2: [call("barrier", 1)], 3: [call("barrier", 1)]}
+    verdicts = []
+    for order in (1, -1):
+        dumps = {rank: dump(mine) for rank, mine in rows.items()}
+        for one in dumps.values():
+            one["entries"] = one["entries"][::order]
+        read = {rank: flight_recorder.read(pickle.dumps(one)) for rank, one in dumps.items()}
+        verdicts.append(said(judging.judge(traced(read))))
+    assert verdicts[0] == verdicts[1] != []
+
+
 def test_the_dump_that_an_earlier_run_has_left_is_not_of_this_job(tmp_path: Path) -> None:
     waiting = [call("all_reduce", 1, DONE), call("all_reduce", 2)]
     yesterday = [{**row, "time_created_ns": (NOW_S - 86_400) * 10**9} for row in waiting]

@@ -166,3 +166,15 @@ def test_who_gets_data_by_a_socket_moves_data(
 
     monkeypatch.setattr(looks, "_take", take)
     assert look([1], NEEDED_S, [])[1].moves_data is moves
+
+
+@pytest.mark.parametrize(
+    ("told", "found"), [("86865123.25", 86865123.25), ("0.000000", None), ("", None)]
+)
+def test_who_waits_for_another_core_has_not_slept_since_the_host_was_started(
+    told: str, found: float | None, tmp_path: Path
+) -> None:
+    """The kernel sets its clock to 0 when it moves a thread, until that runs."""
+    row = f"se.exec_start                                :   {told}\n" if told else ""
+    (tmp_path / "sched").write_text(f"python (1, #threads: 3)\n-----\n{row}nr_switches : 3\n")
+    assert looks._last_scheduled_ms(tmp_path) == found

@@ -253,6 +253,15 @@ def test_a_call_has_no_wrappers_name(tmp_path: Path) -> None:
     dispatch = ("AsyncCollectiveTensor.__torch_dispatch__", functional)
     found = seen(tmp_path, "y.sum()", ("wait_tensor", functional), dispatch)
     assert (found.doing, found.call) == (Doing.COLLECTIVE, "wait_tensor()")
+    # A constructor with a closure has `self` in a cell.
+    made = ("DistributedDataParallel.__init__", "nn/parallel/distributed.py")
+    closure = (("self", "<cell at 0x7f1c: DistributedDataParallel object at 0x7f1d>"),)
+    for values in (closure, ()):
+        found = seen(tmp_path, "model = DDP(net)", made, values=values)
+        assert (found.doing, found.waits) == (Doing.COLLECTIVE, True)
+        assert "cell" not in (found.call or "")
+    found = seen(tmp_path, "model = DDP(net)", made, values=closure)
+    assert found.call == "DistributedDataParallel()"
 
 
 def test_who_waits_for_the_store_inside_of_torch(tmp_path: Path) -> None:

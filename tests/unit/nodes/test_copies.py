@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from debugger.nodes.patches import Patch, unpacked
 from debugger.nodes.sampler import Sampler
 from debugger.nodes.source import STILL_CALLS
 from debugger.record import layout, steady_clock
+from debugger.record.notes import CrashNote
 from debugger.record.records import Records
 from debugger.record.snapshot import Process, Rank, Snapshot
+from debugger.record.stack_dump import dump_path
 from tests.unit.record.test_flight import ALL_REDUCE, WORLD, Author
 
 ALIVE = Process(alive=True, state="S")
@@ -183,6 +186,29 @@ def test_how_a_process_ended_is_told(node: Node) -> None:
     for number, *values in digest.data["processes"]:
         node.mirror.seen(number, values)
     assert node.seen().ranks[1].process == node.process
+
+
+def test_what_a_process_wrote_as_a_signal_ended_it_is_told(node: Node, tmp_path: Path) -> None:
+    """The line is that of the thread that crashed, on whichever node."""
+    node.tell()
+    path = dump_path(tmp_path / "stacks", os.getpid())
+    path.parent.mkdir()
+    path.write_text(
+        "Fatal Python error: Aborted\n\n"
+        "Current thread 0x00007f3b4e000740 (most recent call first):\n"
+        '  File "/app/data.py", line 12 in compress\n'
+    )
+    now_ns = steady_clock.now_ns()
+    node.process = Process(alive=False, signal=signal.SIGABRT, ended_ns=now_ns)
+    node.tell()
+    (note,) = CrashNote.among(node.seen().ranks[1].notes)
+    assert str(note.site) == "/app/data.py:12 in compress"
+    assert note.data == {"stack": ("/app/data.py:12 in compress",)}
+    (meant,) = CrashNote.among(node.meant().ranks[1].notes)
+    assert (note.site, note.data) == (meant.site, meant.data)
+    (row, _) = node.sampler._processes.values()
+    with pytest.raises(MirrorError, match="what a node tells of a process cannot be read"):
+        node.mirror.seen(0, [*row[:-1], [["x"], "no line"]])
 
 
 def test_a_clock_of_its_own(node: Node) -> None:

@@ -14,6 +14,7 @@ from debugger.nodes.messages import Message
 from debugger.nodes.mirror import Mirror
 from debugger.nodes.patches import packed
 from debugger.record import steady_clock
+from debugger.record.copies import own_name
 from debugger.record.run_directory import RunDirectory
 from debugger.supervisor.job.head import Head
 
@@ -37,6 +38,7 @@ class Heard:
         self.absent_s = 0.0
         self.came: list[tuple[int, Message]] = []
         self.asked: list[int] = []
+        self.files: list[list[int] | None] = []
         self.told: list[str] = []
 
     def received(self) -> list[tuple[int, Message]]:
@@ -46,6 +48,7 @@ class Heard:
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])
+            self.files.append(message.data.get("files"))
         elif message.kind in ("anew", "verdict", "stop", "end", "report"):
             self.told.append(message.kind)
 
@@ -133,6 +136,31 @@ def test_no_verdict_by_a_digest_that_was_on_its_way_when_all_calls_were_asked_fo
     assert head.settled(began_ns)
     assert not head.settled(began_ns + 1), "a later candidate asks anew"
     assert heard.asked == [1, 2]
+
+
+def test_what_is_asked_besides_is_waited_for_and_asked_of_who_comes_again(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    exchanged(heard.joins())
+    head.take()
+    directory = tmp_path / ".distdebug"
+    first, second = (directory / f"node1-pid-{pid}.flight" for pid in (7, 8))
+    for number, path in enumerate((first, second)):
+        head.nodes[1].mirror.announced(number, own_name(path.name), 1)
+    began_ns = steady_clock.now_ns()
+    assert not head.settled(began_ns, [first])
+    heard.digest(1, filled=1)
+    head.take()
+    assert head.settled(began_ns)
+    head.ask_more([second])
+    assert not head.settled(began_ns)
+    heard.came.append((1, Message("hello")))
+    head.take()
+    assert heard.files == [[0], [1], [0, 1]]
+    heard.digest(2, filled=2)
+    head.take()
+    assert head.settled(began_ns)
+    assert heard.asked == [1, 2, 2]
 
 
 def test_a_node_whose_command_is_over_owes_no_calls(tmp_path: Path) -> None:

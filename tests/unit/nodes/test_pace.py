@@ -64,7 +64,9 @@ def test_a_rank_that_stands_still_waits_its_turn_and_one_that_ended_does_not(
     assert not sampler.digests(), "it has come to stand still, a moment after the last digest"
     process[0] = Process(alive=False, signal=9)
     (digest,) = sampler.digests()
-    assert digest.data["processes"] == [[0, *process_values(process[0], steady_clock.offset_ns())]]
+    assert digest.data["processes"] == [
+        [0, *process_values(process[0], None, steady_clock.offset_ns())]
+    ]
     sampler.pace = Pace(busy_s=60.0, least_s=0.0, idle_s=60.0)
     author.call()
     assert not sampler.digests()
@@ -106,6 +108,22 @@ def test_of_many_ranks_those_in_question_are_asked_and_one_of_each_class() -> No
     assert asked is not None
     assert {9000, 77, 0} <= asked
     assert len(asked) <= questions.MOST
+
+
+def test_who_comes_to_be_in_question_is_asked_and_a_class_of_which_one_was_asked_is_not() -> None:
+    world = tuple(range(16384))
+    ranks = {number: rank(number) for number in world}
+    ranks[9000] = rank(9000, chain=2)
+    group = GroupEvidence("0", "default_pg", world)
+    finding = Finding("op_mismatch", "", culprits=(9000,), victims=world[:9000], group=group)
+    asked = frozenset({9000, 500})
+    assert questions.came_to_it(finding, ranks, asked) == frozenset(), "rank 500 speaks for all"
+    ranks[77] = rank(77, chain=3)
+    ranks[78] = rank(78, chain=3)
+    assert questions.came_to_it(finding, ranks, asked) == {77}
+    for number in range(4000, 5000):
+        ranks[number] = rank(number, issued=number)
+    assert len(questions.came_to_it(finding, ranks, asked)) == questions.MOST, "bounded"
 
 
 def test_of_many_nodes_some_of_each_sort_are_looked_into() -> None:

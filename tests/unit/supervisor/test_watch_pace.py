@@ -1,27 +1,34 @@
-"""How soon a watch looks again: the dearer a look is, the later."""
+"""How soon a watch looks again: the dearer looks are, the later; and what it waits for."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from debugger.diagnosis.findings import Finding
-from debugger.record.snapshot import Snapshot
+from debugger.record import steady_clock
+from debugger.record.snapshot import Process, Rank, Snapshot
 from debugger.supervisor import watch
 from debugger.supervisor.watch import Policy, Watch
 
 
 class Reader:
-    """Nobody is there; each look takes `cost_s` of the processor."""
+    """Each look takes `cost_s` of the processor. `asked`: since when all was to have been told."""
 
-    def __init__(self, cost_s: float) -> None:
+    def __init__(self, cost_s: float = 0.0, ranks: Sequence[Rank] = ()) -> None:
         self.cost_s, self.used_s = cost_s, 0.0
+        self.ranks = {one.rank: one for one in ranks}
+        self.told = False
+        self.asked: list[float] = []
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         del finished
         self.used_s += self.cost_s
-        return ()
+        if not self.ranks:
+            return ()
+        return [Snapshot(steady_clock.now_ns(), len(self.ranks), self.ranks)]
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -31,8 +38,9 @@ class Reader:
         return False
 
     def settled(self, since_s: float, about: Finding) -> bool:
-        del since_s, about
-        return True
+        del about
+        self.asked.append(since_s)
+        return self.told
 
 
 @pytest.mark.parametrize(
@@ -47,3 +55,66 @@ def test_the_pause_after_a_look(
     assert made.pause_s == watch.LOOK_EVERY_S
     made.look()
     assert made.pause_s == pytest.approx(pause_s)
+
+
+def test_one_look_that_takes_long_is_not_followed_by_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Much has happened: it is a bad moment to wait."""
+    reader = Reader(0.01)
+    monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
+    made = Watch(reader, Policy())
+    for _ in range(watch.USUAL_OF):
+        made.look()
+    reader.cost_s = 2.0
+    made.look()
+    assert watch.LOOK_EVERY_S < made.pause_s < 1.0
+    for _ in range(watch.USUAL_OF):
+        made.look()
+    assert made.pause_s == pytest.approx(4.0), "such are all looks now"
+
+
+def test_what_is_taken_in_between_looks_counts_as_their_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = Reader(0.1)
+    reader.used_s = 50.0  # before there was anything to look at
+    monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
+    made = Watch(reader, Policy())
+    made.look()
+    assert made.pause_s == pytest.approx(0.2)
+    for _ in range(watch.USUAL_OF):
+        reader.used_s += 0.3
+        made.look()
+    assert made.pause_s == pytest.approx(0.8)
+
+
+def test_what_is_far_away_is_asked_for_with_the_first_look_and_waited_for() -> None:
+    killed = Rank(0, 0, 7, Process(alive=False, signal=9, ended_ns=steady_clock.now_ns()))
+    reader = Reader(ranks=[killed])
+    made = Watch(reader, Policy())
+    began_s = time.monotonic()
+    assert made.look().verdict is None
+    assert len(reader.asked) == 1
+    assert began_s <= reader.asked[0] <= time.monotonic()
+    time.sleep(watch.CONFIRM_AFTER_S)
+    for _ in range(3):
+        assert made.look().verdict is None, "others may have the cause, and have not told"
+    assert set(reader.asked) == {reader.asked[0]}, "of one finding is asked by one time"
+    reader.told = True
+    found = made.look().verdict
+    assert found is not None
+    assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+
+def test_what_is_told_at_once_is_confirmed_a_moment_later_all_the_same() -> None:
+    killed = Rank(0, 0, 7, Process(alive=False, signal=9, ended_ns=steady_clock.now_ns()))
+    reader = Reader(ranks=[killed])
+    reader.told = True
+    made = Watch(reader, Policy())
+    began_s = time.monotonic()
+    looks = 1
+    while made.look().verdict is None:
+        looks += 1
+    assert looks > 1
+    assert time.monotonic() - began_s >= watch.CONFIRM_AFTER_S

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from debugger.record.layout import Activity
 from debugger.record.signature import Signature
 
 from ..builder import Run, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_to
@@ -88,6 +89,30 @@ def test_ranks_in_an_earlier_call_of_the_group_may_still_come_and_vote() -> None
         run[rank].calls(all_reduce(8), waits=True)
     (found,) = run.errors(settled=False)
     assert found.culprits == (0,)
+
+
+@pytest.mark.parametrize("activity", [Activity.INIT, Activity.NEW_GROUP])
+def test_a_rank_for_which_the_group_is_being_made_may_still_come_and_vote(
+    activity: Activity,
+) -> None:
+    """It is there for others, so what this one waits for has most likely come. One that waits for a
+    key of a store in its own code will not come."""
+    members = (0, 1, 2)
+    for waits, held in ((activity, True), (Activity.STORE, False)):
+        run = Run(3, joined=False)
+        for rank in members:
+            run.starts(rank)
+        run[0, 1].has_group("0", members, desc="default_pg")
+        run[2].waits_in(waits)
+        run[0].calls(broadcast(1, root=0), waits=True)
+        run[1].calls(broadcast(1, root=1), waits=True)
+        found = run.errors(settled=False)
+        assert [one.culprits for one in found] == ([] if held else [(0, 1)])
+        run[2].goes_on()
+        run[2].has_group("0", members, desc="default_pg")
+        run[2].calls(broadcast(1, root=0), waits=True)
+        (found_later,) = run.errors(settled=False)
+        assert found_later.culprits == (1,)
 
 
 def test_who_is_late_by_more_than_a_moment_still_decides_where_nobody_has_a_majority() -> None:

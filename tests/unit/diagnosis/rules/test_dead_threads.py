@@ -68,7 +68,7 @@ def test_others_wait_for_a_thread_that_lives() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("missing_rank", (1,))
     assert found.details[0] == (
-        "before that, its thread 'Thread-2' of rank 1 died of KeyError: 'lr' at train.py:9 in step"
+        "before that, thread 'Thread-2' of rank 1 died of KeyError: 'lr' at train.py:9 in step"
     )
 
 

@@ -67,6 +67,9 @@ BALANCED: dict[str, Callable[[int, int], float]] = {
     ),
     "a slow start": lambda rank, step: 3.0 if rank == 1 and step < 10 else 0.02,
     "always last, by little": lambda rank, step: 0.102 if rank == 1 else 0.1,
+    "checkpoints now and then, else last by chance": lambda rank, step: (
+        0.42 if rank == 0 and step % 6 == 0 else 0.0203 if (rank == 0) == (step % 4 > 0) else 0.02
+    ),
     "late half of the time": lambda rank, step: 0.05 if rank == 1 and step % 2 else 0.02,
 }
 

@@ -6,16 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from debugger.rank.record.describe import METHODS, UNKNOWN_SIZE, signature
-from debugger.record.signature import Signature
+from debugger.record.signature import Signature, disagreements
 
 
 @pytest.mark.parametrize("by_device", [False, True])
 def test_the_device_counts_where_backends_differ_by_it(by_device: bool) -> None:
     method = METHODS["allreduce"]
     here = torch.ones(4)
-    there = SimpleNamespace(dtype=here.dtype, shape=here.shape, is_cpu=False)
+    there = SimpleNamespace(dtype=here.dtype, shape=here.shape, is_cpu=False, is_sparse=False)
     one, other = (
         signature(method.op, method.facts(([tensor],)), (0, 1), by_device)
         for tensor in (here, there)
@@ -36,3 +37,16 @@ def test_sizes_that_are_no_numbers() -> None:
     found = signature(method.op, method.facts(([made],)), (0, 1))
     assert found.shapes == ((2, UNKNOWN_SIZE),)
     assert Signature.from_json(found.to_json()) == found
+
+
+def test_sparse_tensors_are_told_from_dense_ones() -> None:
+    """Of one shape and dtype: backends exchange their elements in other ways."""
+    method = METHODS["allreduce"]
+    dense = torch.eye(3)
+    options = dist.AllreduceOptions()
+    calls = [([dense], options), ([dense.to_sparse()], options)]
+    assert len({method.key(arguments) for arguments in calls}) == 2
+    one, other = (signature(method.op, method.facts(each), (0, 1)) for each in calls)
+    assert list(disagreements(one, other)) == ["dtype_mismatch"]
+    assert str(other) == "all_reduce(sum, sparse float32[3,3])"
+    assert Signature.from_json(other.to_json()) == other

@@ -84,6 +84,7 @@ class Wrapped:
         self.module = module
         self.process_group = SimpleNamespace(_record=group)
         self.require_forward_param_sync = True
+        self.logger = object()
 
 
 def _reference(made: Any) -> Any:
@@ -159,6 +160,21 @@ def test_steps_within_no_sync(bench: Bench, logged: list[str]) -> None:
     for _ in range(3):
         bench.step(optimizer, collectives=1)
     assert bench.moments() == [[(6, 0)]]
+    assert len(logged) == 1
+
+
+def test_a_window_that_ends_within_no_sync(bench: Bench, logged: list[str]) -> None:
+    """Its gradients were brought together before its last forward, so each step is meant to be one
+    of replicas. A window of which no forward did that is the ranks' own."""
+    model = bench.model(nn.Linear(2, 2))
+    optimizer = sgd(model.module)
+    model.require_forward_param_sync = False
+    for _ in range(3):
+        bench.check.forward(model.logger)
+        bench.step(optimizer, collectives=1)
+    assert bench.moments() == [[(6, 0), (6, 1), (7, 0), (8, 0)]]
+    assert not logged
+    bench.step(optimizer, collectives=1)
     assert len(logged) == 1
 
 

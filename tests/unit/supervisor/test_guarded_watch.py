@@ -1,0 +1,58 @@
+"""What the report says of when a finding was found that no look of this node has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from debugger.diagnosis.findings import Finding
+from debugger.diagnosis.rules.node_lost import lost_without_ranks
+from debugger.record import steady_clock
+from debugger.record.run_directory import RunDirectory
+from debugger.record.snapshot import LostNode, Snapshot
+from debugger.supervisor.announcements import Announcements
+from debugger.supervisor.guarded_watch import GuardedWatch
+from debugger.supervisor.own_faults import OwnFaults
+from debugger.supervisor.watch import Policy, Watch
+
+SILENT_S = 2.6
+
+
+class Nobody:
+    """No rank is there to be seen."""
+
+    change_mark: tuple[object, ...] = ()
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        del finished
+        return ()
+
+    def starting(self) -> bool:
+        return False
+
+    def settled(self, since_s: float, about: Finding) -> bool:
+        del since_s, about
+        return True
+
+
+def test_a_lost_head_is_found_when_this_node_says_so(tmp_path: Path) -> None:
+    """Not by a look: on a busy machine none may have come between the silence and the end."""
+    announcements = Announcements(RunDirectory.create(tmp_path))
+    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
+    lost = lost_without_ranks(
+        LostNode("node0", steady_clock.now_ns() - int(SILENT_S * 1e9), (0, 1))
+    )
+    assert watched.detected_after_s(lost.identity) is None
+    watched.found(lost)
+    after_s = watched.detected_after_s(lost.identity)
+    assert after_s is not None
+    assert SILENT_S - 0.01 <= after_s < SILENT_S + 30
+
+
+def test_of_what_has_no_time_none_is_made_up(tmp_path: Path) -> None:
+    """Nodes that never came: nobody could have seen that at one moment."""
+    announcements = Announcements(RunDirectory.create(tmp_path))
+    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
+    missing = Finding(kind="join_timeout", message="1 of 2 nodes has come", culprits=())
+    watched.found(missing)
+    assert watched.detected_after_s(missing.identity) is None
