@@ -1,8 +1,7 @@
 """Looks at processes from outside, several times: their stacks, and since when they stand still.
 
 Nobody is stopped for it: py-spy reads the memory of a process that runs. How long a thread has
-slept is asked of the kernel, which notes when it last gave the thread a core; where a kernel does
-not tell (`/proc/<pid>/task/<tid>/sched`), only the time between two looks counts.
+slept is asked of the kernel; where that does not tell, only the time between two looks counts.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
+from .slept import CoreClocks, slept
 
 FIRST_GAP_S = 0.25
 MOST_GAP_S = 1.2
@@ -79,16 +78,16 @@ def look(
 ) -> dict[int, Sight]:
     """What these processes do, seen at least twice. `needed_s`: once every thread that stands still
     is known to have done so for that long, or none to have, no further look is needed."""
-    wanted = list(pids)
-    first, began_s = _take(wanted, problems, native), time.monotonic()
+    wanted, clocks = list(pids), CoreClocks()
+    first, began_s = _take(wanted, problems, native, clocks), time.monotonic()
     time.sleep(FIRST_GAP_S)
-    second = _take(wanted, [], native)
+    second = _take(wanted, [], native, clocks)
     sights = _compared(first, began_s, second)
     told = any(one.slept_s for one in second.values())
     if _further_look_helps(sights.values(), needed_s, told):
         gap_s = MOST_GAP_S if told or needed_s > LONGEST_GAP_S else max(MOST_GAP_S, needed_s + 0.2)
         time.sleep(max(0.0, began_s + gap_s - time.monotonic()))
-        sights = _compared(first, began_s, _take(wanted, [], native))
+        sights = _compared(first, began_s, _take(wanted, [], native, clocks))
     return sights
 
 
@@ -144,8 +143,10 @@ class _Taken:
     """The processes below it that are none of those that are looked at."""
 
 
-def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _Taken]:
-    slept = {pid: _slept(pid) for pid in pids}  # before anything disturbs them
+def _take(
+    pids: Sequence[int], problems: list[str], native: bool, clocks: CoreClocks
+) -> dict[int, _Taken]:
+    slept_s = {pid: slept(pid, clocks) for pid in pids}  # before anything disturbs them
     below = _below(pids)
     stacks = capture(pids, native=native, problems=problems, values=True)
     taken = {}
@@ -156,7 +157,7 @@ def _take(pids: Sequence[int], problems: list[str], native: bool) -> dict[int, _
         else:
             cpu_s = stat.cpu_ticks / TICKS_PER_S
             moved = _moved_bytes(pid)
-            taken[pid] = _Taken(stat.state, cpu_s, stacks[pid], slept[pid], moved, below[pid])
+            taken[pid] = _Taken(stat.state, cpu_s, stacks[pid], slept_s[pid], moved, below[pid])
     return taken
 
 
@@ -214,27 +215,14 @@ def _thread(
     if not running and used > STILL_SHARE:
         # It may have gone round between the looks; while it has slept it has not.
         return Thread(stack, slept_s, running, woke)
+    if taken.slept_s:
+        # A thread that wakes up was seen at its place twice, which says no more when it took long.
+        gap_s = min(gap_s, MOST_GAP_S)
     return Thread(stack, gap_s if running else max(gap_s, slept_s), running, woke)
 
 
 def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]], ...]:
     return tuple((frame, frame.values) for frame in stack.frames)
-
-
-def _slept(pid: int) -> dict[int, float]:
-    """How long each thread has slept: against this thread's own time on the scheduler's clock,
-    whose beginning no other clock shares for certain."""
-    now_ms = _last_scheduled_ms(Path("/proc/thread-self"))
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    except OSError:
-        return {}
-    found = {}
-    for task in tasks:
-        at_ms = _last_scheduled_ms(task)
-        if at_ms is not None and now_ms is not None:
-            found[int(task.name)] = max(0.0, now_ms - at_ms) / 1000
-    return found
 
 
 def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
@@ -267,16 +255,3 @@ def _moved_bytes(pid: int) -> int:
         return max(called, int(counted["read_bytes"]) + int(counted["write_bytes"]))
     except (OSError, ValueError, KeyError):
         return 0
-
-
-def _last_scheduled_ms(task: Path) -> float | None:
-    """None where it is not told, and of a thread that was woken up on another core and waits for
-    that: the kernel has 0 until it runs there, and not when it last ran."""
-    try:
-        with open(task / "sched") as file:
-            for line in file:
-                if line.startswith("se.exec_start"):
-                    return float(line.rpartition(":")[2]) or None
-    except (OSError, ValueError):
-        pass
-    return None

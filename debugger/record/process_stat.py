@@ -23,6 +23,8 @@ class Stat:
     threads: int
     start_ticks: int
     rss_bytes: int
+    core: int
+    """The one that it is on, or was on last."""
     wait_status: int
     """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
 
@@ -55,6 +57,7 @@ def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
             threads=int(fields[17]),
             start_ticks=int(fields[19]),
             rss_bytes=int(fields[21]) * PAGE_BYTES,
+            core=int(fields[36]),
             wait_status=int(fields[49]) if len(fields) > 49 else 0,
         )
     except (OSError, ValueError, IndexError):

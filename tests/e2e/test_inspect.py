@@ -176,7 +176,7 @@ def test_a_job_at_work_is_left_alone(tmp_path: Path) -> None:
         for _ in range(3):
             asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--exit-code"]
             done = subprocess.run(asked, capture_output=True, text=True, check=False)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
             assert "nothing is wrong that can be seen" in done.stdout
         assert running.poll() is None
         steps_go_on(tmp_path / "output")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_third_look_is_taken_where_it_tells_more(
 ) -> None:
     seen = []
 
-    def take(pids: Sequence[int], _problems: list[str], _native: bool) -> dict[int, looks._Taken]:
+    def take(pids: Sequence[int], *_: Any) -> dict[int, looks._Taken]:
         seen.append(pids)
         return {pid: taken(slept[pid]) for pid in pids}
 
@@ -137,7 +138,7 @@ def test_who_was_stopped_for_a_moment_was_looked_at(monkeypatch: pytest.MonkeyPa
         takes = iter(states)
 
         def take(
-            pids: Sequence[int], _problems: list[str], _native: bool, takes: Iterator[str] = takes
+            pids: Sequence[int], *_: Any, takes: Iterator[str] = takes
         ) -> dict[int, looks._Taken]:
             state = next(takes)
             return {pid: replace(taken({1: 30.0}), state=state) for pid in pids}
@@ -161,7 +162,7 @@ def test_who_gets_data_by_a_socket_moves_data(
 ) -> None:
     receives = replace(stack("MainThread", IDLE, 1), wait=wait)
 
-    def take(pids: Sequence[int], _problems: list[str], _native: bool) -> dict[int, looks._Taken]:
+    def take(pids: Sequence[int], *_: Any) -> dict[int, looks._Taken]:
         return {pid: looks._Taken("S", 0.0, [receives], slept_s) for pid in pids}
 
     monkeypatch.setattr(looks, "_take", take)
@@ -169,12 +170,16 @@ def test_who_gets_data_by_a_socket_moves_data(
 
 
 @pytest.mark.parametrize(
-    ("told", "found"), [("86865123.25", 86865123.25), ("0.000000", None), ("", None)]
+    ("slept_s", "still_s"),
+    [({1: 0.05}, looks.MOST_GAP_S), ({1: 30.0}, 30.0), ({}, 9.0)],
+    ids=["woke up", "slept", "the kernel does not tell"],
 )
-def test_who_waits_for_another_core_has_not_slept_since_the_host_was_started(
-    told: str, found: float | None, tmp_path: Path
+def test_two_looks_far_apart_say_no_more_of_who_woke_up_between_them(
+    slept_s: dict[int, float], still_s: float
 ) -> None:
-    """The kernel sets its clock to 0 when it moves a thread, until that runs."""
-    row = f"se.exec_start                                :   {told}\n" if told else ""
-    (tmp_path / "sched").write_text(f"python (1, #threads: 3)\n-----\n{row}nr_switches : 3\n")
-    assert looks._last_scheduled_ms(tmp_path) == found
+    """On a host with too much to do it takes seconds to look, and a job's ranks meet its steps
+    thousands of times meanwhile."""
+    sight = looks._compared({1: taken(slept_s)}, time.monotonic() - 9.0, {1: taken(slept_s)})[1]
+    assert sight.main is not None
+    assert sight.main.still_s == pytest.approx(still_s, abs=1.0)
+    assert sight.main.woke == (slept_s != {1: 30.0})
