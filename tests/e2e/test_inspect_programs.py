@@ -57,8 +57,8 @@ import torch.distributed.rpc as rpc
 def work():
     os.read(os.pipe()[0], 1)  # <- here
 dist.destroy_process_group()
-os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-rpc.init_rpc(f"w{rank}", rank=rank, world_size=3)
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{__file__}.store")
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=3, rpc_backend_options=options)
 if rank == 0:
     rpc.rpc_sync("w1", work, timeout=0)  # else it gives up after a minute
 rpc.shutdown()
