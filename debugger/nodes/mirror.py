@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +162,14 @@ class Mirror:
 
     def correct(self, offset_ns: int) -> None:
         """This much added to the node's monotonic clock gives our Unix time."""
-        if offset_ns == self.offset_ns:
+        by_ns = offset_ns - self.offset_ns
+        if not by_ns:
             return
         self.offset_ns = offset_ns
         for copy in self._copies.values():
+            if copy.process.ended_ns is not None:
+                ended_ns = copy.process.ended_ns + by_ns
+                copy.process = replace(copy.process, ended_ns=ended_ns)
             if copy.is_record and copy.begun:
                 self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], True)
 

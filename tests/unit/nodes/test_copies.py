@@ -20,7 +20,7 @@ from debugger.nodes.patches import Patch, unpacked
 from debugger.nodes.sampler import Sampler
 from debugger.nodes.source import STILL_CALLS
 from debugger.record import layout, steady_clock
-from debugger.record.notes import CrashNote
+from debugger.record.notes import CrashNote, ExitNote
 from debugger.record.records import Records
 from debugger.record.snapshot import Process, Rank, Snapshot
 from debugger.record.stack_dump import dump_path
@@ -220,6 +220,28 @@ def test_a_clock_of_its_own(node: Node) -> None:
     assert abs(steady_clock.now_ns() - 3600 * 10**9 - before) < 60 * 10**9
     node.mirror.correct(steady_clock.offset_ns())
     assert abs(steady_clock.now_ns() - node.seen().ranks[0].started_ns) < 60 * 10**9
+
+
+def times(rank: Rank) -> list[int]:
+    """Of its first call, its one note of an exit, and its end."""
+    (note,) = ExitNote.among(rank.notes)
+    call = rank.history.call(0) if rank.history is not None else None
+    assert call is not None
+    assert rank.process.ended_ns is not None
+    return [call.issued_ns, note.time_ns, rank.process.ended_ns]
+
+
+def test_a_clock_that_comes_to_be_known_better_while_a_rank_ends(node: Node) -> None:
+    """Its calls, what it noted and its end stay in their order: a rank that was killed at its next
+    call was else said to stand at the last one."""
+    author = node.authors[0]
+    author.call()
+    author.writer.note(ExitNote(), "killed by SIGKILL", author.site)
+    node.process = replace(KILLED, ended_ns=steady_clock.now_ns())
+    node.tell()
+    before = times(node.seen().ranks[0])
+    node.mirror.correct(node.mirror.offset_ns + 10**9)
+    assert times(node.seen().ranks[0]) == [one + 10**9 for one in before]
 
 
 def test_a_name_that_is_given_late(node: Node) -> None:
