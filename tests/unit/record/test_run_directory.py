@@ -65,7 +65,7 @@ def test_places_that_others_control_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="every user may replace"):
         RunDirectory.create(shared)
     shared.chmod(0o1777)
-    RunDirectory.create(explicit=shared / "run")
+    RunDirectory.create(tmp_path / "base", shared / "run")
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="not a directory"):
         RunDirectory.create(explicit=tmp_path / "file" / "run")
