@@ -42,7 +42,7 @@ class Connection(Link):
         self._all_have_one_key = pair is not None
         self._closed = 0
         self._proving = self.connected = False
-        self.stranger = ""
+        self.not_the_head = ""
         """What is said of a listener there that is not the head."""
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
@@ -176,7 +176,7 @@ class Connection(Link):
         no_peer = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         if (no_peer or self._closed >= CLOSED_TIMES) and self.offer is not None:
             where, self._closed = self.offer.endpoint, 0
-            self.refusal = self.stranger or (
+            self.refusal = self.not_the_head or (
                 f"what listens at {where[6:]} is no head of distdebug, or has another job key"
             )
             self._dealer.disconnect(where)

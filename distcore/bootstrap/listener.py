@@ -75,7 +75,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.rejected = 0
-        """How many connections were dropped: garbage, strangers, duplicates, silence."""
+        """How many connections were dropped: garbage, unauthenticated, duplicate or silent ones."""
         self.unix_token: str | None = None
         self._lock = threading.Lock()
         self._ports: dict[str, int] = {}

@@ -189,8 +189,8 @@ FAULT = Recipe(
             ('    "exit": leave,\n', '    "exit": leave,\n    "sulk": sulk,\n'),
             (
                 "def throw(",
-                """def sulk(occasion: Occasion) -> None:
-    occasion.announce()
+                """def sulk(context: Context) -> None:
+    context.announce()
     os._exit(7)
 
 

@@ -52,7 +52,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class Context:
     """`arguments`: the action's. `frame`: the user's own, None where none is on the stack.
     `announce()` puts the fault on record, and is called just before it happens. `group`: of the
     call, or the default group; None before there is one."""

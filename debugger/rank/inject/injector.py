@@ -37,7 +37,7 @@ from ..record.recorder import Recorder
 from . import data, links, process, resources
 from .arguments import change
 from .call import WAYS, Call, make_postponed
-from .context import CannotHappen, Group, Occasion
+from .context import CannotHappen, Context, Group
 from .group import InjectedGroup
 from .schedule import Armed, CallCounts
 
@@ -218,7 +218,7 @@ class Injector:
             if one.of_calls:
                 one.waiting = True
             else:
-                self._befall(one, call_site.find(frame), f"step {number}")
+                self._happen(one, call_site.find(frame), f"step {number}")
 
     @staticmethod
     def _is_free(one: Armed) -> bool:
@@ -241,7 +241,7 @@ class Injector:
             if one.at_once:
                 frame = call_site.of_thread(threading.main_thread().ident or 0)
                 where = "when asked for" if one in asked else f"{self._elapsed_s():.1f} s"
-                self._befall(one, frame, where)
+                self._happen(one, frame, where)
             else:
                 one.over = False
                 one.waiting = True
@@ -268,17 +268,17 @@ class Injector:
 
     # -- making it happen ----------------------------------------------------------------------
 
-    def _befall(self, one: Armed, frame: FrameType | None, where: str, **more: Any) -> None:
+    def _happen(self, one: Armed, frame: FrameType | None, where: str, **more: Any) -> None:
         """Something that is done to the process or a parameter, not to a call."""
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
         announce = partial(self._announce, one, where, place, **more)
         default = self._newest_default()
-        occasion = Occasion(one.fault.arguments, frame, self._recorder, announce, default)
+        context = Context(one.fault.arguments, frame, self._recorder, announce, default)
         try:
             if one.fault.action in _DATA:
                 data.damage_parameter(one.fault.action, one.fault.arguments, announce)
             else:
-                _ACTS[one.fault.action](occasion)
+                _ACTS[one.fault.action](context)
         except CannotHappen as error:
             self._refuse(one, error)
         except FindingRaised:
@@ -299,7 +299,7 @@ class Injector:
         way = None
         for one in due.faults:
             if not one.of_calls:
-                self._befall(one, frame, where, **more)
+                self._happen(one, frame, where, **more)
                 continue
             announce = partial(self._announce, one, where, place, **more)
             try:

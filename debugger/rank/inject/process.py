@@ -15,36 +15,36 @@ from functools import partial
 from ...faults.actions import exception_of
 from ...record.layout import Phase
 from ...record.notes import ExitNote
-from .context import CannotHappen, Occasion, at_users_line
+from .context import CannotHappen, Context, at_users_line
 
 _LOOK_EVERY_S = 0.05
 _MUTEX_BYTES = 128
 """More than a pthread mutex has anywhere; all zeros is one that is free."""
 
 
-def kill(occasion: Occasion) -> None:
+def kill(context: Context) -> None:
     """The signal comes to this process; one that it handles, in its main thread."""
-    number = getattr(signal, f"SIG{occasion.arguments['signal']}")
+    number = getattr(signal, f"SIG{context.arguments['signal']}")
     if number == signal.SIGKILL:  # of all others that end it, the process itself leaves the line
-        recorder = occasion.recorder
-        recorder.note(ExitNote(), "killed by SIGKILL", recorder.safe_site(occasion.frame))
-    occasion.announce()
+        recorder = context.recorder
+        recorder.note(ExitNote(), "killed by SIGKILL", recorder.safe_site(context.frame))
+    context.announce()
     os.kill(os.getpid(), number)
 
 
-def leave(occasion: Occasion) -> None:
+def leave(context: Context) -> None:
     """As `os._exit(code)` in the program: no `finally`, no handler, nothing is flushed."""
-    code = int(occasion.arguments["code"])
-    recorder = occasion.recorder
-    recorder.note(ExitNote(), f"os._exit({code})", recorder.safe_site(occasion.frame))
-    occasion.announce()
+    code = int(context.arguments["code"])
+    recorder = context.recorder
+    recorder.note(ExitNote(), f"os._exit({code})", recorder.safe_site(context.frame))
+    context.announce()
     recorder.writer.phase(Phase.ENDED, code)
     os._exit(code)
 
 
-def throw(occasion: Occasion) -> None:
+def throw(context: Context) -> None:
     """The exception is raised at the program's line."""
-    name, message = exception_of(occasion.arguments["error"])
+    name, message = exception_of(context.arguments["error"])
     kind = getattr(builtins, name, None)
     if not isinstance(kind, type) or not issubclass(kind, BaseException):
         raise CannotHappen(f"{name} is no built-in exception; name one, such as ValueError")
@@ -54,24 +54,24 @@ def throw(occasion: Occasion) -> None:
         raise CannotHappen(
             f"{name} cannot be made of a text alone; name another exception, such as ValueError"
         ) from None
-    occasion.announce()
-    at_users_line(occasion.frame, "raise error", {"error": error})
+    context.announce()
+    at_users_line(context.frame, "raise error", {"error": error})
 
 
-def delay(occasion: Occasion) -> None:
+def delay(context: Context) -> None:
     """The thread sleeps, as if the program's own line took so long."""
-    seconds = float(occasion.arguments["delay_s"])
-    sleep = partial(_sleep, occasion.recorder.waits.check)
-    occasion.announce()
-    at_users_line(occasion.frame, "sleep(seconds)", {"sleep": sleep, "seconds": seconds})
+    seconds = float(context.arguments["delay_s"])
+    sleep = partial(_sleep, context.recorder.waits.check)
+    context.announce()
+    at_users_line(context.frame, "sleep(seconds)", {"sleep": sleep, "seconds": seconds})
 
 
-def hang(occasion: Occasion) -> None:
+def hang(context: Context) -> None:
     """The thread does not come back, unless the verdict of the run is raised in it: asleep and at a
     lock it can be; in C it cannot, with or without the GIL, and has to be killed."""
-    stay = _HANGS[occasion.arguments["how"]](occasion.recorder.waits.check)
-    occasion.announce()
-    at_users_line(occasion.frame, "stay()", {"stay": stay})
+    stay = _HANGS[context.arguments["how"]](context.recorder.waits.check)
+    context.announce()
+    at_users_line(context.frame, "stay()", {"stay": stay})
 
 
 def _sleep(check: Callable[[], None], seconds: float) -> None:
@@ -96,7 +96,7 @@ _HANGS: dict[str, Callable[[Callable[[], None]], Callable[[], object]]] = {
     "native": lambda _check: partial(_lock_up, ctypes.CDLL(None)),
 }
 
-ACTS: dict[str, Callable[[Occasion], None]] = {
+ACTS: dict[str, Callable[[Context], None]] = {
     "kill": kill,
     "exit": leave,
     "raise": throw,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .context import CannotHappen, Group, Occasion, at_users_line
+from .context import CannotHappen, Context, Group, at_users_line
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "distdebug-oom-"
@@ -32,20 +32,20 @@ _PORT = re.compile(r":(\d+)(?:[/?]|$)")
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def run_out_of_memory(occasion: Occasion) -> None:
+def run_out_of_memory(context: Context) -> None:
     """An allocation of the program's fails, or the kernel's OOM killer ends the process."""
-    if occasion.arguments["how"] == "killer":
-        _be_killed(occasion)
+    if context.arguments["how"] == "killer":
+        _be_killed(context)
     else:
-        _fail_to_allocate(occasion)
+        _fail_to_allocate(context)
 
 
-def _fail_to_allocate(occasion: Occasion) -> None:
+def _fail_to_allocate(context: Context) -> None:
     """The limit holds for this allocation alone: a process that really runs out of memory cannot
     tell anybody of what, and its threads in C++ would abort."""
     error = _memory_error()
-    occasion.announce()
-    at_users_line(occasion.frame, "raise error", {"error": error})
+    context.announce()
+    at_users_line(context.frame, "raise error", {"error": error})
 
 
 def _memory_error() -> MemoryError:
@@ -65,7 +65,7 @@ def _address_space_bytes() -> int:
     return pages * mmap.PAGESIZE
 
 
-def _be_killed(occasion: Occasion) -> None:
+def _be_killed(context: Context) -> None:
     """In a memory cgroup of its own, whose limit it then exceeds. Memory stays with the cgroup in
     which it was taken, so what the process has already does not count."""
     cgroup, limit = _own_cgroup()
@@ -79,7 +79,7 @@ def _be_killed(occasion: Occasion) -> None:
         with contextlib.suppress(OSError):
             cgroup.rmdir()
         raise CannotHappen(_no_cgroup(error)) from None
-    occasion.announce()
+    context.announce()
     kept = []
     while True:
         kept.append(bytearray(b"\x01") * mmap.PAGESIZE * 256)
@@ -133,13 +133,13 @@ def _no_cgroup(error: OSError | None) -> str:
 # -- a child ---------------------------------------------------------------------------------------
 
 
-def fork(occasion: Occasion) -> None:
+def fork(context: Context) -> None:
     """A forked child calls a barrier on its parent's group, and ends; the parent goes on."""
-    group = occasion.group
+    group = context.group
     if group is None:
         raise CannotHappen("there is no process group yet that a forked child could use")
-    occasion.announce()
-    at_users_line(occasion.frame, "fork(group)", {"fork": _use_in_child, "group": group})
+    context.announce()
+    at_users_line(context.frame, "fork(group)", {"fork": _use_in_child, "group": group})
 
 
 def _use_in_child(group: Group) -> None:
@@ -160,32 +160,32 @@ def _use_in_child(group: Group) -> None:
 # -- files and the store ---------------------------------------------------------------------------
 
 
-def fill_disk(occasion: Occasion) -> None:
+def fill_disk(context: Context) -> None:
     """See the file's docstring. It lasts to the end of the process."""
     if signal.getsignal(signal.SIGXFSZ) is not signal.SIG_IGN:  # as Python itself has it
         raise CannotHappen("the program handles SIGXFSZ, which a file that cannot grow brings")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    occasion.announce()
+    context.announce()
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 
 
-def drop_store(occasion: Occasion) -> None:
+def drop_store(context: Context) -> None:
     """This process's connections to the TCPStore end; where it hosts the store, everybody's."""
-    port = _store_port(occasion)
+    port = _store_port(context)
     found = list(_connections(port))
     if not found:
         raise CannotHappen(
             f"this rank has no connection to a TCPStore at port {port}; the fault needs one, as "
             "env:// and tcp:// make it"
         )
-    occasion.announce()
+    context.announce()
     for connection in found:
         with connection, contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _store_port(occasion: Occasion) -> int:
-    for address in (occasion.recorder.job, f":{os.environ.get('MASTER_PORT', '')}"):
+def _store_port(context: Context) -> int:
+    for address in (context.recorder.job, f":{os.environ.get('MASTER_PORT', '')}"):
         named = _PORT.search(address)
         if named:
             return int(named[1])
@@ -217,7 +217,7 @@ def _ports(connection: socket.socket) -> set[int]:
     return {int(end[1]) for end in ends}
 
 
-ACTS: dict[str, Callable[[Occasion], None]] = {
+ACTS: dict[str, Callable[[Context], None]] = {
     "oom": run_out_of_memory,
     "fork": fork,
     "fill-disk": fill_disk,

@@ -153,7 +153,7 @@ class Job:
         key = head_pair(agreed.key).public.decode()
         self._connection = Connection(self.say, node_pair(agreed.key), HEAD_COMES_S)
         if here:
-            self._connection.stranger = (
+            self._connection.not_the_head = (
                 f"port {agreed.port} of this host is taken, by what is no head of this job or has "
                 "another job key: give --head another port, the same on all nodes"
             )
