@@ -22,14 +22,14 @@ from distcore.tcp.side_channel import SideChannel
 from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
-from ..checks import memory_layout
+from ..checks import memory_layout, refusals
 from ..log.debug_level import DebugLevel
 from ..log.interruptions import is_interruption
 from ..log.own_faults import say
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
-from . import deferred_work, messages, refusals, torchs_words
+from . import deferred_work, messages, torchs_words
 from .deferred_work import Deferral, DeferredWork, Grace
 from .monitored_barrier import Monitor
 

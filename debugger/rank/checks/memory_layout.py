@@ -26,6 +26,7 @@ from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
+from . import refusals
 
 TENSORS = "tensors"
 
@@ -46,10 +47,12 @@ class TensorCheck:
 
     def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> None:
         """Raise the finding if the group's `method` would get these arguments wrong."""
-        wrong = unsafe(self._backend, self._record.group_rank, method, args)
-        if wrong is None:
-            return
         record = self._record
+        wrong = unsafe(self._backend, record.group_rank, method, args)
+        if wrong is None or refusals.expected(
+            self._backend, method, args, len(record.ranks), record.group_rank
+        ):
+            return
         rank = record.ranks[record.group_rank]
         signature = Signature.from_json(known.text)
         where, numbered = record.place_of(signature, seq)

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.agreement import collectives, deferred_work, refusals
+from debugger.rank.agreement import collectives, deferred_work
+from debugger.rank.checks import refusals
 from debugger.record import layout
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded

@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from debugger.rank.agreement import refusals
+from debugger.rank.checks import refusals
 
 backend = sys.argv[1]
 dist.init_process_group(backend)

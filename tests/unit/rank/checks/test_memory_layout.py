@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,15 +142,31 @@ def test_right(name: str, backend: str) -> None:
     assert unsafe(backend, 0, method, tuple(args)) is None
 
 
-def test_the_finding() -> None:
-    notes: list[Any] = []
+def checked(notes: list[Any]) -> TensorCheck:
+    """Of rank 20, in a group of two."""
     recorder: Any = SimpleNamespace(
         note=lambda *given: notes.append(given), safe_site=lambda _frame: 3
     )
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "cpu:gloo,cuda:nccl", None)
+    return TensorCheck(recorder, record)
+
+
+@pytest.mark.parametrize(("outputs", "refused"), [(3, True), (2, False)])
+def test_what_the_backend_refuses_it_refuses_itself(outputs: int, refused: bool) -> None:
+    """A list of the wrong length: the program hears so from the call, and may go on."""
+    notes: list[Any] = []
+    known: Any = SimpleNamespace(text=Signature("all_gather", (("float32", (4,)),)).to_json())
+    args = ([[SAME] * outputs], [usual(4)])
+    with nullcontext() if refused else pytest.raises(FindingRaised, match="the same memory"):
+        checked(notes).before("allgather", args, known, 7)
+    assert not notes if refused else notes
+
+
+def test_the_finding() -> None:
+    notes: list[Any] = []
     known: Any = SimpleNamespace(text=Signature("all_reduce", (("float32", (3, 4)),)).to_json())
-    check = TensorCheck(recorder, record)
+    check = checked(notes)
     check.before("allreduce", ([usual()],), known, 7)
     assert not notes
     with pytest.raises(FindingRaised, match=r"rank 20 .*#7 of group .* strides \(8, 1\)"):
