@@ -36,13 +36,15 @@ class CallIs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Where one rank stood. `call` is a printed signature, `state` a phrase in words."""
+    """Where one rank stood. `call` is a printed signature, `state` a phrase in words. `called_at`:
+    where it made a call for whose handle it waits at `location`; None where that is one line."""
 
     state: str
     call: str | None = None
     location: CallSite | None = None
     stack: Sequence[str] = ()
     call_is: CallIs = CallIs.LAST
+    called_at: CallSite | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ def evidence(
     found = {rank: standing(world, rank) for rank in chosen(first, others)}
     for link in links:
         if link.rank in found and link.call is not None:
-            site = link.call.site or link.wait.site
             found[link.rank] = RankEvidence(
-                "waits in", call_text(link.call), site, (), CallIs.OBJECT
+                "waits in", call_text(link.call), link.site, (), CallIs.OBJECT, link.called_at
             )
     return found
 

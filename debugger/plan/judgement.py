@@ -74,9 +74,7 @@ def judge_programs(
         findings += [_needs_luck(one) for one in _findings(at_worst) if one.kind in NEEDS_LUCK]
     if _took_another_way(outcome):
         findings = [_by_order_of_messages(one) for one in findings]
-    findings = [
-        _where_it_is_noticed(_alike(one, outcome), outcome) for one in verdict_first(findings)
-    ]
+    findings = [_alike(one, outcome) for one in verdict_first(findings)]
     return Judgement(findings, outcome, undecided(programs))
 
 
@@ -168,21 +166,6 @@ def _needs_luck(finding: Finding) -> Finding:
         message=f"{luck}; else {finding.message}",
         headline=f"{luck}; else {finding.headline or finding.message}",
     )
-
-
-def _where_it_is_noticed(finding: Finding, outcome: Outcome) -> Finding:
-    """Who waits for an asynchronous call of a rank that has left, notices it where it waits."""
-    if not finding.about.leaves:
-        return finding
-    ranks = dict(finding.ranks)
-    for number in finding.victims:
-        rank, evidence = outcome.now.ranks.get(number), ranks.get(number)
-        if rank is None or evidence is None:
-            continue
-        for wait in rank.waits:
-            if wait.call is not None and wait.site is not None:
-                ranks[number] = replace(evidence, location=wait.site)
-    return replace(finding, ranks=ranks)
 
 
 def _alike(finding: Finding, outcome: Outcome) -> Finding:

@@ -147,9 +147,15 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
         "state": clean(evidence.state),
         "call": None if evidence.call is None else clean(evidence.call),
         "call_is": str(evidence.call_is),
-        "location": location(evidence.location),
+        **_places(evidence),
         "stack": [clean(line) for line in evidence.stack or stack],
     }
+
+
+def _places(evidence: RankEvidence) -> Document:
+    """Where it stood and, where it waits for a handle there, where it made the call."""
+    made = location(evidence.called_at)
+    return {"location": location(evidence.location), **({"called_at": made} if made else {})}
 
 
 def location(site: CallSite | None) -> Document | None:
@@ -177,7 +183,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "state": clean(where.state),
             "call": None if where.call is None else clean(where.call),
             "call_is": str(where.call_is),
-            "location": location(where.location),
+            **_places(where),
         }
     return found
 

@@ -77,6 +77,8 @@ def _of_finding(
         where = f"{table.doing(one)} in {one['location']['function']}"
         if one["location"].get("through"):
             where += f", through {one['location']['through']}"
+        if one.get("called_at"):
+            where += f", called at {table.Places([one]).line(one['called_at'])}"
         message = f"{finding['message']}\n{ranks_text(ranks)} here: {where}"
         title = f"distdebug: {finding['kind']}, {ranks_text(ranks)}"
         inside = _inside(file, workspace)

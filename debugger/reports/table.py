@@ -143,15 +143,21 @@ class Places:
     """Prints lines of code: `train.py:88 in step`, with the folder where two files share a name."""
 
     def __init__(self, evidence: Iterable[Mapping[str, Any]]) -> None:
-        files = {one["location"]["file"] for one in evidence if one.get("location")}
+        places = [one.get(name) for one in evidence for name in ("location", "called_at")]
+        files = {place["file"] for place in places if place}
         names = [os.path.basename(file) for file in files]
         self._shared = {name for name in names if names.count(name) > 1}
 
     def text(self, evidence: Mapping[str, Any]) -> str:
-        """The line of one rank, "" when it is not known."""
-        location = evidence.get("location")
+        """The line of one rank, "" when it is not known; and that of its call, if it stands at
+        another one."""
+        location, made = evidence.get("location"), evidence.get("called_at")
         if not location:
             return ""
+        return self.line(location) + (f", called at {self.line(made)}" if made else "")
+
+    def line(self, location: Mapping[str, Any]) -> str:
+        """A place as report.json has it."""
         file = str(location["file"])
         name = os.path.basename(file)
         if name in self._shared:

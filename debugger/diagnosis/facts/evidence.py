@@ -63,14 +63,14 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
     for pending in rows:
         if pending.call is not None:
-            site = pending.call.site or pending.wait.site
+            site, made = pending.site, pending.called_at
             stopped = record.process.state in STOPPED
             call = call_text(pending.call)
             if world.at_breakpoint and not stopped:
                 word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
-                return RankEvidence(word, call, site, (), CallIs.LAST)
+                return RankEvidence(word, call, site, (), CallIs.LAST, made)
             word = "stopped in" if stopped else "waits in"
-            return RankEvidence(word, call, site, (), CallIs.OBJECT)
+            return RankEvidence(word, call, site, (), CallIs.OBJECT, made)
     for pending in rows:
         if world.at_breakpoint:
             who = ranks_text(world.at_breakpoint)

@@ -53,7 +53,14 @@ class Pending:
 
     @property
     def site(self) -> CallSite | None:
-        return (self.call.site if self.call else None) or self.wait.site
+        """Where the thread stands: for an asynchronous call, where it waits for the handle."""
+        return self.wait.site or (self.call.site if self.call else None)
+
+    @property
+    def called_at(self) -> CallSite | None:
+        """Where it made the call, if that is another line; else None."""
+        made = self.call.site if self.call else None
+        return made if made != self.site else None
 
     @property
     def rule(self) -> Rule:
