@@ -69,8 +69,9 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
     usual, odd = opponents(result, calls)
     kind = disagreement(calls[usual], calls[odd])
     headline = dispute_headline(f"{place} ({len(ranks)} ranks)")
-    message = f"{headline}: {parties_text(result, calls)}"
-    message += differences_text(calls[usual], calls[odd])
+    differences = differences_text(calls[usual], calls[odd])
+    message = f"{headline}: {parties_text(result, calls)}{differences}"
+    headline += differences
     return Dispute(kind or "shape_mismatch", message, result.culprits, result.others, headline)
 
 

@@ -184,9 +184,10 @@ def _finding(
     group = view.any
     before = "" if divergence.exact else "at or before "
     headline = dispute_headline(f"{before}{numbered(group, seq)} ({len(view.ranks)} ranks)")
-    message = f"{headline}: {parties_text(result, calls)}"
     usual, odd = opponents(result, calls)
-    message += differences_text(calls[usual], calls[odd])
+    differences = differences_text(calls[usual], calls[odd])
+    message = f"{headline}: {parties_text(result, calls)}{differences}"
+    headline += differences
     parties = dict(result.parties)
     story = Story((), "")
     if kind == "op_mismatch":
