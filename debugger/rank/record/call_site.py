@@ -117,6 +117,26 @@ def of_thread(ident: int) -> FrameType | None:
     return find(frames.of_thread(ident), of_another=True)
 
 
+def waits_for(library: FrameType, ident: int) -> FrameType | None:
+    """The user's frame from which that thread stands in the package that `library` is of: of a
+    package that works in a thread of its own, who has called it and waits. None where the thread is
+    anywhere else: then nobody can tell for whom the package works."""
+    package = _package(library)
+    frame = frames.of_thread(ident)
+    while frame is not None and frame_kind(frame.f_code.co_filename) == OWN:
+        frame = frames.caller(frame)
+    if frame is None or _package(frame) != package:
+        return None
+    found = find(frame, of_another=True)
+    return found if found is not None and frame_kind(found.f_code.co_filename) == USER else None
+
+
+def _package(frame: FrameType) -> str:
+    """`accelerate`, for a frame of its code; "" for the user's, which is no package's."""
+    name = frame.f_code.co_filename
+    return _inside_packages(name).partition(os.sep)[0] if frame_kind(name) == LIBRARY else ""
+
+
 def raised_by_user(error: BaseException) -> bool:
     """Whether the innermost frame of this error is the user's: in a signal's handler, say."""
     trace = error.__traceback__

@@ -211,7 +211,11 @@ class Recorder:
             while found is not None and call_site.frame_kind(found.f_code.co_filename) == _OWN:
                 found = frames.caller(found) if of_another else found.f_back
             library = found
-            found = call_site.find(found, of_another) or call_site.of_thread(_main_ident())
+            found = call_site.find(found, of_another)
+            if found is None:
+                found = call_site.of_thread(_main_ident())
+            elif call_site.frame_kind(found.f_code.co_filename) != _USER:
+                found = call_site.waits_for(found, _main_ident()) or found
             if found is None:
                 return 0
         # By instruction, not by line: looking up a line number takes longer in longer functions.

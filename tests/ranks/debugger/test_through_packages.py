@@ -81,3 +81,68 @@ def test_a_program_that_is_part_of_a_package(tmp_path: Path, torch_loaded: Torch
             (13, "fakelib/state.py:10"),
             (14, ""),
         ]
+
+
+ENGINE = """
+import queue
+import threading
+
+import torch.distributed as dist
+
+
+class Engine:
+    def __init__(self):
+        self.asked, self.done = queue.Queue(), queue.Queue()
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        while self.asked.get():
+            dist.barrier()
+            self.done.put(True)
+
+    def run(self):
+        self.asked.put(True)
+        self.done.get()
+"""
+ASKS = """
+import os
+import sys
+
+import torch.distributed as dist
+
+sys.path.insert(0, {packages!r})
+from fakelib.engine import Engine
+
+
+def main():
+    dist.init_process_group("gloo")
+    engine = Engine()
+    engine.run()  # line 14
+    engine.asked.put(True)
+    while engine.done.empty():
+        pass
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+main()
+"""
+
+
+def test_a_package_that_works_in_a_thread_of_its_own(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    """The user's line comes first where it waits in that package; where the main thread is
+    elsewhere, nobody can tell which line the call is for."""
+    package = tmp_path / "site-packages" / "fakelib"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text(ENGINE)
+    train = tmp_path / "train.py"
+    train.write_text(ASKS.format(packages=str(package.parent)))
+    run = ranks.forked(torch_loaded, tmp_path / "run", 2, train)
+    assert run.run() == 0, run.explain()
+    for view in run.views():
+        assert view.history is not None
+        first, second = (call.site for call in view.history.recent(9))
+        assert first == CallSite(str(train), 14, "main", "fakelib/engine.py:15")
+        assert second == CallSite(str(package / "engine.py"), 15, "work")
