@@ -101,7 +101,7 @@ def diagnose(
     ]
     if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
         candidates += candidates_of(stalled, world)
-    candidates = rule(alike, candidates, candidates)
+    candidates = rule(alike, candidates, world, candidates)
     causes = []
     for candidate in rule(settled, candidates, candidates, own):
         candidate = rule(explained_by_unused, candidate, world, candidate)

@@ -3,17 +3,21 @@
 Every rank tells of its own: the tensor that it gives, the buffer that it reads too early, the child
 that it has forked. Along one axis
 of a device mesh every row of ranks is a group of its own, and what all of them get from one line
-(a learning rate, say) differs in each; so does a call that a wrong branch makes in every row. What
-the first of them said stands for all; who made the same mistake is a culprit, too.
+(a learning rate, say) differs in each; so does a call that a wrong branch makes in every row, and
+ranks of every row wait for each other on the same lines, or for one that has left at the same line.
+What the first of them said stands for all; who made the same mistake is a culprit, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ...record.kinds import Family
 from ...record.wording import ranks_text
-from ..facts.world import DEFAULT_GROUP, OF_MESH
+from ..facts.evidence import MOST_RANKS
+from ..facts.world import DEFAULT_GROUP, OF_MESH, World
 from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
 
@@ -21,12 +25,12 @@ TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""
 
 
-def alike(candidates: Iterable[Candidate]) -> list[Candidate]:
+def alike(world: World, candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, those alike joined into the earliest of them."""
     found: list[Candidate] = []
     parties: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda one: one.finding.observable_ns):
-        key = _key(candidate.finding)
+        key = _key(world, candidate.finding)
         while key is not None and key in parties and _overlap(candidate, parties[key]):
             key = (*key, "again")
         if key is None:
@@ -36,7 +40,7 @@ def alike(candidates: Iterable[Candidate]) -> list[Candidate]:
     return found + [_joined(party) for party in parties.values()]
 
 
-def _key(finding: Finding) -> tuple[object, ...] | None:
+def _key(world: World, finding: Finding) -> tuple[object, ...] | None:
     where = finding.ranks.get(finding.culprits[0]) if finding.culprits else None
     if where is None or where.location is None:
         return None
@@ -51,7 +55,26 @@ def _key(finding: Finding) -> tuple[object, ...] | None:
         calls = frozenset((_op(evidence), evidence.location) for evidence in finding.ranks.values())
         size = len(finding.group.ranks)
         return (finding.kind, finding.severity, desc, size, finding.seq, calls)
-    return None
+    return _row(world, finding)
+
+
+def _row(world: World, finding: Finding) -> tuple[object, ...] | None:
+    """Of ranks that wait in vain while there are others, which may be another row of theirs."""
+    family, desc = finding.about.family, finding.group.desc if finding.group else ""
+    if family is Family.DEADLOCK:  # no rank is in two of them
+        if len(finding.culprits) + len(finding.victims) >= len(world.ranks):
+            return None
+        about = finding.culprits
+    elif family is Family.ABSENCE and desc.startswith(OF_MESH):
+        about = tuple(finding.ranks)
+    else:
+        return None
+    rows = [finding.ranks.get(rank) for rank in about]
+    if not all(row and row.location for row in rows):
+        return None
+    calls = Counter((_op(row), row.location) for row in rows if row)
+    what = (finding.severity, finding.proven, finding.cause, finding.seq, desc)
+    return (finding.kind, *what, frozenset(calls.items()))
 
 
 def _op(evidence: RankEvidence) -> str:
@@ -72,16 +95,24 @@ def _overlap(candidate: Candidate, party: list[Candidate]) -> bool:
 def _joined(party: list[Candidate]) -> Candidate:
     first = party[0].finding
     culprits = {rank for one in party for rank in one.finding.culprits}
+    victims = {rank for one in party for rank in one.finding.victims} - culprits
     others = sorted(culprits.difference(first.culprits))
     ranks = dict(first.ranks)
+    for one in party:
+        for rank, seen in one.finding.ranks.items():
+            if len(ranks) < MOST_RANKS:
+                ranks.setdefault(rank, seen)
     for one in party:  # what a finding says of its culprits, others saw in passing
         ranks |= {rank: one.finding.ranks[rank] for rank in one.finding.culprits}
+    cycle = first.about.family is Family.DEADLOCK  # whose order tells who waits for whom
+    again = f"{ranks_text(others)} wait for each other on the same lines"
     finding = replace(
         first,
         message=f"{first.message}; {ranks_text(others)} as well" if others else first.message,
-        culprits=tuple(sorted(culprits)),
-        victims=tuple(rank for rank in first.victims if rank not in culprits),
+        culprits=(*first.culprits, *others) if cycle else tuple(sorted(culprits)),
+        victims=tuple(sorted(victims)),
         ranks=ranks,
+        details=(*first.details, again) if cycle and others else first.details,
     )
     # Most likely all ranks run the line: which of them is first is chance.
     ready_ns = max(party[0].ready_ns, first.observable_ns + TOGETHER_NS)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.record.layout import BOUNDED_S, Activity
+from debugger.record.snapshot import CallSite
+from debugger.reports import text
+from debugger.reports.document import Document
+from tests.unit.reports.documents import of_run, report
 
 from .builder import Run, all_reduce, barrier, broadcast, recv, reduce_to, send
 
@@ -200,8 +206,8 @@ def test_threads_that_are_not_accounted_for_make_it_a_suspicion() -> None:
 def test_independent_cycles_are_several_findings() -> None:
     run = Run(4)
     for one, other in ((0, 1), (2, 3)):
-        run[one].calls(recv(other), waits=True)
-        run[other].calls(recv(one), waits=True)
+        run[one].calls(recv(other), waits=True, line=20 + one)
+        run[other].calls(recv(one), waits=True, line=20 + one)
     assert [found.culprits for found in run.errors()] == [(0, 1), (2, 3)]
 
 
@@ -273,3 +279,39 @@ class TestTwins:
         run[0].waits_in(Activity.STORE, key="ready")
         run[1].calls(recv(0), waits=True)
         assert not run.diagnose().findings
+
+
+def handle(run: Run, rank: int, group: str, called: int, waited: int) -> None:
+    """An asynchronous call, and the wait for its handle at another line."""
+    call = run[rank].calls(all_reduce(8), group=group, is_async=True, line=called)
+    run[rank].waits_in(replace(call, site=CallSite("/home/user/train.py", waited, "finish")))
+
+
+def test_who_waits_for_a_handle_stands_where_it_waits() -> None:
+    run = Run(2)
+    for name in ("1", "2"):
+        run.new_group(name, [0, 1])
+    handle(run, 0, "1", called=20, waited=70)
+    handle(run, 1, "2", called=30, waited=30)
+    (found,) = run.errors(settled=False)
+    assert found.kind == "deadlock"
+    assert found.ranks[0].location.line == 70
+    assert found.ranks[0].called_at.line == 20
+    assert "at train.py:70 in finish waits for rank 1" in found.details[0]
+    shown = text.render(of_run(run))
+    assert "train.py:70 in finish, called at train.py:20 in step" in shown
+    where = document_of(found)["ranks"]["0"]
+    assert (where["location"]["line"], where["called_at"]["line"]) == (70, 20)
+
+
+def test_a_call_that_is_waited_for_at_once_has_one_line() -> None:
+    run = crossed()
+    (found,) = run.errors()
+    assert [found.ranks[rank].called_at for rank in (0, 1)] == [None, None]
+    assert "called at" not in text.render(of_run(run))
+    assert "called_at" not in document_of(found)["ranks"]["0"]
+
+
+def document_of(found: Finding) -> Document:
+    """The finding as report.json has it."""
+    return dict(report([found])["findings"][0])

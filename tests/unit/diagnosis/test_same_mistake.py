@@ -8,7 +8,7 @@ import pytest
 
 from debugger.record.replicas import HYPERPARAMETER, bits_of
 from debugger.record.signature import ANY_SOURCE
-from debugger.record.snapshot import Column
+from debugger.record.snapshot import CallSite, Column
 
 from .builder import Run, all_reduce, all_to_all, recv, send
 
@@ -56,6 +56,7 @@ def test_all_that_differs_is_told() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("shape_mismatch", (2,))
     assert found.message.endswith("; they differ in shape, dtype and reduce op")
+    assert found.headline.endswith(" (3 ranks); they differ in shape, dtype and reduce op")
 
 
 def test_the_rank_in_every_bad_pair_is_the_culprit() -> None:
@@ -202,3 +203,62 @@ def test_models_of_other_teams_or_on_other_lines_stay_apart(desc: str, line: int
     rates(run, "2", desc, {1: 0.1, 3: 0.2}, line=line)
     run.passes(1.0)
     assert [found.culprits for found in run.errors()] == [(0, 2), (1, 3)]
+
+
+def rows_of_a_mesh(size: int) -> Run:
+    """Rows of two ranks along one axis, in a group each."""
+    run = Run(size)
+    for first in range(0, size, 2):
+        for rank in (first, first + 1):
+            run[rank].has_group(f"tp{first}", [first, first + 1], desc="mesh_tp")
+    return run
+
+
+def crossed_rows(lines: Sequence[int]) -> Run:
+    """In each row both ranks receive first, the second of them on a line of its row's own."""
+    run = rows_of_a_mesh(2 * len(lines))
+    for row, line in enumerate(lines):
+        run[2 * row].calls(recv(2 * row + 1), group=f"tp{2 * row}", waits=True, line=17)
+        run[2 * row + 1].calls(recv(2 * row), group=f"tp{2 * row}", waits=True, line=line)
+    return run
+
+
+def test_a_deadlock_in_each_row_of_a_mesh() -> None:
+    run = crossed_rows([20, 20, 20])
+    assert run.errors(settled=False) == []  # the other rows may be a moment behind
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 1, 2, 3, 4, 5), ())
+    assert [step.rank for step in found.cycle] == [0, 1]
+    assert found.message.endswith("; ranks 2-5 as well")
+    assert found.details[-1] == "ranks 2-5 wait for each other on the same lines"
+    assert [found.ranks[rank].location.line for rank in range(6)] == [17, 20] * 3
+
+
+def test_deadlocks_on_other_lines_are_others() -> None:
+    run = crossed_rows([20, 33])
+    assert sorted(one.culprits for one in run.errors()) == [(0, 1), (2, 3)]
+
+
+def left_rows(lines: Sequence[int]) -> Run:
+    """In each row the second rank makes one call less, and is at this line then."""
+    run = rows_of_a_mesh(2 * len(lines))
+    for row, line in enumerate(lines):
+        group = f"tp{2 * row}"
+        run[2 * row].calls(all_reduce(8), group=group, line=16)
+        run[2 * row + 1].calls(all_reduce(8), group=group, line=16)
+        run[2 * row + 1].location = CallSite("/home/user/train.py", line, "step")
+        run[2 * row].calls(all_reduce(8), group=group, line=16, waits=True)
+        run[2 * row + 1].exits(0)
+    return run
+
+
+def test_a_rank_of_each_row_has_left_too_early() -> None:
+    (found,) = left_rows([16, 16]).errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (1, 3), (0, 2))
+    assert found.message.endswith("; rank 3 as well")
+    assert set(found.ranks) == {0, 1, 2, 3}
+
+
+def test_who_left_at_another_line_has_another_reason() -> None:
+    first, second = left_rows([16, 40]).errors()
+    assert (first.culprits, second.culprits) == ((1,), (3,))

@@ -67,7 +67,7 @@ class TestLeft:
         run[0].calls(all_reduce(8), group="dp0", line=88, waits=True)
         run[2].calls(all_reduce(8), group="tp1", line=88, waits=True)
         run[3].exits(0)
-        (found,) = run.errors(settled=False)
+        (found,) = run.errors()
         assert (found.kind, found.culprits, found.victims) == ("early_exit", (3,), (2,))
         assert found.details[-1] == (
             'meanwhile rank 0 in all_reduce(sum, float32[8]) #0 of group "mesh_dp" at '
