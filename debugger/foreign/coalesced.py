@@ -16,6 +16,8 @@ from .flight_recorder import COALESCED, Dump, Entry, GroupName, launch_of
 FEWEST_PAIRS = 3
 ALL_BUT = 0.75
 """So many messages, and so great a part of them, must have both ends on record."""
+NO_DESCRIPTION = ("", "undefined")
+"""What torch has for the description of a group that was given none."""
 Launch: TypeAlias = tuple[GroupName, int]
 """A collective launch as all ranks number it: its group, and its sequence number."""
 
@@ -54,9 +56,11 @@ def _of_complete_batches(dumps: Mapping[int, Dump]) -> set[GroupName]:
     """Groups of whose batches only the parts are left, since all of them are complete: in each dump
     of active calls a record is missing right behind every part, the batch's end, and the peers have
     the other ends as well, as many. (Of single messages that pend, the next one may follow at once,
-    and a peer that does not come has none.)"""
+    and a peer that does not come has none.)
+
+    Groups of one description do the same: a pipeline of two stages has but one pair in each."""
     parts: dict[GroupName, Counter[tuple[str, int, int]]] = {}
-    refuted: set[GroupName] = set()
+    refuted: set[str] = set()
     for dump in dumps.values():
         if dump.tells_of_all:
             continue
@@ -70,14 +74,31 @@ def _of_complete_batches(dumps: Mapping[int, Dump]) -> set[GroupName]:
             ways[entry.signature.op, source, destination] += 1
             behind = dump.entries[at + 1] if at + 1 < len(dump.entries) else None
             if behind is not None and behind.record_id == entry.record_id + 1:
-                refuted.add(entry.group)
-    return {group for group, ways in parts.items() if group not in refuted and _paired(ways)}
+                refuted.add(_alike(entry.group))
+    alike: dict[str, list[GroupName]] = {}
+    for group in parts:
+        alike.setdefault(_alike(group), []).append(group)
+    return {
+        group
+        for kind, groups in alike.items()
+        if kind not in refuted and _paired([parts[group] for group in groups])
+        for group in groups
+    }
 
 
-def _paired(ways: Mapping[tuple[str, int, int], int]) -> bool:
+def _alike(group: GroupName) -> str:
+    """What the groups have in common that do the same: their description, where they have one."""
+    name, desc = group
+    return name if desc in NO_DESCRIPTION else desc
+
+
+def _paired(groups: Iterable[Mapping[tuple[str, int, int], int]]) -> bool:
     """Whether nearly all messages have both their ends."""
-    places = {(source, destination) for _, source, destination in ways}
-    ends = [(ways.get(("send", *place), 0), ways.get(("recv", *place), 0)) for place in places]
+    ends = [
+        (ways.get(("send", *place), 0), ways.get(("recv", *place), 0))
+        for ways in groups
+        for place in {(source, destination) for _, source, destination in ways}
+    ]
     both = sum(map(min, ends))
     return both >= FEWEST_PAIRS and both >= ALL_BUT * sum(map(max, ends))
 

@@ -102,9 +102,11 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
         if any(rank in trace.dumps and not trace.first_pending(rank) for rank in wait.absent):
             continue
         begun = [rank for rank, entry in wait.waiting.items() if entry.started]
+        in_front = _is_in_front(trace, wait)
         for rank, entry in wait.waiting.items():
-            if wait.beyond:
-                one = _Stuck(wait, entry, wait.beyond[0], begun=False)
+            ahead = _ahead(wait, rank, in_front)
+            if ahead is not None:
+                one = _Stuck(wait, entry, ahead, begun=False)
             elif begun and not entry.started and trace.first_pending(rank) is entry:
                 if not _timing_is_on(trace, rank):
                     continue
@@ -115,6 +117,40 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
             if known is None or entry.created_ns < known.entry.created_ns:
                 found[rank] = one
     return found
+
+
+def _is_symmetric(entry: Entry) -> bool:
+    """Whether nobody is over with such a call before all are in it."""
+    return entry.seq is None or RULES.get(entry.signature.op, Rule()).certain == "all"
+
+
+def _ahead(wait: Wait, rank: int, in_front: bool) -> int | None:
+    """Who is beyond this call, or a later one of the group, so that nothing but its own device can
+    keep the rank in it. A root may be over with a broadcast long before the others come to it: that
+    alone says so only where the call is in front on all who are in it."""
+    if not wait.beyond:
+        return None
+    if in_front or _is_symmetric(wait.waiting[rank]):
+        return wait.beyond[0]
+    assert wait.seq is not None  # of a collective
+    mine = wait.group.calls[rank].by_seq
+    later = (seq for seq in sorted(mine) if seq > wait.seq and _is_symmetric(mine[seq][0]))
+    return next(
+        (
+            other
+            for seq in later
+            for other, calls in wait.group.calls.items()
+            if other != rank and calls.completed(seq)
+        ),
+        None,
+    )
+
+
+def _is_in_front(trace: Trace, wait: Wait) -> bool:
+    """Of all members who are not over with it."""
+    return wait.group.members <= {*wait.waiting, *wait.beyond} and all(
+        trace.first_pending(rank) is entry for rank, entry in wait.waiting.items()
+    )
 
 
 def _timing_is_on(trace: Trace, rank: int) -> bool:

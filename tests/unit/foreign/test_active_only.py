@@ -112,3 +112,47 @@ def test_who_has_called_in_a_group_is_not_who_is_in_it() -> None:
     alone = [message("recv 0<-1", 5, group="2")]
     (finding,) = active(waiting, waiting, other, alone, groups={})
     assert (finding.kind, finding.culprits, finding.side) == ("stalled", (), None)
+
+
+PAIR = {**GROUPS, "1": {"name": "1", "desc": "tensor", "ranks": "[0, 1]"}}
+COPY, SUM, LATER = (
+    call(op, seq, group="1") for op, seq in (("broadcast", 5), ("all_reduce", 6), ("all_reduce", 7))
+)
+FROM_2 = message("recv 1<-2", 3)
+
+
+def test_that_a_root_is_over_with_a_broadcast_is_no_sign_of_a_device_that_stands_still() -> None:
+    # Rank 0 has sent its part and waits in the next call; rank 1 is held up by rank 2.
+    done = {**COPY, "state": DONE}
+    assert said(active([done, SUM], [FROM_2, COPY, SUM], [], groups=PAIR)) == [
+        ("unmatched_p2p", {2}, "host")
+    ]
+    # Nothing holds rank 1 up but its device ...
+    assert said(active([done, SUM], [COPY, SUM], [], groups=PAIR)) == [("stalled", {1}, "device")]
+    # ... and here rank 0 is over with a call that nobody ends before rank 1 is in it.
+    sent = [message("send 2->1", 3)]
+    found = active([done, {**SUM, "state": DONE}, LATER], [FROM_2, COPY, SUM], sent, groups=PAIR)
+    assert said(found) == [("stalled", {1}, "device")]
+
+
+@pytest.mark.parametrize("desc", ["PIPELINE_MODEL_PARALLEL_GROUP", "undefined"])
+def test_groups_of_one_description_send_alike(desc: str) -> None:
+    # Three pipelines of two stages, each with one batch that is over; rank 5 has gone nowhere.
+    groups = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3, 4, 5]"},
+        **{
+            str(1 + one): {"name": str(1 + one), "desc": desc, "ranks": f"[{one}, {one + 3}]"}
+            for one in range(3)
+        },
+    }
+    ways = ["send 0->1"] * 3 + ["recv 1<-0"] * 3
+    ranks = []
+    for rank, way in enumerate(ways):
+        group = str(1 + rank % 3)
+        parts = [{**row, "pg_id": 1, "process_group": (group, desc)} for row in batch(1, DONE, way)]
+        ranks.append([*parts, *([call("all_reduce", 9)] if rank < 5 else [])])
+    found = said(active(*ranks, groups=groups))
+    if desc == "undefined":
+        assert ("missing_rank", {5}, "host") not in found  # of what they do nothing is known
+    else:
+        assert found == [("missing_rank", {5}, "host")]
