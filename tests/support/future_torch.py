@@ -230,10 +230,10 @@ def _copying(original: Any) -> Any:
 
 def _other_arguments(owner: Any, name: str, fresh: str, original: Any) -> None:
     """It needs one more argument in front, which torch's own code gives."""
-    method = inspect.isclass(owner)
+    static = isinstance(original, staticmethod)
     context = object()
 
-    if method:
+    if inspect.isclass(owner) and not static:
 
         def changed(self: Any, context: object, /, *, given: Any) -> Any:
             return original(self, *given[0], **given[1])
@@ -250,8 +250,8 @@ def _other_arguments(owner: Any, name: str, fresh: str, original: Any) -> None:
             return getattr(owner, name)(context, given=(args, more))
 
     changed.__name__ = name
-    _set(owner, name, changed)
-    _set(owner, fresh, adapter)
+    _set(owner, name, staticmethod(changed) if static else changed)
+    _set(owner, fresh, staticmethod(adapter) if static else adapter)
 
 
 # -- running ------------------------------------------------------------------------------------

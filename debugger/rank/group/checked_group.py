@@ -415,10 +415,18 @@ for _name, _method in METHODS.items():
         setattr(CheckedGroup, _name, _communication(_name, _method))
 
 
+def _supports(inner: Any, what: str) -> bool:
+    """Whether the backend has that; where it has not, it refuses the call."""
+    try:
+        return bool(getattr(inner, f"supports_{what}"))
+    except Exception:
+        return True
+
+
 def _unrecorded(name: str) -> Callable[..., Any]:
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
-        if recorder is not None:
+        if recorder is not None and _supports(self._inner, name.removeprefix("new_")):
             why = f"{UNRECORDED[name]} is not recorded (group {self._record.shown_name})"
             recorder.part_off(name, why, blind=True)
             if name == "reconfigure":

@@ -53,6 +53,17 @@ class ForwardingWork(Work):
     def _get_duration(self) -> float:
         return float(self._work._get_duration())
 
+    if hasattr(Work, "_get_sequence_number"):  # both from torch 2.15 on
+
+        def _get_sequence_number(self) -> int:
+            return int(self._work._get_sequence_number())
+
+        @property
+        def timeout(self) -> timedelta:
+            """The call's own, of its backend."""
+            own: timedelta = self._work.timeout
+            return own
+
     def get_future(self) -> Any:
         return self._work.get_future()
 

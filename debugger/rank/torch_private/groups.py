@@ -150,7 +150,7 @@ def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
     types = c10d.Backend.backend_type_map
     names = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
     custom = c10d.ProcessGroup.BackendType.CUSTOM
-    for device in inner._device_types:
+    for device in reversed(inner._device_types):  # torch lists the last to come first
         name = names.get(device.type, "")
         outer._register_backend(device, types.get(name, custom), inner._get_backend(device))
     outer._set_default_backend(types.get(_default_backend(inner, names, backend), custom))

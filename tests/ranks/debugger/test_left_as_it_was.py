@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from debugger.reports import off
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 
@@ -21,6 +22,9 @@ def test_what_others_see_of_torch(tmp_path: Path, torch_loaded: TorchLoaded) -> 
         "functions",
         "messages",
         "handles",
+        "devices",
+        "what a handle knows",
+        "windows",
         "hooks",
         "nan check",
         "gather_single",
@@ -34,4 +38,5 @@ def test_what_others_see_of_torch(tmp_path: Path, torch_loaded: TorchLoaded) -> 
         # The same messages, hooks or none: an all_reduce is on record before a hook may refuse it.
         hooked = 2 if hasattr(dist.ProcessGroup, "register_pre_hook") else 0
         checked = 2 if hasattr(dist.distributed_c10d, "NanCheckHook") else 0
-        assert sum(text.startswith("all_reduce") for text in made) == hooked + checked
+        assert sum(text.startswith("all_reduce") for text in made) == 1 + hooked + checked
+    assert not off.of_ranks({view.rank: view for view in run.views()}), "what was refused was never done"

@@ -78,6 +78,27 @@ for _ in range(2):
 gc.enable()
 print("handles")
 
+for group in (world, fresh):
+    assert group._device_types == group._inner._device_types, group._device_types
+print("devices")
+
+handle = dist.all_reduce(torch.ones(1), group=fresh, async_op=True)
+handle.wait()
+for name in ("timeout", "_get_sequence_number"):
+    assert hasattr(handle, name) == hasattr(dist.Work, name), name
+if hasattr(handle, "timeout"):
+    assert handle.timeout == dist.default_pg_timeout, handle.timeout
+    assert handle._get_sequence_number() > 0
+print("what a handle knows")
+
+if getattr(world, "supports_window", None) is False:
+    try:
+        dist._new_window()
+        raise AssertionError("gloo has no windows")
+    except RuntimeError:
+        pass
+print("windows")
+
 if hasattr(world, "register_pre_hook"):
     seen = []
     world.register_pre_hook(77, lambda given: seen.append(str(given.name)))

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 from debugger.rank import torch_private
 from debugger.rank.group import checked_group
 from debugger.rank.record.describe import METHODS
+from debugger.rank.record.forwarding_work import ForwardingWork
 from debugger.rank.torch_private import groups, probe, self_test
 from debugger.rank.torch_private.probe import Part, Private
 from debugger.record import torch_versions
@@ -55,6 +56,13 @@ def test_every_method_of_a_group_is_known() -> None:
 def test_a_method_that_nobody_knows_would_be_noticed() -> None:
     assert "all_to_nobody" not in METHODS
     assert not hasattr(checked_group.CheckedGroup, "all_to_nobody")
+
+
+def test_every_method_of_a_handle_is_known() -> None:
+    """One that is not would be answered by torch's own, which knows nothing of the call."""
+    boxing = {"boxed", "unbox"}  # into what C++ knows the handle in front as
+    names = {name for name in vars(Work) if not name.startswith(("__", "_pybind11_"))}
+    assert names - boxing - set(vars(ForwardingWork)) == set()
 
 
 def test_what_cpp_code_looks_for_is_there() -> None:
