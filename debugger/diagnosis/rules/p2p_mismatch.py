@@ -1,21 +1,32 @@
 """Do sends and receives that meet agree on dtype and size? Also after they completed silently.
 
-Shapes may differ: the receiver may give the same number of elements another shape. Channels into
-a rank that also receives from any source are not judged: which send met which receive is unknown.
+Shapes may differ: the receiver may give the same number of elements another shape. Which send met
+which receive is unknown of channels into a rank that also receives from any source. There a message
+counts that the receiver has refused: gloo aborts at one that is too large, distcore's backends raise
+at one that differs.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 from ...record.dispute import message_difference
-from ...record.snapshot import Call, Channel
+from ...record.layout import RING, CallState
+from ...record.notes import raised
+from ...record.signature import ANY_SOURCE
+from ...record.snapshot import Call, Channel, GroupKey
 from ...record.wording import call_text
 from ..facts.channels import ChannelKey, Channels
+from ..facts.exceptions import last_exception
 from ..facts.hash_chains import first_divergence
+from ..facts.needs import bytes_of
 from ..facts.world import World
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
+
+CALL_MISMATCH = "CallMismatch"
+"""What distcore raises where two sides of a call differ."""
 
 
 def message_mismatches(world: World, channels: Channels) -> list[Candidate]:
@@ -31,7 +42,57 @@ def message_mismatches(world: World, channels: Channels) -> list[Candidate]:
         candidate = _compare(world, key, sends, receives, common)
         if candidate:
             found.append(candidate)
+    for inbox in channels.any_source:
+        candidate = _refused(world, channels, *inbox)
+        if candidate:
+            found.append(candidate)
     return found
+
+
+def _refused(
+    world: World, channels: Channels, group: GroupKey, destination: int, tag: int
+) -> Candidate | None:
+    """The message of which a rank that receives from any source has died: the first one that none
+    of its receives takes, or that failed and is another one than it waited for."""
+    error = last_exception(world, destination)
+    raised_it = error is not None and raised(error).type == CALL_MISMATCH
+    if not raised_it and world.ranks[destination].process.signal != signal.SIGABRT:
+        return None
+    receives = [
+        call for call in _recent(world, destination, "recv", group) if call.signature.tag == tag
+    ]
+    last = receives[-1] if receives else None
+    if last is None or last.signature.peer != ANY_SOURCE or last.state is CallState.COMPLETED:
+        return None
+    if len(receives) < channels.received_by[group, destination, tag]:
+        return None  # older ones are no longer on record
+    known = {_content(call) for call in receives}
+    room = max(bytes_of(call.signature) for call in receives)
+
+    def fits(call: Call) -> bool:
+        if not raised_it:
+            return bytes_of(call.signature) <= room
+        failed = call.state is CallState.FAILED
+        return _content(call) in ({_content(last)} if failed else known)
+
+    odd = [
+        (call.issued_ns, source, call)
+        for source in world.ranks
+        if source != destination
+        for call in _recent(world, source, "send", group)
+        if (call.signature.peer, call.signature.tag) == (destination, tag) and not fits(call)
+    ]
+    if not odd:
+        return None
+    _, source, sent = min(odd, key=lambda row: row[:2])
+    return Candidate(_finding(world, source, sent, destination, last))
+
+
+def _recent(world: World, rank: int, op: str, group: GroupKey) -> list[Call]:
+    """The rank's sends or receives in a group, those that are still on record."""
+    history = world.ranks[rank].history
+    calls = history.recent(RING) if history else ()
+    return [call for call in calls if (call.group, call.signature.op) == (group, op)]
 
 
 def _compare(
@@ -47,25 +108,36 @@ def _compare(
     received = _message(world, destination, receives, divergence.seq)
     if sent is None or received is None or _content(sent) == _content(received):
         return None
-    view = world.view(source, key[0])
-    finding = Finding(
+    details = () if divergence.exact else ("older messages are no longer on record",)
+    return Candidate(_finding(world, source, sent, destination, received, details))
+
+
+def _finding(
+    world: World,
+    source: int,
+    sent: Call,
+    destination: int,
+    received: Call,
+    details: tuple[str, ...] = (),
+) -> Finding:
+    view = world.view(source, sent.group)
+    return Finding(
         kind="p2p_mismatch",
         message=message_difference(
-            sent.signature, received.signature, source, destination, divergence.seq
+            sent.signature, received.signature, source, destination, sent.seq
         ),
         culprits=(source, destination),
         group=group_evidence(view.any) if view else None,
-        seq=divergence.seq,
+        seq=sent.seq,
         ranks={
             source: RankEvidence("sends", call_text(sent), sent.site, (), CallIs.ALL),
             destination: RankEvidence(
                 "receives", call_text(received), received.site, (), CallIs.ALL
             ),
         },
-        details=() if divergence.exact else ("older messages are no longer on record",),
+        details=details,
         observable_ns=max(sent.issued_ns, received.issued_ns) or world.now_ns,
     )
-    return Candidate(finding)
 
 
 def _chain(world: World, rank: int, channel: Channel) -> Callable[[int], int | None]:

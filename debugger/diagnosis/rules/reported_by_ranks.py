@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.layout import RING
 from ...record.notes import OwnFindingNote
-from ...record.snapshot import GroupKey, Note
+from ...record.snapshot import CallSite, GroupKey, Note
+from ...record.wording import call_text
 from ..facts.absence import cause_of
 from ..facts.evidence import at_call, chosen, stand
 from ..facts.world import World
-from ..findings import Finding, GroupEvidence, group_evidence
+from ..findings import CallIs, Finding, GroupEvidence, RankEvidence, group_evidence
 from ..limits import Candidate
 
 MOST_TOLD = 100
@@ -54,6 +56,15 @@ def _call(candidate: Candidate) -> tuple[str, int | None]:
     return (group.name if group else "", candidate.finding.seq)
 
 
+def _message_at(world: World, rank: int, site: CallSite | None) -> RankEvidence | None:
+    """The rank's last send or receive on this line: a message's finding has no other number."""
+    history = world.ranks[rank].history
+    for call in reversed(history.recent(RING) if history else ()):
+        if call.signature.peer is not None and call.site is not None and call.site == site:
+            return RankEvidence("posted", call_text(call), site, (), CallIs.ALL)
+    return None
+
+
 def _finding(world: World, teller: int, note: Note, known: OwnFindingNote) -> Finding:
     culprits, victims = known.culprits, known.victims
     key: GroupKey = known.group
@@ -67,6 +78,8 @@ def _finding(world: World, teller: int, note: Note, known: OwnFindingNote) -> Fi
         evidence = stand(world, ranks)
     if (seq is None or known.elsewhere) and note.site is not None and teller in evidence:
         evidence[teller] = replace(evidence[teller], location=note.site)
+    if seq is None and not known.elsewhere and teller in evidence:
+        evidence[teller] = _message_at(world, teller, note.site) or evidence[teller]
     return Finding(
         kind=kind,
         message=note.message,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from ..builder import Run, recv, send
 
 
@@ -158,3 +160,49 @@ class TestTwins:
             run[0].calls(send(1, size))
         run[1].calls(recv(0, 4))
         assert not run.diagnose().findings
+
+
+def server(run: Run, last: int) -> None:
+    """Rank 0 takes what the others send, and waits for more; rank 2's last message has this size."""
+    for worker in (1, 2):
+        run[worker].calls(send(0, 4))
+        run[0].calls(recv(-1, 4))
+    run[0].calls(recv(-1, 4), waits=True, line=10)
+    run[1].calls(send(0, 4), line=20)
+    run[2].calls(send(0, last), line=30)
+
+
+def test_a_message_too_large_for_a_receive_from_any_source() -> None:
+    """gloo ends the receiver, whichever message it was."""
+    run = Run(3)
+    server(run, 6)
+    assert run.errors() == []  # a larger receive may come
+    run[0].exits(signal=signal.SIGABRT)
+    run[1].raises("RuntimeError: Connection closed by peer", communication=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.seq) == ("p2p_mismatch", (2, 0), 1)
+    assert [found.ranks[rank].location.line for rank in (2, 0)] == [30, 10]
+    assert "6 elements against 4 (message #1 from 2 to 0)" in found.message
+
+
+def test_a_message_that_distcore_refuses_from_any_source() -> None:
+    """It fails on both sides; so do the messages of others, which fit."""
+    run = Run(4)
+    server(run, 4)
+    run[2].calls(recv(0, 4))
+    run[2].calls(send(0, 3), fails=True, line=31)
+    run[3].calls(send(0, 4), fails=True)
+    run[2].raises("CallMismatch: rank 2 is in send", type="CallMismatch", communication=True)
+    run[0].raises("CallMismatch: rank 0 is in recv", type="CallMismatch", communication=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.seq) == ("p2p_mismatch", (2, 0), 2)
+    assert found.ranks[2].location.line == 31
+
+
+def test_a_receiver_that_aborts_though_every_message_fits() -> None:
+    run = Run(3)
+    server(run, 2)
+    run[0].exits(signal=signal.SIGABRT)
+    run.passes(3)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("rank_died", (0,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..builder import WORLD, Run, all_reduce, broadcast
+from ..builder import WORLD, Run, all_reduce, broadcast, send
 
 MESSAGE = 'ranks disagree at collective #1 of group "default_pg" (3 ranks): ...'
 
@@ -79,3 +79,23 @@ def test_whom_a_call_waits_for_that_must_be_agreed_on() -> None:
         run[2].exits(0)
         found = run.errors(settled=False)
         assert [one.kind for one in found] == (["early_exit"] if agrees else [])
+
+
+def test_the_message_that_a_finding_is_about_stands_at_its_own_line() -> None:
+    """The rank has gone on since: it waits for the message elsewhere, and computes."""
+    run = Run(2)
+    run[0].calls(send(1, 4), is_async=True, line=50)
+    run[0].calls(send(1, 8), is_async=True, line=51)
+    run[0].notes_down(
+        "finding",
+        "rank 0: a buffer of send(dst=1, float32[4]) was written",
+        line=50,
+        finding="inflight_write",
+        culprits=[0],
+        victims=[1],
+        group=[WORLD, 0],
+        seq=None,
+    )
+    (found,) = run.diagnose().findings
+    own = found.ranks[0]
+    assert (own.call, own.location.line) == ("send(dst=1, float32[4])", 50)
