@@ -166,9 +166,6 @@ def _collect(given: Any, found: list[Tensor]) -> None:
 class Operator:
     """What is known of one of torch's operators, which is asked at each of its calls."""
 
-    __slots__ = ("given", "gives_number", "is_seeded", "name", "overwrites", "puts", "shapes")
-    __slots__ += ("text", "written")
-
     def __init__(self, given: Any) -> None:
         packet = getattr(given, "overloadpacket", None)
         # Others, such as `cond`, do not say what they do to their arguments.
