@@ -184,4 +184,5 @@ def _alike(finding: Finding, outcome: Outcome) -> Finding:
     if not everybody or len(ranks) < 2:
         return finding
     message = f"{who} raised the same{at_site(site)}: {printable(text)}"
-    return replace(finding, message=message, headline=message, details=())
+    told = replace(finding, message=message, headline=message, details=())
+    return replace(told, culprits=tuple(sorted(ranks)), victims=())

@@ -57,6 +57,8 @@ class Board:
         self._slots: dict[str, dict[int, Offer]] = {}
         self._assumed: dict[str, Offer] = {}
         self._agreed: dict[tuple[str, str], bytes | None] = {}
+        self.found: dict[str, str] = {}
+        """What comes out the same on every rank and takes long, of those who have done it."""
         self.refuted = False
         """Whether somebody has given something else than was assumed, and told to others."""
         self._messages: dict[tuple[Any, ...], dict[int, bytes | None]] = {}
@@ -92,6 +94,8 @@ class Board:
                 if number not in known:
                     known[number] = values[0]
                     self._arrivals.setdefault((channel, target, tag), []).append((source, number))
+            case ["remember", asked, found]:
+                self.found[asked] = found
             case ["expect", channel, source, target, tag]:
                 taken = self._replies[rank].taken
                 key = (channel, source, target, tag)
@@ -126,6 +130,8 @@ class Board:
                 return ([], [known[number]]) if number in known else None
             case ["lack", _]:
                 return None
+            case ["recall", asked]:
+                return [self.found.get(asked)], []
             case ["agree", slot, text]:
                 return [], [self._agreed.setdefault((slot, text), values[0])]
         replies = self._replies[rank]

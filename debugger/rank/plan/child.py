@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
 from ..log.own_faults import report_own_fault
 from ..record.exception_text import HANDS_ON
-from ..torch_private import planned_accelerator, planned_streams, planning
+from ..torch_private import planned_accelerator, planned_shapes, planned_streams, planning
 from ..torch_private.planned_devices import Places
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
@@ -57,12 +57,18 @@ class Entry:
     enter: Callable[[int], int]
 
 
-def main(request: Request, rank: int, connection: socket.socket, entry: Entry | None = None) -> int:
-    """Be this rank; its exit code."""
+def main(
+    request: Request,
+    rank: int,
+    connection: socket.socket,
+    found: Mapping[str, str],
+    entry: Entry | None = None,
+) -> int:
+    """Be this rank; its exit code. `found`: what others have found that comes out the same."""
     line = PlannerLine(connection)
     # Who comes first tells the others what to share.
     tells = rank == request.ranks[0]
-    planner = Planner(line, functools.partial(_tell_modules, line) if tells else None)
+    planner = Planner(line, functools.partial(_tell_modules, line) if tells else None, found)
     place = _place(request, rank)
     _surroundings(request, place)
     if entry is not None:
@@ -92,6 +98,8 @@ def main(request: Request, rank: int, connection: socket.socket, entry: Entry | 
     Values(taint, decisions, exchange.agreed, layer.places).follow()
     if layer.places is not None:
         writer.find_stream = planned_streams.number_at
+    planned_shapes.share_shapes(planner.recall, planner.remember)
+    planned_shapes.share_empty_chunks()
     planning.write_sent_objects_with(SentObjects(taint).pickler)
     if request.steps:
         Steps(request.steps, functools.partial(writer.put, "enough")).observe()

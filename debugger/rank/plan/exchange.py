@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,16 @@ class Planner:
     """This rank's line to who runs the plan. `before_wait` is called once, before it first
     waits."""
 
-    def __init__(self, line: PlannerLine, before_wait: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        line: PlannerLine,
+        before_wait: Callable[[], None] | None,
+        found: Mapping[str, str],
+    ) -> None:
+        """`found`: what other ranks had for `recall` before this process began."""
         self._line = line
         self._before_wait = before_wait
+        self._found = found
         self.kept: list[Any] = []
         """What must live as long as the rank."""
 
@@ -38,10 +45,22 @@ class Planner:
 
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Ask for something, and wait until it is there."""
-        if self._before_wait is not None and words[0] != "agree":  # which waits for nobody
+        if self._before_wait is not None and words[0] not in ("agree", "recall"):  # wait for nobody
             first, self._before_wait = self._before_wait, None
             first()
         return self._line.ask(words, values)
+
+    def recall(self, asked: str) -> str | None:
+        """What a rank has found for this that comes out the same on all; None where none has."""
+        known = self._found.get(asked)
+        if known is not None:
+            return known
+        found: str | None = self.ask(["recall", asked])[0][0]
+        return found
+
+    def remember(self, asked: str, found: str) -> None:
+        """Spare the others that."""
+        self.tell(["remember", asked, found])
 
 
 class PlannedExchange:

@@ -111,7 +111,7 @@ class Forker:
             torch.set_num_threads(1)
             self.scheduler.drop_lines(connection)
             request = replace(self._request, barriers_wait=self._barriers_wait)
-            code = child.main(request, rank, connection, self._entry)
+            code = child.main(request, rank, connection, self.scheduler.found, self._entry)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,11 +65,22 @@ def is_short() -> bool:
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
-    """The groups that limit the memory of this process: its own, and those around it."""
+    """The groups that limit the memory of this process."""
+    for group, files in _groups(proc, cgroups):
+        limit = _number(group / files.limit)
+        if limit is not None:
+            yield group, files, limit
+
+
+@functools.lru_cache(maxsize=1)
+def _groups(proc: Path, cgroups: Path) -> tuple[tuple[Path, _Files], ...]:
+    """Those that may: its own, and those around it. A process that runs a plan stays in them, and
+    looks at its memory four times a second."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         lines = []
+    found = []
     for line in lines or ["0::/"]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -78,10 +90,9 @@ def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
             inside = root / path.strip("/")
             # Within a container the path may be that on the host, which is not to be seen.
             for group in {inside, *inside.parents, root}:
-                if group.is_relative_to(root):
-                    limit = _number(group / files.limit)
-                    if limit is not None:
-                        yield group, files, limit
+                if group.is_relative_to(root) and (group / files.limit).exists():
+                    found.append((group, files))
+    return tuple(found)
 
 
 def _of_machine(proc: Path, name: str) -> int:

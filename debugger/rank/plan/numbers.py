@@ -65,6 +65,8 @@ class Undecided:
     of_process: ClassVar[Decisions]
     """Who is told of those that are made by the type alone, as `statistics` makes its results, or
     that another rank has sent."""
+    any_made: ClassVar[bool] = False
+    """Whether there has been one in this process: else nobody need look for them."""
     __slots__ = ()
 
     def __copy__(self) -> Any:
@@ -93,6 +95,7 @@ class UndecidedFloat(Undecided, float):
     def __new__(cls, value: Any, decisions: Decisions | None = None) -> UndecidedFloat:
         made = float.__new__(cls, _plain(value))
         made.decisions = decisions or cls.of_process
+        Undecided.any_made = True
         return made
 
     def __bool__(self) -> bool:
@@ -138,6 +141,7 @@ class UndecidedInteger(Undecided):
     def __init__(self, value: int, decisions: Decisions | None = None) -> None:
         self.value = value
         self.decisions = decisions or self.of_process
+        Undecided.any_made = True
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -234,6 +238,8 @@ def known_as(value: Any, decisions: Decisions) -> Any:
 
 def unknown_in(values: Any, depth: int = 3) -> Decisions | None:
     """Who is told about a number that is not known, among these or in lists of them."""
+    if not Undecided.any_made:
+        return None
     if isinstance(values, Undecided):
         return values.decisions
     if depth and isinstance(values, list | tuple):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_private.planned_operators import overwritten_by, tensors_of, written_by
+from ..torch_private.planned_operators import Operator, tensors_of
 from .numbers import Undecided, plain
 
 OWN = b""
@@ -54,17 +54,15 @@ class Call:
     that it has made or written."""
 
     def __init__(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin_of: OriginOf
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], origin_of: OriginOf
     ) -> None:
         self._args, self._kwargs = args, kwargs
         self._operator = operator
         self._origin_of = origin_of
-        self._overwritten = {id(one) for one in overwritten_by(operator, args, kwargs)}
-        self._seed = b""
-        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
-            self._seed = _generator_state()
+        self._overwritten = {id(one) for one in operator.overwritten_in(args, kwargs)}
+        self._seed = _generator_state() if operator.is_seeded else b""
         # Each tensor of a list of the same operator's has come of those at its own place.
-        foreach = "._foreach_" in str(operator) and _is_list(args[0])
+        foreach = "._foreach_" in operator.text and _is_list(args[0])
         self._by_place = len(args[0]) if foreach else 0
         self._columns = {
             id(one) for one in args if foreach and _is_list(one) and len(one) == self._by_place
@@ -80,14 +78,14 @@ class Call:
         """Each tensor that it has made or written."""
         for what, tensors in (
             ("made", tensors_of(found)),
-            ("written", written_by(self._operator, self._args, self._kwargs)),
+            ("written", self._operator.written_in(self._args, self._kwargs)),
         ):
             for at, one in enumerate(tensors):
                 place = at % self._by_place if self._by_place else 0
                 yield one, mixed(self._origins[place], what, at)
 
     def _of_place(self, place: int | None) -> bytes:
-        digest = hashlib.blake2b(str(self._operator).encode() + self._seed, digest_size=8)
+        digest = hashlib.blake2b(self._operator.text.encode() + self._seed, digest_size=8)
         try:
             for one in (*self._args, *sorted(self._kwargs.items())):
                 self._add(digest, one, place)

@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,11 @@ class Scheduler:
             if now_s - looked_s > _LOOK_EVERY_S:
                 looked_s = now_s
                 self._look(now_s)
+
+    @property
+    def found(self) -> Mapping[str, str]:
+        """What ranks have found so far that comes out the same on all."""
+        return self._board.found
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -240,7 +245,7 @@ class Scheduler:
         if words[0] != "sleep" and words[:2] != ["store", "check"]:
             self._woken_in_vain = 0
             self._happened_s = max(self._happened_s, planned.slept_s)
-        if words[0] in ("offer", "send", "expect"):
+        if words[0] in ("offer", "send", "expect", "remember"):
             self._board.told(planned.rank, words, values)
         elif words[0] == "limit":
             planned.limit_s = float(words[1])

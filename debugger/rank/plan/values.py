@@ -20,13 +20,12 @@ from ..torch_private.planned_devices import Places
 from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
     BELOW_OTHERS,
-    OVERWRITES,
+    Operator,
     Watching,
     before_backward,
-    looks_at_elements,
+    operator_of,
     tensors_of,
     watch_thread,
-    written_by,
 )
 from ..torch_private.planned_sizes import ask_sizes
 from .decisions import Decisions
@@ -127,7 +126,7 @@ class Values(Watching):
         if self._captured is None:
             return self._followed(func, args, kwargs, call)
         found = self._followed(func, args, kwargs, call)
-        self._captured += [*tensors_of(found), *written_by(func, args, kwargs)]
+        self._captured += [*tensors_of(found), *operator_of(func).written_in(args, kwargs)]
         return found
 
     def _followed(
@@ -140,24 +139,24 @@ class Values(Watching):
         unknown = [one for one in tensors_of((args, kwargs)) if taint.has(one)]
         if not unknown:
             return call()
-        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
-        if torch.Tag.data_dependent_output in getattr(func, "tags", ()):
+        known = operator_of(func)
+        if known.gives_number:
             if getattr(self._reading, "depth", 0):
                 return call()  # of which it is told elsewhere
-            origin = Call(func, args, kwargs, taint.origin).whole()
-            return self._value(name, self._alike(origin, call()))
-        if not looks_at_elements(func):
+            origin = Call(known, args, kwargs, taint.origin).whole()
+            return self._value(known.name, self._alike(origin, call()))
+        if known.written is None:
             return call()
-        if self._is_shaped_by_values(func, name, args):
+        if self._is_shaped_by_values(known, args):
             for one in unknown:
                 self._be_alike(one)
-            self._decisions.depends(f"a shape that {name} makes of values that are not known")
-        if name in OVERWRITES and not any(taint.has(one) for one in tensors_of((args[1:], kwargs))):
+            self._decisions.depends(f"a shape that {known.name} makes of values that are not known")
+        if known.overwrites and not any(taint.has(one) for one in tensors_of((args[1:], kwargs))):
             found = call()
             for one in tensors_of(args[:1]):
                 taint.drop(one)
             return found
-        origins = Call(func, args, kwargs, taint.origin)
+        origins = Call(known, args, kwargs, taint.origin)
         found = call()
         for one, origin in origins.of(found):
             taint.add(one, origin)
@@ -194,10 +193,10 @@ class Values(Watching):
         for one in written:
             self._taint.add(one)
 
-    def _is_shaped_by_values(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
-        if name == "index":
+    def _is_shaped_by_values(self, known: Operator, args: tuple[Any, ...]) -> bool:
+        if known.name == "index":
             return self._by_mask(args)
-        return name in _SHAPED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags
+        return known.name in _SHAPED_BY_VALUES or known.shapes
 
     def _by_mask(self, args: tuple[Any, ...]) -> bool:
         return any(

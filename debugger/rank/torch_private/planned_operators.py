@@ -4,7 +4,7 @@ with plain tensors, and where Python calls it, with whatever numbers it was give
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -146,37 +146,73 @@ def before_backward(begin: Callable[[], None]) -> None:
         patch(module, "_engine_run_backward", backward)
 
 
-def tensors_of(given: Any) -> Iterator[Tensor]:
+def tensors_of(given: Any) -> list[Tensor]:
     """The tensors in arguments, or in results."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from tensors_of(one)
-    elif isinstance(given, dict):
-        yield from tensors_of(list(given.values()))
+    found: list[Tensor] = []
+    _collect(given, found)
+    return found
 
 
-def looks_at_elements(operator: Any) -> bool:
-    """Whether what an operator gives depends on the elements that it is given: not so of views, and
-    of what only has another's shape."""
-    return accesses_of(operator) is not None
+def _collect(given: Any, found: list[Tensor]) -> None:
+    for one in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            _collect(one, found)
+        elif isinstance(one, dict):
+            _collect(list(one.values()), found)
 
 
-def written_by(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors among its arguments that an operator writes."""
-    for place, (name, how) in enumerate(accesses_of(operator) or ()):
-        if how == "written":
-            yield from tensors_of(args[place] if place < len(args) else kwargs.get(name))
+class Operator:
+    """What is known of one of torch's operators, which is asked at each of its calls."""
+
+    def __init__(self, given: Any) -> None:
+        packet = getattr(given, "overloadpacket", None)
+        # Others, such as `cond`, do not say what they do to their arguments.
+        accesses = () if packet is None else accesses_of(given)
+        tags = getattr(given, "tags", ())
+        overload = str(given.name()).partition(".")[2]
+        self.given = given
+        self.text = str(given)
+        self.name = self.text if packet is None else str(packet.__name__)
+        self.gives_number = torch.Tag.data_dependent_output in tags
+        self.shapes = torch.Tag.dynamic_output_shape in tags
+        """Whether its result has a shape that depends on elements."""
+        self.is_seeded = torch.Tag.nondeterministic_seeded in tags
+        self.overwrites = self.name in OVERWRITES
+        """Whether its first argument keeps nothing of what it held."""
+        self.puts = overload == "out" or overload.endswith("_out")
+        """Whether it puts its result elsewhere."""
+        self.written: tuple[tuple[int, str], ...] | None = None
+        """Place and name of each parameter that it writes; None where it looks at no elements: that
+        is so of views, and of what only has another's shape."""
+        if accesses is not None:
+            places = enumerate(accesses)
+            self.written = tuple((at, name) for at, (name, how) in places if how == "written")
+
+    def __repr__(self) -> str:
+        return f"<Operator {self.text}>"
+
+    def written_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors among its arguments that it writes."""
+        found: list[Tensor] = []
+        for place, name in self.written or ():
+            _collect(args[place] if place < len(args) else kwargs.get(name), found)
+        return found
+
+    def overwritten_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Those of which nothing of what they held is left."""
+        if self.overwrites:
+            return tensors_of(args[:1])
+        return self.written_in(args, kwargs) if self.puts or "out" in kwargs else []
 
 
-def overwritten_by(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[Tensor]:
-    """Those of which nothing of what they held is left: of an operator that puts its result
-    elsewhere, as the overload says, and of one that fills."""
-    name, _, overload = str(operator.name()).removeprefix("aten::").partition(".")
-    if name in OVERWRITES:
-        yield from tensors_of(args[:1])
-    elif overload == "out" or overload.endswith("_out") or "out" in kwargs:
-        yield from written_by(operator, args, kwargs)
+_operators: dict[int, Operator] = {}
+
+
+def operator_of(given: Any) -> Operator:
+    """By its address, which it keeps: what torch hashes an operator by takes longer."""
+    found = _operators.get(id(given))
+    if found is None:
+        found = _operators[id(given)] = Operator(given)
+    return found

@@ -159,6 +159,7 @@ def test_what_all_ranks_raise_is_told_once() -> None:
     assert found.message == (
         "all 64 ranks raised the same at train.py:30 in step: ValueError: 7 does not divide 64"
     )
+    assert (found.culprits, found.victims) == (tuple(range(64)), ())
 
 
 def test_groups_made_in_another_order() -> None:

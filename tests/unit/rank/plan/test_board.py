@@ -145,3 +145,10 @@ def test_compare_set_and_queues() -> None:
     assert board.answer(0, ["store", "pop", "q"], []) is None
     board.answer(0, ["store", "push", "q"], [b"x"])
     assert board.answer(0, ["store", "pop", "q"], []) == ([], [b"x"])
+
+
+def test_what_one_rank_has_found_is_there_for_the_others() -> None:
+    board = begun(2)
+    assert board.answer(1, ["recall", "the shape"], []) == ([None], [])  # who finds it itself
+    board.told(0, ["remember", "the shape", "[2, 3]"], [])
+    assert board.answer(1, ["recall", "the shape"], []) == (["[2, 3]"], [])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from debugger.rank.plan.origins import OWN, Call, mixed
 from debugger.rank.plan.taint import Taint
+from debugger.rank.torch_private.planned_operators import operator_of
 
 ATEN: Any = torch.ops.aten
 
@@ -30,7 +31,7 @@ class Rank:
         return found
 
     def do(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        call = Call(operator, args, kwargs, self.taint.origin)
+        call = Call(operator_of(operator), args, kwargs, self.taint.origin)
         found = operator(*args, **kwargs)
         for one, origin in call.of(found):
             self.taint.add(one, origin)
