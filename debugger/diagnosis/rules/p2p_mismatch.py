@@ -2,8 +2,8 @@
 
 Shapes may differ: the receiver may give the same number of elements another shape. Which send met
 which receive is unknown of channels into a rank that also receives from any source. There a message
-counts that the receiver has refused: gloo aborts at one that is too large, distcore's backends raise
-at one that differs.
+counts that the receiver has refused: gloo aborts at one that is too large, distcore's backends
+raise at one that differs.
 """
 
 from __future__ import annotations

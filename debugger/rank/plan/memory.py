@@ -89,9 +89,11 @@ def _groups(proc: Path, cgroups: Path) -> tuple[tuple[Path, _Files], ...]:
         for root in (cgroups / "memory",) if controllers else (cgroups, cgroups / "unified"):
             inside = root / path.strip("/")
             # Within a container the path may be that on the host, which is not to be seen.
-            for group in {inside, *inside.parents, root}:
-                if group.is_relative_to(root) and (group / files.limit).exists():
-                    found.append((group, files))
+            found += [
+                (group, files)
+                for group in {inside, *inside.parents, root}
+                if group.is_relative_to(root) and (group / files.limit).exists()
+            ]
     return tuple(found)
 
 

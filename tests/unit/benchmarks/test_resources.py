@@ -63,13 +63,14 @@ print("done")
 """
 
 
+@pytest.mark.timeout(300)
 def test_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _MEMORY],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.stdout == "done\n", done.stderr

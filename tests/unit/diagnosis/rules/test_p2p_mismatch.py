@@ -163,7 +163,7 @@ class TestTwins:
 
 
 def server(run: Run, last: int) -> None:
-    """Rank 0 takes what the others send, and waits for more; rank 2's last message has this size."""
+    """Rank 0 takes what the others send, and waits for more; rank 2's last message is this long."""
     for worker in (1, 2):
         run[worker].calls(send(0, 4))
         run[0].calls(recv(-1, 4))
