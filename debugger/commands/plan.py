@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -138,8 +139,10 @@ def _planned(
 ) -> tuple[Mapping[int, Program], dict[str, Any]]:
     """The ranks are run into this directory; their programs, and the report on them."""
     from ..plan.conclusion import PlanFacts, conclude
+    from ..plan.judgement import judge_programs
     from ..plan.model import Model
-    from ..plan.planner import plan_ranks, shown
+    from ..plan.one_way import confirmed
+    from ..plan.planner import plan_ranks, planned_one_way, shown
     from ..plan.programs import read_programs
     from ..supervisor.injection import Injection
 
@@ -151,7 +154,18 @@ def _planned(
     directory.write_json("run.json", told)
     injection = Injection(faults, directory, _say)
     environment = {**request.environment, **injection.environment}
-    outcome = plan_ranks(directory, replace(request, environment=environment), itself)
+    request = replace(request, environment=environment)
+    outcome = plan_ranks(directory, request, itself)
+    programs: Mapping[int, Program] = read_programs(directory.path)
+    if itself:
+        plan_exec.check_programs(programs)
+        directory.write_json("run.json", {**told, "world_size": outcome.world_size})
+    model = Model(own.buffered_sends)
+    # What was injected into the ranks happened before, so that it may explain what is found.
+    judgement = judge_programs(programs, model, time.time_ns())
+    if request.undecided == "likely":
+        again = functools.partial(planned_one_way, directory, request, itself)
+        programs, judgement = confirmed(programs, judgement, model, again)
     facts = PlanFacts(
         command=command,
         of=request.world_size or outcome.world_size,
@@ -160,12 +174,7 @@ def _planned(
         steps=own.steps,
         strict=own.strict,
     )
-    programs = read_programs(directory.path)
-    if itself:
-        plan_exec.check_programs(programs)
-        directory.write_json("run.json", {**told, "world_size": outcome.world_size})
-    model = Model(own.buffered_sends)
-    return programs, conclude(directory, programs, model, facts, injection.settle)
+    return programs, conclude(directory, programs, judgement, facts, injection.settle)
 
 
 def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:
