@@ -21,7 +21,7 @@ help:
 	@echo "make test-torch TORCH=2.12.1  the same on any other torch"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
-	@echo "make picture   the README's picture of the terminal app, from a run made for it"
+	@echo "make picture   the READMEs' pictures of the terminal app, from a run made for it, and of a trace"
 	@echo "make conformance  torch's own tests on distcore's tcp, and with the layer around gloo"
 	@echo "make conformance SUITES=DIR  the tests of others that lie there (tests/conformance/suites.txt)"
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
@@ -128,6 +128,7 @@ bench: $(STAMP)
 
 picture: $(STAMP)
 	$(BIN)/python fixtures/make_picture.py fixtures/picture.svg
+	$(BIN)/python fixtures/make_trace_picture.py straggler fixtures/trace.svg
 
 fault-matrix: $(STAMP)
 	$(BIN)/python -m tests.faults

@@ -33,14 +33,17 @@ class Judged:
 
 def report(path: Path) -> tuple[Document, Sequence[str]]:
     """The report document of the newest job whose dumps lie there, and sentences about files that
-    cannot be read. Raises UsageError where there is no dump at all."""
+    cannot be read. Raises UsageError where there is no dump at all, or none can be read."""
     found = judged(path)
     return found.document, found.faults
 
 
 def judged(path: Path) -> Judged:
-    """That job, judged. Raises UsageError where there is no dump at all."""
+    """That job, judged. Raises UsageError where there is no dump at all, or none can be read: there
+    is nothing then of which a report could say that it is in order."""
     found = dump_files.load(path)
+    if not found.jobs and found.faults:
+        raise UsageError("; ".join(found.faults))
     if not found.jobs:
         trace = traced({})
         return Judged(_built(path, trace, [], list(found.notes)), found.faults, trace)
@@ -75,7 +78,7 @@ def as_run(path: Path) -> Iterator[Path]:
     UsageError where no dump can be read, or the directory not be written."""
     found = judged(path)
     if not found.trace.dumps:
-        why = [*found.faults, *found.document["notes"]]
+        why = found.document["notes"]
         raise UsageError(why[0] if why else f"{path} holds no dump that can be read")
     with scratch_folder() as scratch:
         # No link to the newest run comes to point there: there are none below this base.

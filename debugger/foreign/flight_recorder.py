@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import CallSite
-from .plain_pickle import NotPlain, loads
+from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
 MOST_ENTRIES = 1 << 20
 ABORTING_NS = 10**9
@@ -165,6 +165,12 @@ class Dump:
 
 def read(data: bytes) -> Dump:
     """The dump in these bytes, a pickle or JSON. Raises NoDump."""
+    if may_be_deep(data) and not survives(lambda: _read(data)):
+        raise NoDump("is nested too deeply")
+    return _read(data)
+
+
+def _read(data: bytes) -> Dump:
     try:
         found = json.loads(data) if data[:1] == b"{" else loads(data)
     except NotPlain as error:

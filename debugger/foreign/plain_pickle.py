@@ -8,17 +8,23 @@ code starts with one), ask for a persistent object or an extension, or take more
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import pickle
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 MOST_MEMORY_BYTES = 2 << 30
 """More than this is not taken, beyond what the process has already."""
 
 _BUFFER_BYTES = 1 << 16
+_TUPLES = (b"\x85", b"\x86", b"\x87", b"t")
+"""The instructions that make one."""
+MOST_TUPLES = 20_000
+"""So deep a tuple can be hashed on a thread's stack, five times over."""
 
 
 class NotPlain(ValueError):
@@ -56,16 +62,40 @@ def loads(data: bytes) -> object:
         raise NotPlain(f"is damaged or no pickle ({type(error).__name__})") from None
 
 
+def may_be_deep(data: bytes) -> bool:
+    """Whether tuples may be nested so deeply in this pickle that who hashes one is ended by the
+    system, for CPython does that on the stack and does not count."""
+    return data[:1] == b"\x80" and sum(map(data.count, _TUPLES)) > MOST_TUPLES
+
+
+def survives(work: Callable[[], object]) -> bool:
+    """Whether a process that does this lives to its end: a child does it, and what it comes to is
+    lost. Raises OSError where no process can be made."""
+    child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()  # what ends the child is not for the terminal
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            with contextlib.suppress(Exception):
+                work()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Within, this process takes at most `MOST_MEMORY_BYTES` more: beyond it, MemoryError."""
+    """Within, this process takes at most `MOST_MEMORY_BYTES` more: beyond it, MemoryError. What
+    CPython prints beside that, of a bytearray that it could not make, is not shown."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = _address_space() + MOST_MEMORY_BYTES
     limits = [wanted, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    shows, sys.excepthook = sys.excepthook, lambda *_: None
     try:
         yield
     finally:
+        sys.excepthook = shows
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

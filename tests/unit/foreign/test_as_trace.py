@@ -13,7 +13,7 @@ import pytest
 
 from debugger.cli import main
 from debugger.record.records import Records, newest_ranks
-from fixtures import recorded
+from fixtures import make_trace_picture, recorded
 
 Events = list[dict[str, Any]]
 
@@ -88,6 +88,11 @@ def test_a_file_a_rank_begins_with_its_rank(run: Path, tmp_path: Path) -> None:
         args = of(trace["traceEvents"], "X")[0]["args"]
         assert args["Process Group Ranks"] == "[0, 1, 2, 3]"
         assert {"Collective name", "In msg nelems", "Out msg nelems", "dtype"} <= set(args)
+
+
+def test_the_picture_in_the_readme_is_of_such_a_trace() -> None:
+    picture = Path(make_trace_picture.__file__).with_name("trace.svg")
+    assert make_trace_picture.drawn(make_trace_picture.trace("straggler")) == picture.read_text()
 
 
 def test_what_is_there_is_not_overwritten(

@@ -11,7 +11,8 @@ import pytest
 
 from debugger.cli import main
 from debugger.errors import UsageError
-from debugger.foreign import dump_files
+from debugger.foreign import dump_files, flight_recorder
+from debugger.foreign.plain_pickle import may_be_deep
 from tests.unit.foreign.test_reports import entry, write
 
 HOSTS = ("a3f", "b71", "c0")
@@ -71,6 +72,15 @@ def hostile(what: str, file: Path) -> None:
             file.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
         case "deep":
             file.write_bytes(b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".")
+        case "deep_key":
+            file.write_bytes(b"\x80\x02}K\x01" + b"\x85" * 500_000 + b"K\x01s.")
+        case "deep_size":
+            size = entry(0, "nccl:barrier", 1) | {"input_sizes": [["SIZE"]]}
+            data = pickle.dumps({"entries": [size]}, protocol=2)
+            nested = b"K\x01" + b"\x85" * 500_000
+            file.write_bytes(data.replace(b"X\x04\x00\x00\x00SIZE", nested))
+        case "bytearray":
+            file.write_bytes(b"\x80\x05\x96" + struct.pack("<Q", 1 << 50) + b"x.")
         case "deep_json":
             file.write_text('{"entries": ' + "[" * 200_000)
         case "cut":
@@ -85,7 +95,19 @@ def hostile(what: str, file: Path) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["global", "gigabytes", "memo", "deep", "deep_json", "cut", "number", "no_record"],
+    [
+        "global",
+        "gigabytes",
+        "memo",
+        "deep",
+        "deep_key",
+        "deep_size",
+        "deep_json",
+        "bytearray",
+        "cut",
+        "number",
+        "no_record",
+    ],
 )
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_hostile_dump_is_one_sentence(
@@ -96,10 +118,20 @@ def test_a_hostile_dump_is_one_sentence(
     hostile(what, tmp_path / "rank_1")
     before = sorted(tmp_path.iterdir())
     assert main(["report", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "rank_1" in said
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 1
+    assert "rank_1" in shown.err
+    assert bool(shown.out) == (not alone)  # of what could not be read nothing is in order
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_many_tuples_that_are_not_deep_are_read() -> None:
+    many = [
+        entry(at, "nccl:barrier", 1) | {"process_group": ("0", str(at))} for at in range(25_000)
+    ]
+    data = pickle.dumps({"entries": many})
+    assert may_be_deep(data)
+    assert len(flight_recorder.read(data).entries) == len(many)
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "unreadable"])
