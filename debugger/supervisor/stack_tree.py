@@ -274,7 +274,8 @@ def users_frame(frames: Sequence[Frame]) -> tuple[Frame, str] | None:
     first = frames[line]
     package = _PACKAGE.search(first.file)
     for frame in frames[line:] if package else ():
-        if not (frame.native or _is_standard(frame) or _PACKAGE.search(frame.file)):
+        own = _is_own(frame) or _PACKAGE.search(frame.file)
+        if not (own or frame.native or _is_standard(frame)):
             return frame, f"{package[1]}:{first.line}" if package else ""
     return first, ""
 

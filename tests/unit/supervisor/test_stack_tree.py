@@ -175,3 +175,12 @@ def test_the_users_frame_is_the_users() -> None:
     assert users_frame(through.frames) == (step, "accelerate/state.py:412")
     assert users_frame(in_all_reduce().frames) == (step, "")
     assert users_frame(stack(package, *CALL).frames) == (package, "")
+
+
+def test_what_this_tool_has_imported_was_led_to_by_the_users_line() -> None:
+    """A rank that writes its first log line imports packages below code of ours."""
+    ours = frame("<module>", f"{Path(debugger.__file__).parent}/rank/log/encoding.py:16")
+    package = frame("<module>", "/venv/lib/python3.11/site-packages/rich/syntax.py:27")
+    step = frame("step", "/home/me/train.py:88")
+    found = users_frame(stack(*START, step, ours, package).frames)
+    assert found == (step, "rich/syntax.py:27")
