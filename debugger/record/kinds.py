@@ -42,6 +42,8 @@ class Kind:
     """Its culprits have ended by themselves, not since something else was found."""
     stack_tells: bool = False
     """Its culprit is outside a call of ours: its stack says why, not only its line."""
+    spreads: bool = False
+    """Calls carry what is wrong to the other ranks, which have it in theirs from then on."""
     about_numbers: bool = False
     """A known fault of a backend may explain it."""
     leaves: bool = False
@@ -135,8 +137,8 @@ _ALL = (
         ends_culprits=True,
         stack_tells=True,
     ),
-    Kind("nan", 95, Family.DATA, "NAN", about_numbers=True),
-    Kind("overflow", 95, Family.DATA, "OVERFLOW", about_numbers=True),
+    Kind("nan", 95, Family.DATA, "NAN", spreads=True, about_numbers=True),
+    Kind("overflow", 95, Family.DATA, "OVERFLOW", spreads=True, about_numbers=True),
     Kind("divergence", 95, Family.DATA, "DIVERGENCE", about_numbers=True),
     Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT", at_one_line=True),
     Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR", at_one_line=True),

@@ -64,6 +64,7 @@ def environment(
     found["DISTDEBUG_DEBUGGER"] = options.debugger
     found["DISTDEBUG_CHECK"] = ",".join(options.checks)
     found["DISTDEBUG_CHECK_EVERY"] = str(options.check_every)
+    found["DISTDEBUG_ON_FINDING"] = options.on_finding
     if found.get("TORCH_DISTRIBUTED_DEBUG", "").upper() not in ("", options.level):
         found["TORCH_DISTRIBUTED_DEBUG"] = options.level  # which a flag overrides
     return found

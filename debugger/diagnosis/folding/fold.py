@@ -10,7 +10,8 @@ Rules, on the findings in order of time:
 4. Weak endings (see `endings`) are consequences of any stronger finding up to two seconds later,
    too: that a peer is dead is often seen by its partners first. Only a polite signal (SIGTERM)
    must come sooner: the launcher sends it to the others once it has seen a failure.
-5. A suspicion explains nothing that came before it. Warnings are never folded.
+5. A NaN after a NaN or an overflow is a consequence: calls carry it to all ranks.
+6. A suspicion explains nothing that came before it. Warnings are never folded.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
     finding, first = candidate.finding, cause.finding
     if finding.about.family is first.about.family is Family.DEADLOCK:
         return False  # the wait graph has told independent cycles apart
+    if finding.about.spreads and first.about.spreads:
+        return True
     if finding.about.follows:
         if first.about.ends_all or candidate.weakness:
             return True

@@ -54,14 +54,18 @@ class Held:
         self._seq = seq
 
     def check(self) -> None:
-        """Raise the finding if one is not as it was."""
+        """Tell the finding if one is not as it was."""
         for tensor, version, size_bytes in self._tensors:
             if tensor.untyped_storage().nbytes() != size_bytes:
-                self._raise("resized or freed")
-            if tensor._version != version:
-                self._raise("written")
+                what = "resized or freed"
+            elif tensor._version != version:
+                what = "written"
+            else:
+                continue
+            self._tell(what)
+            return
 
-    def _raise(self, what: str) -> None:
+    def _tell(self, what: str) -> None:
         record = self._record
         rank = record.ranks[record.group_rank]
         signature = Signature.from_json(self._known.text)
@@ -71,8 +75,7 @@ class Held:
             f"wait(){_at(sys._getframe(2))}: what the others get of it is chance"
         )
         finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
-        finding.put_on_record(self._recorder, self._site)
-        raise finding.raised()
+        finding.tell(self._recorder, self._site)
 
 
 def _at(frame: FrameType) -> str:

@@ -46,7 +46,7 @@ class TensorCheck:
         self._backend = backend_of_cpu(record.backend)
 
     def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> None:
-        """Raise the finding if the group's `method` would get these arguments wrong."""
+        """Tell the finding if the group's `method` would get these arguments wrong."""
         record = self._record
         wrong = unsafe(self._backend, record.group_rank, method, args)
         if wrong is None or refusals.expected(
@@ -58,8 +58,7 @@ class TensorCheck:
         where, numbered = record.place_of(signature, seq)
         message = f"rank {rank} gives {signature}{where} {wrong}"
         finding = OwnFinding(record, numbered, "unsafe_tensor", message, (rank,))
-        finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
-        raise finding.raised()
+        finding.tell(self._recorder, self._recorder.safe_site(sys._getframe(1)))
 
 
 def backend_of_cpu(config: str) -> str:

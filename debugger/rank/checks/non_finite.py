@@ -79,7 +79,7 @@ class Inspector:
     def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
         """Look at what this rank contributes; what to call when the call is complete, if anything.
 
-        `args` are those of the group's `method`. Raises the finding.
+        `args` are those of the group's `method`. Tells the finding.
         """
         given = METHODS[method].given(args)
         if given is None:
@@ -92,7 +92,8 @@ class Inspector:
             for index, tensor in enumerate(tensors_in(given)):
                 wrong = _first_wrong(tensor, signature.reduce_op in ADDS)
                 if wrong is not None:
-                    self._raise_nan(signature, seq, index, tensor, wrong)
+                    self._tell_nan(signature, seq, index, tensor, wrong)
+                    return None
         reduced = signature.reduce_op in ADDS
         if not (self._overflow and reduced):
             return None
@@ -111,9 +112,10 @@ class Inspector:
                     f"{tensor.flatten()[wrong].item()} at element {wrong}, and all that was "
                     "contributed was finite"
                 )
-                self._raise("overflow", message, seq, self._record.ranks)
+                self._tell("overflow", message, seq, self._record.ranks)
+                return
 
-    def _raise_nan(
+    def _tell_nan(
         self, signature: Signature, seq: int, index: int, tensor: Tensor, wrong: int
     ) -> None:
         value = tensor.flatten()[wrong].item()
@@ -123,12 +125,11 @@ class Inspector:
             f"rank {self._rank} contributes {value} to {signature}{where}: "
             f"element {wrong}{which} is the first that is wrong"
         )
-        self._raise("nan", message, numbered, (self._rank,))
+        self._tell("nan", message, numbered, (self._rank,))
 
-    def _raise(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
+    def _tell(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
         finding = OwnFinding(self._record, seq, kind, message, culprits)
-        finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
-        raise finding.raised()
+        finding.tell(self._recorder, self._recorder.safe_site(sys._getframe(1)))
 
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:

@@ -228,8 +228,7 @@ def _judge(pending: Pending, how: str, by: FrameType) -> None:
         f"wait(): {'what was read' if how == 'read' else 'what it holds then'} is chance"
     )
     finding = OwnFinding(record, seq, "inflight_write", message, (rank,), elsewhere=True)
-    finding.put_on_record(recorder, recorder.safe_site(frame))
-    raise finding.raised()
+    finding.tell(recorder, recorder.safe_site(frame))
 
 
 def _reader(frame: FrameType | None) -> FrameType | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ...errors.in_ranks import FindingRaised, error_of
 from ...record.notes import OwnFindingNote
 from ...record.wording import finding_line
 from .recorder import GroupRecord, Recorder
+
+ON_FINDING = "DISTDEBUG_ON_FINDING"
+"""What becomes of the run at an error: "report" lets it go on, all else stops it."""
 
 
 class OwnFinding:
@@ -46,6 +50,17 @@ class OwnFinding:
     def put_on_record(self, recorder: Recorder, site: int) -> None:
         """The same finding may be on the record of several ranks."""
         recorder.note(self._note, self.message, site)
+
+    def tell(self, recorder: Recorder, site: int) -> None:
+        """Put it on record, and raise it. Where the run goes on (`--on-finding report`) nothing is
+        raised, and of each kind the first one on a line is told: a NaN comes again in every step.
+        """
+        if os.environ.get(ON_FINDING) != "report":
+            self.put_on_record(recorder, site)
+            raise self.raised()
+        if (self.kind, site) not in recorder.told:
+            recorder.told.add((self.kind, site))
+            self.put_on_record(recorder, site)
 
     def raised(self, besides: str = "") -> FindingRaised:
         """The error, once it is on record; `besides`: what is to stand in its text as well."""

@@ -99,3 +99,39 @@ def test_the_message_that_a_finding_is_about_stands_at_its_own_line() -> None:
     (found,) = run.diagnose().findings
     own = found.ranks[0]
     assert (own.call, own.location.line) == ("send(dst=1, float32[4])", 50)
+
+
+def test_a_nan_that_came_from_another_rank() -> None:
+    """Of a run that goes on: each rank tells what it gives; so does one that overflows before."""
+    run = Run(3)
+    for rank, kind in ((1, "overflow"), (2, "nan"), (0, "nan")):
+        run.each(all_reduce(4))
+        run[rank].notes_down(
+            "finding",
+            f"rank {rank} contributes nan",
+            line=50 + rank,
+            finding=kind,
+            culprits=[rank],
+            victims=[],
+            group=[WORLD, 0],
+            seq=rank,
+        )
+    (found,) = run.diagnose().findings
+    assert (found.kind, found.culprits) == ("overflow", (1,))
+
+
+def test_two_races_are_two_causes() -> None:
+    run = Run(2)
+    for seq, kind in enumerate(("nan", "inflight_write")):
+        run.each(all_reduce(4))
+        run[0].notes_down(
+            "finding",
+            kind,
+            line=50 + seq,
+            finding=kind,
+            culprits=[0],
+            victims=[1],
+            group=[WORLD, 0],
+            seq=seq,
+        )
+    assert [found.kind for found in run.diagnose().findings] == ["nan", "inflight_write"]

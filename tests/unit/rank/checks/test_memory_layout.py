@@ -11,6 +11,7 @@ import torch
 
 from debugger.errors.in_ranks import FindingRaised
 from debugger.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
+from debugger.rank.record.findings import ON_FINDING
 from debugger.rank.record.recorder import GroupRecord
 from debugger.record.notes import OwnFindingNote
 from debugger.record.signature import Signature
@@ -198,3 +199,23 @@ def test_orders_that_all_ranks_must_have() -> None:
     assert dispute is not None
     assert (dispute.kind, dispute.culprits, dispute.victims) == ("unsafe_tensor", (1,), (0, 2))
     assert "rank 1 has strides [1, 3]" in dispute.message
+
+
+def test_of_a_run_that_goes_on_the_first_on_a_line_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ON_FINDING, "report")
+    notes: list[Any] = []
+    line = 3
+    recorder: Any = SimpleNamespace(
+        note=lambda *given: notes.append(given), safe_site=lambda _frame: line, told=set()
+    )
+    slot: Any = None
+    record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
+    known: Any = SimpleNamespace(text=Signature("all_reduce", (("float32", (3, 4)),)).to_json())
+    check = TensorCheck(recorder, record)
+    for seq in range(3):
+        check.before("allreduce", ([columns()],), known, seq)
+    line = 4
+    check.before("allreduce", ([columns()],), known, 3)
+    assert [(note.seq, site) for note, _, site in notes] == [(0, 3), (3, 4)]
