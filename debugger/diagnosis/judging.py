@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..record.snapshot import Snapshot
+from ..record.snapshot import Rank, Snapshot
 from .diagnose import Diagnosis, OnFault, diagnose, verdict
 from .findings import Finding
 from .limits import Limits
@@ -58,13 +58,35 @@ class Judge:
     def look(self, snapshots: Iterable[Snapshot]) -> Judged:
         """What is wrong now."""
         worlds = []
+        seen = {}
         for snapshot in snapshots:
             if not snapshot.ranks:
                 continue
-            previous = self._previous.get(snapshot.world)
+            previous = self._last_of(snapshot)
             worlds.append((snapshot, diagnose(snapshot, previous, self.limits, self._on_fault)))
-            self._previous[snapshot.world] = snapshot
+            seen[snapshot.world] = snapshot
+        self._previous = seen
         return Judged(worlds)
+
+    def _last_of(self, snapshot: Snapshot) -> Snapshot | None:
+        """The last look at this world. When it began is corrected where a rank that began earlier
+        comes to be seen, and where the clock of another node comes to be known better."""
+        known = self._previous.get(snapshot.world)
+        if known is not None:
+            return known
+        return next((one for one in self._previous.values() if _share_ranks(one, snapshot)), None)
+
+
+def _share_ranks(one: Snapshot, other: Snapshot) -> bool:
+    """Whether a process is a rank of both, the same one."""
+    return any(
+        number in one.ranks and _process(one.ranks[number]) == _process(rank)
+        for number, rank in other.ranks.items()
+    )
+
+
+def _process(rank: Rank) -> tuple[str, str, int]:
+    return rank.job, rank.host, rank.pid
 
 
 def judge(

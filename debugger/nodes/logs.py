@@ -29,6 +29,10 @@ class LogSource:
         self._folder = folder
         self._told: dict[str, tuple[int, int]] = {}  # by name: inode, bytes
 
+    def anew(self) -> None:
+        """Nothing counts as told."""
+        self._told.clear()
+
     def next(self, most_bytes: int = WHILE_RUNNING_BYTES) -> Message | None:
         """What has been added since; None where that is nothing."""
         pieces: list[list[Any]] = []

@@ -24,6 +24,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from struct import Struct
@@ -183,6 +184,14 @@ class ReplicaReader:
         self._known: dict[int, Digest] = {}
         self._last = 0
 
+    def correct(self, wall_offset_ns: int) -> None:
+        """This makes Unix time of the writer's monotonic clock, as far as it is known by now."""
+        by_ns = wall_offset_ns - self._wall_offset_ns
+        if by_ns:
+            self._wall_offset_ns = wall_offset_ns
+            for mark, one in self._known.items():
+                self._known[mark] = replace(one, time_ns=one.time_ns + by_ns)
+
     def digests(self) -> Sequence[Digest]:
         """The last entries, oldest first."""
         if not self._still_whole():
@@ -287,4 +296,7 @@ class ReplicaFiles:
                 except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
                     reader = None
             self._readers[name] = reader
-        return self._readers[name]
+        found = self._readers[name]
+        if found is not None:
+            found.correct(wall_offset_ns)
+        return found

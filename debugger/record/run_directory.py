@@ -12,7 +12,9 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +197,19 @@ class RunDirectory:
         directory as ours. Returns False, and adds to `failures`, where that fails."""
         if name == self.run_json.name:
             value = {"schema": SCHEMA, **value}
-        text = json.dumps(value, indent=2, ensure_ascii=True, default=str)
-        return self.write_text(name, text + "\n")
+        # In pieces: as a whole the report of many ranks takes several times its size.
+        pieces = json.JSONEncoder(indent=2, ensure_ascii=True, default=str).iterencode(value)
+        return self._write(name, chain(pieces, "\n"))
 
     def write_text(self, name: str, text: str) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
+        return self._write(name, (text,))
+
+    def _write(self, name: str, pieces: Iterable[str]) -> bool:
         try:
             with replacing(self.path / name) as file:
-                file.write(text.encode("utf-8", "backslashreplace"))
+                for piece in pieces:
+                    file.write(piece.encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._fail(name, error)
             return False

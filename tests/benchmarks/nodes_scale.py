@@ -240,6 +240,7 @@ class Simulation:
         self.context.max_sockets = 1 << 14
         self._poller = zmq.Poller()
         self.most_bytes = 0
+        self.most_by_phase: list[tuple[str, int]] = []
         self._weighed_s = 0.0
 
     def meet(self) -> None:
@@ -355,6 +356,12 @@ class Simulation:
             if line.startswith("VmHWM:"):
                 self.most_bytes = max(self.most_bytes, int(line.split()[1]) * 1024)
 
+    def phase_over(self, name: str) -> None:
+        """What the head has taken at most until now is kept."""
+        self._weighed_s = 0.0
+        self._weigh()
+        self.most_by_phase.append((name, self.most_bytes))
+
     def said(self) -> str:
         return self._errors.read_text(errors="replace")[-3000:]
 
@@ -390,10 +397,12 @@ def _measured(job: Simulation) -> str:
     began_s = time.monotonic()
     job.meet()
     job.until("welcome")
+    job.phase_over("met")
     for node in nodes:
         node.all_that_there_is()
         job.serve(0.0)
     job.all_known()
+    job.phase_over("known")
     known_s = time.monotonic() - began_s
     before, measured = steps_of(job.pace)
     job.rest(0, before)
@@ -402,12 +411,14 @@ def _measured(job: Simulation) -> str:
     took_s = time.monotonic() - began_s
     busy = (job.cpu_s() - cpu_s) / took_s
     rate = (sum(node.sent_bytes for node in nodes) - sent) / took_s / len(nodes) / 1000
+    job.phase_over("calling")
     cpu_s, began_s = job.cpu_s(), time.monotonic()
     job.fault()
     job.until("verdict", 1)
     first_s, used_s = time.monotonic() - began_s, job.cpu_s() - cpu_s
     job.until("verdict")
     verdict_s = time.monotonic() - began_s
+    job.phase_over("verdict")
     job.reported()
     report_s = time.monotonic() - began_s
     told = sum(1 for node in nodes if node.seen["report"])
@@ -421,7 +432,8 @@ def _measured(job: Simulation) -> str:
     return (
         f"{known_s:8.1f} {100 * busy:7.1f} {rate:9.2f} {first_s:8.2f} {verdict_s:8.2f}"
         f" {used_s:7.2f} {report_s:8.2f} {told:6} {'yes' if right else 'NO':>6}"
-        f" {job.most_bytes / 1e6:7.0f} {disk / 1e6:7.0f}"
+        f" {job.most_bytes / 1e6:7.0f} {disk / 1e6:7.0f}   "
+        + " ".join(f"{name} {most / 1e6:.0f}" for name, most in job.most_by_phase)
         + ("" if right else f"   {str(Counter(map(str, named)))[:200]}")
     )
 
@@ -432,7 +444,7 @@ def main() -> None:
     print(f"{BARS}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(
         " nodes  ranks  known s  rest % KB/s node  first s    all s   CPU s report s   told"
-        "  right  MB RSS MB disk"
+        "  right  MB RSS MB disk   MB RSS by then"
     )
     for count in map(int, sys.argv[1:] or SIZES):
         print(measure(count), flush=True)

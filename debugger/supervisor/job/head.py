@@ -102,16 +102,7 @@ class Head:
     def take(self) -> None:
         """Take in what has come, and see who has fallen silent."""
         for number, message in self._listener.received():
-            try:
-                self._take(number, message)
-            except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
-                if message.kind == "digest" and number in self.nodes:
-                    self._torn(self.nodes[number])
-                self._say_once(f"refused what node {number} has told: {clean(str(error), 200)}")
-            except OSError as error:
-                self._torn(self.nodes[number])
-                told = clean(str(error), 200)
-                self._say_once(f"what node {number} has told cannot be kept: {told}")
+            self._guarded(self._take, number, message)
         for number, known in list(self._listener.nodes.items()):
             far = self.nodes.get(number)
             if far is None or not far.there:
@@ -119,13 +110,26 @@ class Head:
             if self._timed(far):
                 early, far.early = far.early, []
                 for message in early:
-                    self._read_by_its_clock(far, message)
+                    self._guarded(self._read_by_its_clock, number, message)
             if far.torn_s and time.monotonic() - far.anew_s >= ANEW_EVERY_S:
                 far.anew_s = time.monotonic()
                 self._listener.send(number, Message("anew"))
             if known.silent:
                 known.lost = True
                 self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+
+    def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
+        """What of it makes no sense, or cannot be kept, is said, and ends nothing."""
+        try:
+            read(number, message)
+        except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
+            if message.kind == "digest" and number in self.nodes:
+                self._torn(self.nodes[number])
+            self._say_once(f"refused what node {number} has told: {clean(str(error), 200)}")
+        except OSError as error:
+            self._torn(self.nodes[number])
+            told = clean(str(error), 200)
+            self._say_once(f"what node {number} has told cannot be kept: {told}")
 
     def _gone(self, far: Far) -> None:
         """It has left before its ranks had ended: it does not judge by us any more."""
@@ -151,19 +155,14 @@ class Head:
             return
         far = self.nodes[number]
         match message.kind:
-            case "digest" | "injected":
+            case "digest" | "injected" | "ended":
+                # An end comes after what led to it, which may still wait for the node's clock.
                 if self._timed(far) and not far.early:
-                    self._read_by_its_clock(far, message)
+                    self._read_by_its_clock(number, message)
                 else:
                     far.early.append(message)
             case "files":
                 self._logs.apply(data, message.blob)
-            case "ended":
-                raw = data.get("status")
-                if type(raw) is int:
-                    far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
-                far.over = data.get("over") is True
-                far.left_ranks = data.get("left") is True
             case "stacks":
                 far.stacks = data
             case "stops":
@@ -182,6 +181,9 @@ class Head:
                     self.interrupted = (signal, self.name(far))
             case "bye":
                 far.left = True
+                for one in far.early:
+                    if one.kind == "ended":  # its clock will not be known any more
+                        self._read_by_its_clock(number, one)
                 if not far.over and "report" not in self._standing:
                     self._gone(far)
                 far.over = True
@@ -195,12 +197,12 @@ class Head:
             injected = InjectedCopies(self._directory.path)
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
-            self._listener.send(number, plan_message(self._directory.path))
+        # Who comes again may have missed what follows.
+        self._listener.send(number, plan_message(self._directory.path))
         self._tell_pace(number)
         if self._own_ranks:
             self._listener.send(number, self._who_is_here)
         if self._fills:
-            # Who comes, or comes again, may have missed the question.
             data = self._question.get(number, {"number": self._fills})
             self._listener.send(number, Message("fill", data))
         for message in self._standing.values():
@@ -226,9 +228,16 @@ class Head:
             far.mirror.correct(offset.add_ns + steady_clock.offset_ns())
         return offset.known
 
-    def _read_by_its_clock(self, far: Far, message: Message) -> None:
+    def _read_by_its_clock(self, number: int, message: Message) -> None:
+        far = self.nodes[number]
         if message.kind == "injected":
             far.injected.apply(message.data, far.mirror.offset_ns)
+        elif message.kind == "ended":
+            raw = message.data.get("status")
+            if type(raw) is int:
+                far.status = ExitStatus.from_wait(raw, steady_clock.now_ns())
+            far.over = message.data.get("over") is True
+            far.left_ranks = message.data.get("left") is True
         else:
             self._digest(far, message)
 

@@ -132,11 +132,12 @@ class Member:
 
     def _again(self) -> None:
         """The connection broke for a moment: what was on its way is lost."""
-        self._sampler.anew()
-        self._injected.anew()
-        self._prompts.anew()
+        for source in (self._sampler, self._injected, self._prompts, self._logs):
+            source.anew()
         if self._told_end is not None:
             self._tell()  # before the end: how the ranks came to it
+            if self._told_end["over"]:
+                self._tell_all_logs()
             self._connection.send(Message("ended", self._told_end))
         if self._interrupted:
             self._connection.send(Message("interrupted", {"signal": self._interrupted}))
@@ -192,11 +193,14 @@ class Member:
         if over:
             self._sampler.fill()
             self._tell()
-            told_bytes = 0
-            while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next(AT_THE_END_BYTES)):
-                told_bytes += len(added.blob)
-                self._connection.send(added)
+            self._tell_all_logs()
         self._connection.send(Message("ended", value))
+
+    def _tell_all_logs(self) -> None:
+        told_bytes = 0
+        while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next(AT_THE_END_BYTES)):
+            told_bytes += len(added.blob)
+            self._connection.send(added)
 
     def interrupted(self, signal: int) -> None:
         """Somebody has pressed Ctrl-C here, or the like: all nodes end."""

@@ -105,6 +105,49 @@ def test_a_digest_that_comes_before_the_first_exchange_waits_for_it(tmp_path: Pa
     assert abs(head.nodes[1].told_ns - steady_clock.now_ns()) < MOMENT_NS
 
 
+ENDED = Message("ended", {"status": 3 << 8, "over": True, "left": False})
+
+
+def test_an_end_does_not_overtake_what_waits_for_the_nodes_clock(tmp_path: Path) -> None:
+    """Of a run that is over in a moment: how its ranks ended stands in the digest."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    node = heard.joins()
+    heard.digest(1)
+    heard.came.append((1, ENDED))
+    head.take()
+    assert not head.all_over, "nothing of how its ranks ended is known"
+    exchanged(node)
+    head.take()
+    assert head.nodes[1].serial == 1
+    assert head.all_over
+    assert head.worst is not None
+    assert head.worst.code == 3
+
+
+def test_a_node_that_leaves_before_its_clock_is_known_is_not_lost(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    heard.joins()
+    heard.digest(1)
+    heard.came += [(1, ENDED), (1, Message("bye"))]
+    head.take()
+    assert head.all_over
+    assert head.lost({}) == ()
+
+
+def test_what_waits_for_the_nodes_clock_may_be_nonsense(tmp_path: Path) -> None:
+    """It is refused as any other, and what came behind it is read."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    node = heard.joins()
+    heard.came += [(1, Message("injected", {"plan": 1})), (1, ENDED)]
+    head.take()
+    exchanged(node)
+    head.take()
+    assert head.all_over
+
+
 def test_no_verdict_before_a_node_that_was_let_in_has_come(tmp_path: Path) -> None:
     heard = Heard()
     head = made(heard, tmp_path)

@@ -17,6 +17,7 @@ import pytest
 from debugger.nodes.head import Listener
 from debugger.nodes.interfaces import LOOPBACK
 from debugger.nodes.member import Connection
+from debugger.nodes.messages import Message
 from debugger.nodes.offers import Offer
 from debugger.record.exits import ExitStatus
 from debugger.record.run_directory import RunDirectory
@@ -74,6 +75,18 @@ class Between:
                 (there if one is here else here).sendall(data)
 
 
+class Telling(Connection):
+    """Of which it is known what it was given to tell, whether that arrives or not."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(say)
+        self.told: list[str] = []
+
+    def send(self, message: Message) -> None:
+        self.told.append(message.kind)
+        super().send(message)
+
+
 class Two:
     """A head and a node, and what is between them."""
 
@@ -82,16 +95,15 @@ class Two:
         self.listener = Listener(LOOPBACK, "node0", self.said.append)
         self.listener.welcome = {"version": VERSION}
         self.between = Between(self.listener.port)
-        self.head = Head(
-            self.listener, RunDirectory.create(folder / "head" / ".distdebug"), self.said.append
-        )
-        connection = Connection(self.said.append)
+        self.head_directory = RunDirectory.create(folder / "head" / ".distdebug")
+        self.head = Head(self.listener, self.head_directory, self.said.append)
+        connection = Telling(self.said.append)
         self.listener.allow(connection.key)
         offer = Offer(LOOPBACK, self.between.port, self.listener.key, "node0")
         connection.connect(offer, Member.hello(VERSION, ""))
         table = cast(ProcessTable, SimpleNamespace(observe=None))  # there are no ranks
-        directory = RunDirectory.create(folder / "node" / ".distdebug")
-        self.node = Member(connection, directory, table, self.said.append)
+        self.node_directory = RunDirectory.create(folder / "node" / ".distdebug")
+        self.node = Member(connection, self.node_directory, table, self.said.append)
         self.connection = connection
         self.until(lambda: self.node.welcomed and self.head.nodes, "they never met")
 
@@ -137,6 +149,44 @@ def test_the_end_and_the_verdict_arrive(two: Two, broken: bool) -> None:
     assert two.head.worst.code == 3
     assert two.said == []
     assert not two.node.lost
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["over", "running"])
+@pytest.mark.parametrize("broken", [True, False], ids=["broken", "twin"])
+def test_logs_have_no_holes(two: Two, broken: bool, over: bool) -> None:
+    """A rank prints before, while and after the connection is broken."""
+    theirs, ours = two.node_directory.logs / "1.out", two.head_directory.logs / "1.out"
+
+    def prints(line: str) -> None:
+        with theirs.open("a") as file:
+            file.write(line)
+
+    def copied() -> str:
+        return ours.read_text() if ours.exists() else ""
+
+    prints("first\n")
+    two.until(copied, "nothing of the log has come")
+    if broken:
+        two.breaks()
+    prints("second\n")
+    told = two.connection.told.count("files")
+    two.until(lambda: two.connection.told.count("files") > told, "it was not told")
+    if over:
+        two.node.tell_end(ExitStatus(0, None), True)
+    two.between.open = True
+    two.until(lambda: two.connection.connected, "they do not meet again")
+    if not over:
+        prints("third\n")
+    two.until(lambda: copied() == theirs.read_text(), "the log has a hole")
+    assert two.said == []
+
+
+def test_who_comes_again_gets_the_plan_that_it_may_have_missed(two: Two) -> None:
+    two.until(lambda: two.node.planned, "no plan has come")
+    two.node.planned = False
+    two.breaks()
+    two.between.open = True
+    two.until(lambda: two.node.planned, "no plan has come again")
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "twin"])

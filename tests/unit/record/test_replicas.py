@@ -18,6 +18,7 @@ from debugger.record.replicas import (
     MAGIC,
     MOST_ENTRIES,
     PARAMETER,
+    ReplicaFiles,
     ReplicaReader,
     ReplicaWriter,
     bits_of,
@@ -37,6 +38,22 @@ def pair(tmp_path: Path, names: list[str]) -> tuple[ReplicaWriter, ReplicaReader
     columns = [Column(PARAMETER, name) for name in names]
     writer = ReplicaWriter(path, GROUP, "0.0.abc", columns)
     return writer, ReplicaReader(path, lambda number: LINE if number == 5 else None, 1000)
+
+
+def test_a_clock_that_comes_to_be_known_better(tmp_path: Path) -> None:
+    """Of another node's digests, read before and behind it."""
+    writer, _ = pair(tmp_path, ["weight"])
+    files = ReplicaFiles(tmp_path)
+
+    def times(offset_ns: int) -> list[int]:
+        reader = files.announced(file_name(12, 0), lambda _number: None, offset_ns)
+        assert reader is not None
+        return [one.time_ns for one in reader.digests()]
+
+    writer.append((3, 0), 0, 0, 10, [1])
+    assert times(1000) == [1010]
+    writer.append((3, 1), 1, 0, 20, [1])
+    assert times(2000) == [2010, 2020]
 
 
 def test_read_back_as_it_is_written(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,21 @@ def test_json_is_replaced_whole_and_private(tmp_path: Path) -> None:
         run.write_json("report.json", circle)
     assert json.loads(run.report_json.read_text()) == {"outcome": "ok"}
     assert not list(run.path.glob(".*"))
+
+
+def test_a_large_document_is_written_in_pieces(tmp_path: Path) -> None:
+    """As a whole the report of 16,384 ranks would take 60 MB for a moment."""
+    directory = RunDirectory.create(tmp_path / ".distdebug")
+    document = {"ranks": {str(number): {"state": "waits"} for number in range(20_000)}}
+    tracemalloc.start()
+    try:
+        assert directory.write_json("report.json", document)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    written = directory.report_json.read_text()
+    assert written == json.dumps(document, indent=2) + "\n"
+    assert most_bytes < len(written) / 2
 
 
 def test_events_are_lines(tmp_path: Path) -> None:
