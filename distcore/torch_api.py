@@ -95,7 +95,8 @@ def split_group(
     group_desc: str | None = None,
     **more: Any,
 ) -> Any:
-    """The group of `split_ranks` (lists of the parent's ranks) that this rank is in; else None.
+    """The group of `split_ranks` (lists of the parent's ranks) that this rank is in. A rank that
+    is in none is given what torch's own gives it: None, as of 2.15 what new_group gives.
 
     As torch's, but also without a GPU: as of torch 2.14 the ranks of the new group are in the order
     of their list, before that they are sorted. Raises ValueError for ranks that the parent does not
@@ -106,10 +107,11 @@ def split_group(
         original = torch_private.original("split_group")
         return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
     backend = more.get("backend")
-    if backend is not None and str(backend).lower() != torch_private.dist.get_backend(parent):
+    has = torch_private.dist.get_backend(parent), torch_private.dist.get_backend_config(parent)
+    if backend is not None and str(backend).lower() not in has:
         raise ValueError(
             f"backend: a group of distcore's is split with all that it has, "
-            f"{torch_private.dist.get_backend(parent)!r}, given {str(backend)!r}"
+            f"{' or '.join(map(repr, has))}, given {str(backend)!r}"
         )
     if not split_ranks:
         raise ValueError(f"split_ranks: expected a list of lists of ranks, given {split_ranks!r}")
@@ -126,8 +128,9 @@ def split_group(
         own.sort()
     # Not torch's hashed names: they count the groups that a rank is in, which differ by rank.
     group = parent.split_group(own or list(split_ranks[0]), timeout=timeout, group_desc=group_desc)
-    if group is not None:
-        torch_private.register_group(group, [members[rank] for rank in own or ()], parent)
+    if group is None:
+        return torch_private.OUTSIDE_OF_SPLITS
+    torch_private.register_group(group, [members[rank] for rank in own or ()], parent)
     return group
 
 

@@ -6,6 +6,7 @@ this file needs no private name, and a function here that cannot do without one 
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,18 @@ _bindings: Any = getattr(torch._C, "_distributed_c10d", None)
 
 SPLITS_ARE_SORTED = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 14)
 """Whether `split_group` of this torch sorts the ranks of each new group, or keeps their order."""
+
+
+def _outside_of_splits() -> Any:
+    split: Any = getattr(dist, "split_group", None)
+    given = str(inspect.signature(split).return_annotation) if callable(split) else ""
+    told_apart = "Literal" in given or "_NonGroupMember" in given
+    return dist.GroupMember.NON_GROUP_MEMBER if told_apart else None
+
+
+OUTSIDE_OF_SPLITS = _outside_of_splits()
+"""What `split_group` of this torch gives a rank that no list has: None, which the other functions
+take for all ranks, or what new_group gives (2.15)."""
 
 
 def _nobody_listens() -> bool:

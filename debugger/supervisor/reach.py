@@ -38,7 +38,8 @@ class Reach:
         self._site = site
         self._proc = proc
         self._known: dict[int, bytes] = {}
-        self._missed: dict[str, None] = {}
+        self._missed: dict[int, str] = {}
+        """By pid, for as long as it is the same program."""
         self.reached = 0
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
@@ -51,6 +52,7 @@ class Reach:
             if not line or self._known.get(pid) == line:
                 continue
             self._known[pid] = line
+            self._missed.pop(pid, None)  # what it was has become what it is: a wrapper, by exec
             if _PYTHON.fullmatch(self._program(pid)):
                 words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
                 self._judge(pid, _Process(words, self._environment(pid)))
@@ -63,9 +65,7 @@ class Reach:
     def why_nothing(self) -> str:
         """Why no rank was seen, as far as it is known."""
         if self._missed:
-            *_, last = self._missed
-            rest = [one for one in self._missed if one is not last][: _MOST_REASONS - 1]
-            return "; ".join([*rest, last])
+            return "; ".join(self._missed.values())
         if self.reached:
             return (
                 "the Python processes that the command started here made no process group; "
@@ -84,7 +84,7 @@ class Reach:
                 self.ranks[pid] = int(rank)
         elif len(self._missed) < _MOST_REASONS:
             command = clean(" ".join(masked(process.words)), 120)
-            self._missed[f"process {pid} ({command}) {why}"] = None
+            self._missed[pid] = f"process {pid} ({command}) {why}"
 
     def _why_missed(self, process: _Process) -> str | None:
         flag = _isolating_flag(process.words)

@@ -195,13 +195,14 @@ class Groups:
         ) -> Any:
             if split is None:
                 return None
-            members = [record.ranks[index] for index in (args[0] if args else kwargs["ranks"])]
+            given = {**dict(zip(("ranks", "timeout"), args, strict=False)), **kwargs}
+            members = [record.ranks[index] for index in given["ranks"]]
             child = self._checked(
                 split,
                 members,
                 split.group_name,
                 split.group_desc,
-                None,
+                given.get("timeout") or timedelta(seconds=record.timeout_s),  # its parent's
                 backend,
                 split.get_group_store(),
             )

@@ -28,6 +28,7 @@ def test_what_others_see_of_torch(tmp_path: Path, torch_loaded: TorchLoaded) -> 
         "hooks",
         "nan check",
         "gather_single",
+        "splits",
     ]
     for view in run.views():
         assert run.log(view.rank).splitlines() == looked_at, run.explain()

@@ -5,6 +5,8 @@ import torch
 import distcore as dist
 from tests.ranks.scripts.distcore_support import SECONDS, call, gapped, of, raises
 
+since = torch.torch_version.TorchVersion
+
 
 def scenario_collectives(rank, size):
     total = sum(of(other) for other in range(size))
@@ -191,13 +193,17 @@ def scenario_groups(rank, size):
     dist.all_reduce(tensor, group=group)
     assert tensor == group.size()
     dist.destroy_process_group(group)
-    assert dist.split_group(split_ranks=[[0]]) is None or rank == 0
+    member = torch.distributed.GroupMember
+    outside = None if torch.__version__ < since("2.15") else member.NON_GROUP_MEMBER
+    assert dist.split_group(split_ranks=[[0]]) == outside or rank == 0
     backwards = list(range(size))[::-1]
     group = dist.split_group(split_ranks=[backwards])
-    keeps_order = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
+    keeps_order = torch.__version__ >= since("2.14")
     ranks = backwards if keeps_order else sorted(backwards)
     assert dist.get_process_group_ranks(group) == ranks
     assert group.rank() == ranks.index(rank)
+    for backend in (dist.get_backend(group), torch.distributed.get_backend_config(group)):
+        assert dist.split_group(group, [ranks], backend=backend).size() == size
     with raises(ValueError, "split with all"):
         dist.split_group(group, [[0]], backend="cpu:gloo")
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("all",))

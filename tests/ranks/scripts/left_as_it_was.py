@@ -8,10 +8,13 @@ import os
 import pickle
 import sys
 import weakref
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+import distcore  # noqa: F401
 
 rank = int(os.environ["RANK"])
 
@@ -131,5 +134,13 @@ if hasattr(dist, "gather_single"):
         refused = str(error)
     assert not refused or "does not support" in refused, refused  # gloo in 2.14 and 2.15
 print("gather_single")
+
+parent = dist.new_group([0, 1], backend="tcp", timeout=timedelta(seconds=44))
+short = parent.split_group([0, 1], timedelta(seconds=33), group_name="short", group_desc="short")
+like = parent.split_group([0, 1], group_name="like", group_desc="like")
+assert (short._record.timeout_s, like._record.timeout_s) == (33, 44)
+short.shutdown()
+like.shutdown()
+print("splits")
 dist.barrier()
 dist.destroy_process_group()
