@@ -23,7 +23,7 @@ from ..record.exits import ExitLog
 from ..record.lifeline import Lifeline
 from ..record.records import Records
 from ..record.run_directory import BASE, RunDirectory
-from . import job_key, surroundings
+from . import garbage, job_key, surroundings
 from .announcements import Announcements
 from .ci import defused
 from .control import ControlServer
@@ -78,7 +78,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
-        with defused(self._options.ci):
+        with defused(self._options.ci), garbage.collected_between_looks():
             return self._run()
 
     def _run(self) -> int:
@@ -290,6 +290,7 @@ class Supervisor:
                 ended = not launch.descendants() or waited_s > ORPHAN_GRACE_S
                 if self._orders.may_end(launch.poll(), ended, self._watch.ranks):
                     return look, None
+            garbage.collect_where_due()
             with guard("the other nodes"):
                 self._job.pause(self._watch.pause_s)
 
