@@ -12,16 +12,13 @@ import pytest
 from debugger.rank.plan import decisions
 from debugger.rank.plan.decisions import Decisions
 from debugger.rank.plan.numbers import UndecidedFloat, UndecidedInteger, known_as, unknown_in
-from debugger.record.plan_request import ONE_WAY
 
 
 class Told(Decisions):
     """Keeps what it was told."""
 
     def __init__(self, way: str = decisions.LIKELY) -> None:
-        self.given_first: dict[tuple[str, str], bytes] = {}
-        """What another rank has taken, by the place."""
-        super().__init__(way, lambda *named: self.given_first.setdefault(named[:2], named[2]))
+        super().__init__(way)
         self.heard: list[str] = []
 
     def depends(self, what: str, frame: FrameType | None = None) -> None:
@@ -97,16 +94,6 @@ def test_the_way_may_be_chosen() -> None:
     assert not known_as(1.5, Told(decisions.FALSE)) < 2
     assert known_as(1.5, Told(decisions.TRUE)) > 2
     assert known_as(1.5, Told()) < 2
-
-
-def test_all_ranks_may_go_the_way_of_the_first() -> None:
-    first, second = Told(ONE_WAY), Told(ONE_WAY)
-    second.given_first = first.given_first
-    ways = [
-        [told.condition(way, "a comparison") for way in own]
-        for told, own in ((first, (True, False)), (second, (False, False)))
-    ]
-    assert ways == [[True, False], [True, False]]  # at one line, it is each time another decision
 
 
 def test_the_likely_way_does_not_fail() -> None:
