@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import time
@@ -139,10 +138,8 @@ def _planned(
 ) -> tuple[Mapping[int, Program], dict[str, Any]]:
     """The ranks are run into this directory; their programs, and the report on them."""
     from ..plan.conclusion import PlanFacts, conclude
-    from ..plan.judgement import judge_programs
     from ..plan.model import Model
-    from ..plan.one_way import confirmed
-    from ..plan.planner import plan_ranks, planned_one_way, shown
+    from ..plan.planner import plan_ranks, shown
     from ..plan.programs import read_programs
     from ..supervisor.injection import Injection
 
@@ -154,18 +151,7 @@ def _planned(
     directory.write_json("run.json", told)
     injection = Injection(faults, directory, _say)
     environment = {**request.environment, **injection.environment}
-    request = replace(request, environment=environment)
-    outcome = plan_ranks(directory, request, itself)
-    programs: Mapping[int, Program] = read_programs(directory.path)
-    if itself:
-        plan_exec.check_programs(programs)
-        directory.write_json("run.json", {**told, "world_size": outcome.world_size})
-    model = Model(own.buffered_sends)
-    # What was injected into the ranks happened before, so that it may explain what is found.
-    judgement = judge_programs(programs, model, time.time_ns())
-    if request.undecided == "likely":
-        again = functools.partial(planned_one_way, directory, request, itself)
-        programs, judgement = confirmed(programs, judgement, model, again)
+    outcome = plan_ranks(directory, replace(request, environment=environment), itself)
     facts = PlanFacts(
         command=command,
         of=request.world_size or outcome.world_size,
@@ -174,7 +160,12 @@ def _planned(
         steps=own.steps,
         strict=own.strict,
     )
-    return programs, conclude(directory, programs, judgement, facts, injection.settle)
+    programs = read_programs(directory.path)
+    if itself:
+        plan_exec.check_programs(programs)
+        directory.write_json("run.json", {**told, "world_size": outcome.world_size})
+    model = Model(own.buffered_sends)
+    return programs, conclude(directory, programs, model, facts, injection.settle)
 
 
 def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:

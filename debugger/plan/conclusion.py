@@ -1,8 +1,9 @@
-"""Concludes a plan: what its programs came to is put into the run directory as a run would have
-left it: a flight record for each rank, and the report in all its forms."""
+"""Concludes a plan: its programs are judged, and what they came to is put into the run directory as
+a run would have left it: a flight record for each rank, and the report in all its forms."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from ..record.wording import ranks_text
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
-from .judgement import Judgement
+from .judgement import Judgement, judge_programs
+from .model import Model
 from .program import Program
 
 EXIT_FAILED = 1
@@ -46,11 +48,13 @@ Settle = Callable[[Document, Sequence[tuple[Finding, float | None]], Mapping[int
 def conclude(
     directory: RunDirectory,
     programs: Mapping[int, Program],
-    judgement: Judgement,
+    model: Model,
     facts: PlanFacts,
     settle: Settle | None = None,
 ) -> Document:
-    """Write what the programs were judged to be into the run directory: the report, the records."""
+    """Judge the programs, and write the report and the records into the run directory."""
+    # What was injected into the ranks happened before, so that it may explain what is found.
+    judgement = judge_programs(programs, model, time.time_ns())
     for number, rank in judgement.outcome.now.ranks.items():
         calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
         try:

@@ -6,7 +6,6 @@ That process imports torch and whatever the ranks need; this one needs neither.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import DistdebugError, UsageError
-from ..record.plan_request import ONE_WAY, Outcome, Request
+from ..record.plan_request import Outcome, Request
 from ..record.program_writer import FOLDER
 from ..record.run_directory import RunDirectory
-from .program import Program
-from .programs import read_programs
 
 _FORKER = "rank.plan.forker"
 _START = "import sys; sys.path.pop(0); from {module} import main; main()"
@@ -63,25 +60,6 @@ def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -
             f"what it left is in {directory.path}"
         )
     return outcome
-
-
-def planned_one_way(
-    directory: RunDirectory, request: Request, starts_itself: bool
-) -> dict[int, Program]:
-    """The programs of the ranks where all go the way of whoever comes first to each decision that
-    is left undecided; none where they cannot be had."""
-    folder = directory.path / "one-way"
-    try:
-        other = RunDirectory.create(folder / "none", folder)
-        try:
-            plan_ranks(other, replace(request, undecided=ONE_WAY), starts_itself)
-            return read_programs(other.path)
-        finally:
-            other.close()
-    except (DistdebugError, OSError):
-        return {}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _path_to_us(package: str, environment: Mapping[str, str]) -> str:

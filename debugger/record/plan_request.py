@@ -11,9 +11,6 @@ from typing import Any
 
 from .json_objects import object_of
 
-ONE_WAY = "one way"
-"""An `undecided` of a request: all ranks go the way of whoever comes first to each decision."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -302,39 +302,6 @@ def test_values_are_followed_from_the_first_that_is_not_known(
     assert (row["line"], row["ranks"]) == (line, [0, 1, 2, 3]), done.explain()
 
 
-STEERED = """
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(2):
-    loss = model(torch.randn(4, 64)).square().mean()
-    loss.backward()
-    optimizer.step()
-if (loss.detach() * 0 + rank).item() < 1:  # <- undecided
-    dist.all_reduce(torch.ones(3))
-else:
-    dist.all_reduce(torch.ones(5))
-dist.all_reduce(torch.ones(2 + (wrong and rank == 1)))
-"""
-
-
-@pytest.mark.parametrize("mode", ["right", "wrong"])
-def test_what_hangs_on_a_ranks_own_unknown_value_is_a_warning(
-    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
-) -> None:
-    """Nobody knows which way the ranks of a run go by it; what comes behind is found."""
-    done = planned(tmp_path, torch_loaded, BEGINS + STEERED, mode)
-    check_outcome(done, mode, "shape_mismatch")
-    (row,) = done.report["undecided"]
-    assert row["ranks"] == [0, 1, 2], done.explain()
-    (warned,) = (one for one in done.report["findings"] if one["severity"] == "warning")
-    assert (warned["culprits"], warned["proven"]) == ([0], False), done.explain()
-    where = f"what is undecided (train.py:{row['line']} in <module>): ranks disagree"
-    assert where in warned["message"], done.explain()
-    if mode == "wrong":
-        (found,) = (one for one in done.report["findings"] if one["severity"] == "error")
-        assert (found["culprits"], found["proven"]) == ([1], True), done.explain()
-
-
 MODEL_PARALLEL = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

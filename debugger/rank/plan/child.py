@@ -92,7 +92,7 @@ def main(
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
-    decisions = Decisions(request.undecided, exchange.agreed)
+    decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
     layer.places = _accelerator(request)
     Values(taint, decisions, exchange.agreed, layer.places).follow()

@@ -12,28 +12,22 @@ import contextlib
 import functools
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-from ...record.plan_request import ONE_WAY
 from ...record.program_writer import ProgramWriter
 from ..record import call_site
 from ..record.recorder import Recorder
 
 LIKELY, TRUE, FALSE = "likely", "true", "false"
-Agree = Callable[[str, str, bytes], bytes]
-"""What was given first for this name, by whichever rank (see `Exchange.agreed`)."""
 _COMPARISONS_OF_TESTS = "/torch/testing/"
 
 
 class Decisions:
-    """Of this process. `way` is one of `LIKELY`, `TRUE`, `FALSE` and `ONE_WAY`."""
+    """Of this process. `way` is one of `LIKELY`, `TRUE` and `FALSE`."""
 
-    def __init__(self, way: str, agree: Agree) -> None:
+    def __init__(self, way: str) -> None:
         self._way = way
-        self._agree = agree
-        self._visits: dict[str, int] = {}
-        """How often the program has been at a line with what is undecided."""
         self._recorder: Recorder | None = None
         self._writer: ProgramWriter | None = None
         self._told: set[tuple[int, str]] = set()
@@ -71,28 +65,16 @@ class Decisions:
             return stand_in
         frame = sys._getframe(1)
         self.depends(what, frame)
-        if self._way in (TRUE, FALSE):
+        if self._way != LIKELY:
             return self._way == TRUE
-        way = _without_failing(frame, stand_in)
-        visit = self.visit(frame)
-        return self._agree(visit, what, b"1" if way else b"0") == b"1" if visit else way
-
-    def visit(self, frame: FrameType | None = None) -> str:
-        """What names this place of the program, and that it is there for the Nth time, where all
-        ranks are to go one way; "" where each goes its own."""
-        if self._way != ONE_WAY:
-            return ""
-        user = call_site.find(_of_others(frame or sys._getframe(1)))
-        if user is None:
-            return ""
-        place = f"{user.f_code.co_filename}:{user.f_lineno}"
-        number = self._visits[place] = self._visits.get(place, 0) + 1
-        return f"{place} #{number}"
+        return _without_failing(frame, stand_in)
 
 
 def _without_failing(frame: FrameType | None, stand_in: bool) -> bool:
     """The way on which the user's line does not fail; `stand_in` where both go on."""
-    found = _of_others(frame)
+    found = frame
+    while found is not None and found.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
+        found = found.f_back
     if found is not None and _COMPARISONS_OF_TESTS in found.f_code.co_filename:
         return True
     user = call_site.find(found)
@@ -100,12 +82,6 @@ def _without_failing(frame: FrameType | None, stand_in: bool) -> bool:
         return stand_in
     wanted = _wanted(user.f_code.co_filename, user.f_lineno)
     return stand_in if wanted is None else wanted
-
-
-def _of_others(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
-        frame = frame.f_back
-    return frame
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,7 +28,7 @@ from ..torch_private.planned_operators import (
     watch_thread,
 )
 from ..torch_private.planned_sizes import ask_sizes
-from .decisions import Agree, Decisions
+from .decisions import Decisions
 from .numbers import (
     LIKELY,
     LOST,
@@ -55,6 +55,10 @@ _AGREED_BYTES = 1 << 16
 """What is looked at of values that are not known is the same on ranks that have made it of the
 same, where it is no larger."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
+
+
+Agree = Callable[[str, str, bytes], bytes]
+"""What was given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
 class Values(Watching):
@@ -161,10 +165,9 @@ class Values(Watching):
     def _alike(self, origin: bytes, found: Any) -> Any:
         """A number that came of values which are not known: the same on all ranks that made it of
         the same."""
-        name = origin.hex() or self._decisions.visit()
-        if not name or not isinstance(found, bool | int | float):
+        if origin == OWN or not isinstance(found, bool | int | float):
             return found
-        said = self._agree(name, type(found).__name__, json.dumps(found).encode())
+        said = self._agree(origin.hex(), type(found).__name__, json.dumps(found).encode())
         return json.loads(said)
 
     def _be_alike(self, tensor: Tensor) -> None:
@@ -172,18 +175,10 @@ class Values(Watching):
         same."""
         origin = self._taint.origin(tensor)
         plain_one = tensor.layout is torch.strided and tensor.is_contiguous()
-        if (
-            origin is None
-            or tensor.is_meta
-            or not plain_one
-            or not 0 < tensor.nbytes <= _AGREED_BYTES
-        ):
-            return
-        name = origin.hex() or self._decisions.visit()
-        if not name:
+        if not origin or tensor.is_meta or not plain_one or not 0 < tensor.nbytes <= _AGREED_BYTES:
             return
         held = bytes_of(tensor)
-        said = self._agree(name, within(tensor), bytes(held))
+        said = self._agree(origin.hex(), within(tensor), bytes(held))
         if len(said) == len(held):
             held[:] = said
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debugger.plan.conclusion import PlanFacts, conclude
-from debugger.plan.judgement import judge_programs
+from debugger.plan.model import Model
 from debugger.plan.program import CutOff, Undecided
 from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import CallSite
@@ -22,8 +22,7 @@ FACTS = PlanFacts(["distdebug", "plan", "-n", "6", "train.py"], of=6, cores=2, s
 
 def concluded(tmp_path: Path, made: Programs, **facts: Any) -> tuple[RunDirectory, dict[str, Any]]:
     directory = RunDirectory.create(tmp_path / "base", tmp_path / "run")
-    programs = made.programs()
-    report = conclude(directory, programs, judge_programs(programs), replace(FACTS, **facts))
+    report = conclude(directory, made.programs(), Model(), replace(FACTS, **facts))
     directory.close()
     assert json.loads(directory.report_json.read_text()) == json.loads(json.dumps(report))
     return directory, report

@@ -18,7 +18,7 @@ import pytest
 from debugger.commands import foreign_report
 from debugger.errors import UsageError
 from debugger.plan.conclusion import PlanFacts, conclude
-from debugger.plan.judgement import judge_programs
+from debugger.plan.model import Model
 from debugger.plan.program import Undecided
 from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import CallSite
@@ -184,7 +184,7 @@ def planned(folder: Path, missing: int | None, undecided: int) -> RunDirectory:
     said = tuple(Undecided(place, "a comparison of loss.item()") for place in places)
     programs = {rank: replace(one, undecided=said) for rank, one in made.programs().items()}
     directory = RunDirectory.create(folder / "base", folder / "run")
-    conclude(directory, programs, judge_programs(programs), FACTS)
+    conclude(directory, programs, Model(), FACTS)
     directory.close()
     return directory
 
