@@ -60,18 +60,22 @@ def test_a_removed_working_directory(tmp_path: Path) -> None:
 
 
 SIGNALLED = """
-import os, signal, sys
-over, number = int(os.environ["OVER"]), int(sys.argv[1])
+import os, signal, sys, time
+over, number, got = int(os.environ["OVER"]), int(sys.argv[1]), []
+def hear(number, _frame):
+    print("got", number, flush=True)
+    got.append(number)
 print("ignored", signal.getsignal(number) is signal.SIG_IGN)
 if len(sys.argv) > 2:
-    signal.signal(number, lambda number, _frame: print("got", number, flush=True))
+    signal.signal(number, hear)
 signal.pthread_sigmask(signal.SIG_BLOCK, [number])
 os.kill(over, number)
 os.kill(os.getppid(), number)  # the warden: a scheduler signals all processes of a job
 if sys.argv[2:] != ["waits"]:
     sys.exit()
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-signal.pause()
+while not got:  # it may have come before: then nothing would end a pause()
+    time.sleep(0.01)
 """
 
 

@@ -89,9 +89,8 @@ def _groups(proc: Path, cgroups: Path) -> tuple[tuple[Path, _Files], ...]:
         for root in (cgroups / "memory",) if controllers else (cgroups, cgroups / "unified"):
             inside = root / path.strip("/")
             # Within a container the path may be that on the host, which is not to be seen.
-            for group in {inside, *inside.parents, root}:
-                if group.is_relative_to(root) and (group / files.limit).exists():
-                    found.append((group, files))
+            around = (one for one in {inside, *inside.parents, root} if one.is_relative_to(root))
+            found += [(one, files) for one in around if (one / files.limit).exists()]
     return tuple(found)
 
 
