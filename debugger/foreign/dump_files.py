@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import multiprocessing
 import os
 import re
@@ -15,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import UsageError
+from ..record.collection import no_collection
 from ..record.sanitize import clean
 from ..record.wording import ranks_text
 from .flight_recorder import MOST_RANKS, Dump, NoDump, read
@@ -100,7 +99,7 @@ def of_files(files: Sequence[Path]) -> Found:
     """The dumps among these files."""
     read_files: list[_File] = []
     faults: list[str] = []
-    with bounded_memory(), _no_collection():
+    with bounded_memory(), no_collection():
         for found in _outcomes(files):
             if isinstance(found, str):
                 faults.append(found)
@@ -128,18 +127,6 @@ def _outcome(file: Path) -> _File | str | None:
         return _read(file)
     except NoDump as error:
         return f"{clean(str(file))} {error}"
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing that is read here has cycles, and looking for them takes as long as the reading."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _regular(folder: Path) -> Iterator[Path]:

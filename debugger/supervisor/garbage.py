@@ -8,28 +8,14 @@ left for a collector that it can wait until many objects have come that have not
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
 
 MOST_MORE_OBJECTS = 100_000
 """Than at the last collection: about 10 MB."""
 
 
-@contextlib.contextmanager
-def collected_between_looks() -> Iterator[None]:
-    """Within this, no garbage is collected but by `collect_where_due`."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def collect_where_due() -> None:
     """Collect, if so many more objects are there. Python counts those that come and that go, also
-    while it does not collect by itself."""
+    within `no_collection`, in which the supervisor runs."""
     if gc.get_count()[0] > MOST_MORE_OBJECTS:
         gc.collect()

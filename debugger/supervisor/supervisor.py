@@ -19,6 +19,7 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
+from ..record.collection import no_collection
 from ..record.exits import ExitLog
 from ..record.lifeline import Lifeline
 from ..record.records import Records
@@ -78,7 +79,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
-        with defused(self._options.ci), garbage.collected_between_looks():
+        with defused(self._options.ci), no_collection():
             return self._run()
 
     def _run(self) -> int:

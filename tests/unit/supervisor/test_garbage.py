@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from debugger.record.collection import no_collection
 from debugger.supervisor import garbage
 
 
@@ -32,7 +33,7 @@ def knots(count: int) -> weakref.ref[Knot]:
 
 
 def test_much_garbage_is_collected_when_a_look_is_over() -> None:
-    with garbage.collected_between_looks():
+    with no_collection():
         gc.collect()
         last = knots(garbage.MOST_MORE_OBJECTS + 1000)
         assert last() is not None, "it was collected within a look"
@@ -41,7 +42,7 @@ def test_much_garbage_is_collected_when_a_look_is_over() -> None:
 
 
 def test_what_goes_by_itself_makes_no_collection_due() -> None:
-    with garbage.collected_between_looks():
+    with no_collection():
         gc.collect()
         kept = knots(1)
         for _ in range(garbage.MOST_MORE_OBJECTS * 2):
@@ -53,6 +54,6 @@ def test_what_goes_by_itself_makes_no_collection_due() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_afterwards_it_is_as_before(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
-    with garbage.collected_between_looks():
+    with no_collection():
         assert not gc.isenabled()
     assert gc.isenabled() == enabled
