@@ -4,6 +4,9 @@ What a call writes is undefined until it was waited for: a sum that reads it get
 the new ones, or some of each. Nothing in torch counts reads; so while such a call is under way,
 every operator that its thread calls is looked at, and none at any other time. Only the program's
 own calls count: what torch.distributed, this layer or the autograd engine reads has its own order.
+
+What numpy does with an array that lies there is heard of as `numpy_reads` says. Unseen are numpy's
+operators and ufuncs, an array of which a tensor was made (`from_numpy`), and who takes an address.
 """
 
 from __future__ import annotations
@@ -12,13 +15,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import Parameter
 
 from ...errors.in_ranks import FindingRaised
 from ...record.signature import Signature
@@ -27,7 +28,9 @@ from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import in_flight
+from . import in_flight, layout, numpy_reads
+from .layout import Range, overlap
+from .numpy_reads import Access
 
 IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "recv", "recv_anysource"})
 """Methods that write what they are given, on every rank."""
@@ -35,11 +38,9 @@ AT_OTHERS = frozenset({"broadcast"})
 """The same, but for the root."""
 AT_ROOT = frozenset({"reduce"})
 """The same, on the root alone: what becomes of it elsewhere nobody says."""
-_MOST_ELEMENTS = 1_000_000
+_MOST_ARRAYS = 1000
 _NOT_THE_PROGRAM = ("torchinductor_", "/torch/autograd/", "/torch/_inductor/", "/torch/_dynamo/")
 
-Range = tuple[int, int]
-"""Addresses in memory: of the first byte, and behind the last one."""
 READS = "the check of reads in flight"
 """In `Recorder.off`, where the check has failed."""
 
@@ -72,6 +73,8 @@ class Thread(threading.local):
         self.mode: Any = None
         self.entered = False
         self.recorder: Recorder | None = None
+        self.arrays: dict[int, weakref.ref[Any]] = {}
+        """Those that this thread has got of tensors, and that live: a thousand of them at most."""
 
 
 _thread = Thread()
@@ -99,6 +102,8 @@ def watch(
                 work.hold(in_flight.Held([], recorder, record, known, seq))
             _thread.pending.append(Pending(work, writes, record, known, seq))
             _enter()
+            if any(_lies_in_pending(array) for array in _living_arrays()):
+                _profile()
     except Exception as error:
         recorder.check_failed(READS, error)
     return work
@@ -106,16 +111,32 @@ def watch(
 
 def over() -> None:
     """A call was waited for: look no longer, if it was the last."""
-    if _thread.entered:
-        _thread.pending = [one for one in _thread.pending if not one.over]
-        # The program may have entered a mode of its own since, which must be left first.
-        if not _thread.pending and torch_private.depth() == 1:
-            _thread.entered = False
-            _thread.mode.__exit__(None, None, None)
+    if not _thread.pending and not _thread.entered:
+        return
+    _thread.pending = [one for one in _thread.pending if not one.over]
+    if _thread.pending:
+        return
+    if sys.getprofile() is _hear:
+        sys.setprofile(None)
+    # The program may have entered a mode of its own since, which must be left first.
+    if _thread.entered and torch_private.depth() == 1:
+        _thread.entered = False
+        _thread.mode.__exit__(None, None, None)
+
+
+def forget() -> None:
+    """In a forked child: what its parent has under way is no matter of its."""
+    _thread.pending = []
+    if sys.getprofile() is _hear:
+        sys.setprofile(None)
+
+
+def prepare() -> None:
+    """From now on it is known which tensors have given their memory to numpy."""
+    torch_private.on_reads_past_operators(_look_past_operators, _gave)
 
 
 def _enter() -> None:
-    torch_private.on_reads_past_operators(_look_at_whole)
     if _thread.mode is None:
         _thread.mode = torch_private.calls_with(_look)
     # A mode of the program's own must stay the innermost: it leaves whichever that is.
@@ -136,76 +157,98 @@ def written(method: str, args: tuple[Any, ...], record: GroupRecord, known: Know
     if not mine or not args:
         return []
     in_place = method in IN_PLACE or method in AT_OTHERS or method in AT_ROOT
-    outputs = list(tensors_in(args[0]))
+    outputs = [(one, layout.of_tensor(one)) for one in tensors_in(args[0])]
     if not in_place and METHODS[method].gives_at != 1:
         return []
-    if not all(_is_plain(tensor) and tensor.is_contiguous() for tensor in outputs):
+    if not all(place and tensor.is_contiguous() for tensor, place in outputs):
         return []
-    given = [] if in_place else [_range(tensor) for tensor in tensors_in(args[1])]
+    given = [] if in_place else [one for one in tensors_in(args[1]) if one.numel()]
+    sent = [place.range for place in map(layout.of_tensor, given) if place is not None]
+    if len(sent) != len(given):
+        return []
+    written = [place.range for _, place in outputs if place is not None]
     # What comes back to where it went out from is as it was.
-    return [one for one in map(_range, outputs) if not any(_overlap(one, own) for own in given)]
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, Parameter)
-        and tensor.is_cpu
-        and tensor.layout == torch.strided
-        and tensor.numel() > 0
-    )
-
-
-def _range(tensor: Tensor) -> Range:
-    start = tensor.data_ptr()
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _overlap(one: Range, other: Range) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
-
-
-def _touches(tensor: Tensor, memory: Range) -> bool:
-    """Whether an element of the tensor lies there."""
-    if not _is_plain(tensor) or not _overlap(_range(tensor), memory):
-        return False
-    if tensor.is_contiguous():
-        return True
-    if tensor.numel() > _MOST_ELEMENTS:
-        return False
-    addresses = torch.full((), tensor.data_ptr(), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        steps = torch.arange(size) * (stride * tensor.element_size())
-        addresses = addresses.unsqueeze(-1) + steps
-    ends = addresses + tensor.element_size()
-    return bool(((addresses < memory[1]) & (ends > memory[0])).any())
+    return [one for one in written if not any(overlap(one, own) for own in sent)]
 
 
 def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before an operator of this thread's; raises the finding."""
+
+    def of_operator() -> Iterator[Access]:
+        for given, how, whole in torch_private.accesses(operator, args, kwargs):
+            for place in map(layout.of_tensor, tensors_in(given)):
+                if place is not None:
+                    yield place, how, whole
+
     if _thread.pending:
-        _look_at(lambda: torch_private.accesses(operator, args, kwargs), sys._getframe(2))
+        _look_at(of_operator, sys._getframe(2))
 
 
-def _look_at_whole(tensor: Any) -> None:
-    """Before all of a tensor is read past all operators; raises the finding. Where an exception is
-    on its way nobody waits any more, and a traceback may show the values of variables."""
+def _look_past_operators(what: Any, whole: bool) -> None:
+    """Before a tensor or a storage is read past all operators; raises the finding. Where an
+    exception is on its way nobody waits any more, and a traceback may show the values of variables.
+    """
     if _thread.pending and sys.exc_info()[0] is None:
-        _look_at(lambda: [(tensor, "read")], sys._getframe(2))
+        _look_at(lambda: _of(what, whole), sys._getframe(2))
 
 
-def _look_at(accesses: Callable[[], Iterable[tuple[Any, str]]], frame: FrameType) -> None:
+def _of(what: Any, whole: bool) -> Iterator[Access]:
+    place = None
+    if isinstance(what, torch.Tensor):
+        place = layout.of_tensor(what)
+    elif isinstance(what, torch.UntypedStorage):
+        place = layout.of_storage(what)
+    if place is not None:
+        yield place, "read", whole
+
+
+def _gave(_tensor: Any, given: Any) -> None:
+    """A tensor has given its memory; `given`, where it is an array, may be looked at later."""
+    try:
+        if numpy_reads.is_array(given):
+            arrays = _thread.arrays
+            if len(arrays) >= _MOST_ARRAYS:
+                arrays.pop(next(iter(arrays)))
+            mark = id(given)
+            arrays[mark] = weakref.ref(given, lambda _: arrays.pop(mark, None))
+        if _thread.pending and (not numpy_reads.is_array(given) or _lies_in_pending(given)):
+            _profile()
+    except Exception as error:
+        if _thread.recorder is not None:
+            _thread.recorder.check_failed(READS, error)
+
+
+def _living_arrays() -> list[Any]:
+    found = (reference() for reference in list(_thread.arrays.values()))
+    return [array for array in found if array is not None]
+
+
+def _lies_in_pending(array: Any) -> bool:
+    place = layout.of_array(array).range
+    return any(overlap(place, one) for pending in _thread.pending for one in pending.writes)
+
+
+def _profile() -> None:
+    """Hear of numpy's calls on this thread, unless the program has a profiler of its own."""
+    if sys.getprofile() is None:
+        sys.setprofile(_hear)
+
+
+def _hear(frame: FrameType, event: str, called: Any) -> None:
+    if _thread.pending:
+        _look_at(lambda: numpy_reads.accesses(frame, event, called), frame)
+
+
+def _look_at(accesses: Callable[[], Iterable[Access]], frame: FrameType) -> None:
     recorder = _thread.recorder
     if recorder is None or READS in recorder.off:
         return
     try:
-        for given, how in accesses():
-            for tensor in tensors_in(given):
-                for pending in _thread.pending:
-                    if not pending.over and any(_touches(tensor, one) for one in pending.writes):
-                        _judge(pending, how, frame)
+        for place, how, whole in accesses():
+            lies = place.touches if whole else place.lies_in
+            for pending in _thread.pending:
+                if not pending.over and any(map(lies, pending.writes)):
+                    _judge(pending, how, frame)
     except FindingRaised:
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ from ...errors.in_ranks import FindingRaised
 from ...record.layout import Role
 from ...record.notes import ForkedNote
 from ...record.writer import FlightWriter
+from ..checks import reads
 from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_sockets import GlooSockets
@@ -51,6 +52,7 @@ class Forks:
             parent = self._recorder.writer.rank
             self._recorder.writer.detach()
             outstanding.forget()
+            reads.forget()
             self._sockets.forget()
             self._revive = revive
             for group in list(self._groups):

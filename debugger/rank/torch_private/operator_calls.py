@@ -21,9 +21,16 @@ OPERATOR_CALLS = Part(
     Private("torch._C", "_len_torch_dispatch_stack", (), called=True),
     Private("torch._C", "_get_schema"),
 )
+SAVING = Part(
+    "reads_of_saving",
+    "buffers that are saved between an asynchronous call and its wait() are not noticed",
+    Private("torch._C", "PyTorchFileWriter.write_record"),
+)
 _OF_METADATA = frozenset({"is_pinned", "record_stream", "set_"})
 """Operators that look at no element of the tensors that they are given; and those that make another
 one like it, which `_looks_at_metadata` knows by their names."""
+_IN_PART = ("diag", "embedding", "gather", "index", "masked_", "put", "scatter", "take", "trace")
+"""How the names of operators begin that may look at some elements of their first argument alone."""
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
@@ -51,19 +58,45 @@ def calls_with(look: Look) -> Any:
 
 
 @functools.cache
-def on_reads_past_operators(look: Callable[[Any], None]) -> None:
-    """From now on `look(tensor)` comes before what reads all of a tensor without an operator that a
-    mode sees: to print it, where torch leaves all modes, and to make a list of it."""
+def on_reads_past_operators(
+    look: Callable[[Any, bool], None], gave: Callable[[Any, Any], None]
+) -> None:
+    """From now on `look(what, whole)` comes before what reads a tensor or a storage without an
+    operator that a mode sees: to make a list of it, to print it (a large one in part), for which
+    torch leaves all modes, and to save it. `gave(tensor, other)` comes after a tensor has given its
+    memory to numpy, or to another library."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-            look(self)
-            return original(self, *args, **kwargs)
+    def reading(whole: bool, place: int = 0) -> Callable[[Wrapped], Wrapped]:
+        def make(original: Wrapped) -> Wrapped:
+            def read(*args: Any, **kwargs: Any) -> Any:
+                if len(args) > place:
+                    look(args[place], whole)
+                return original(*args, **kwargs)
 
-        return read
+            return read
 
-    for name in ("__repr__", "tolist"):
-        patch(torch.Tensor, name, make)
+        return make
+
+    def giving(original: Wrapped) -> Wrapped:
+        def give(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                kwargs.get("copy") is True
+            ):  # numpy.array(tensor): asked once more without, if refused
+                look(self, True)
+            given = original(self, *args, **kwargs)
+            gave(self, given)
+            return given
+
+        return give
+
+    patch(torch.Tensor, "tolist", reading(whole=True))
+    patch(torch.Tensor, "__repr__", reading(whole=False))
+    patch(torch.UntypedStorage, "__getitem__", reading(whole=False))
+    for name in ("numpy", "__array__", "__dlpack__"):
+        patch(torch.Tensor, name, giving)
+    if SAVING.works:
+        private: Any = torch._C
+        patch(private.PyTorchFileWriter, "write_record", reading(whole=False, place=2))
 
 
 def depth() -> int:
@@ -95,18 +128,19 @@ def _mode_class() -> Any:
 
 def accesses(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Any, str]]:
+) -> Iterator[tuple[Any, str, bool]]:
     """The arguments at whose elements this call looks, where they are tensors or hold some: each
-    with "read" or "written"."""
+    with "read" or "written", and whether that is each element."""
     if getattr(operator, "namespace", "") != "aten":
         return  # of communication, or made by somebody else
     parameters = accesses_of(operator)
     if parameters is None:
         return
+    in_part = operator.name().removeprefix("aten::").lstrip("_").startswith(_IN_PART)
     for place, (name, how) in enumerate(parameters):
         given = args[place] if place < len(args) else kwargs.get(name)
         if given is not None:
-            yield given, how
+            yield given, how, bool(place) or not in_part
 
 
 @functools.cache

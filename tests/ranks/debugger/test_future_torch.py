@@ -21,7 +21,7 @@ A_FEW = [*random.Random(future_torch.SEED).sample(range(LEAST), 6), *range(-6, 0
 """Of one name, and of several at once, which are the last."""
 SILENT = {"durations", "coalesced_messages", "boxed_groups"}
 """Parts that not every torch and backend asks for: nothing need be said of them."""
-WITH_A_GROUP = {"loss_scaling", "operators", "reads_in_flight"}
+WITH_A_GROUP = {"loss_scaling", "operators", "reads_in_flight", "reads_of_saving"}
 """Parts that are asked for where a group is observed."""
 
 

@@ -77,7 +77,7 @@ def looked_at(function: Any) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
 
     def look(operator: Any, args: Any, kwargs: Any) -> None:
-        for given, how in torch_private.accesses(operator, args, kwargs):
+        for given, how, _ in torch_private.accesses(operator, args, kwargs):
             found.extend((tensor.data_ptr(), how) for tensor in tensors_in(given))
 
     with torch_private.calls_with(look):
@@ -104,15 +104,29 @@ def test_which_operators_look_at_elements(function: Any, expected: list[str]) ->
     assert [how for address, how in looked_at(function) if address == T.data_ptr()] == expected
 
 
-def test_elements_between_those_that_are_written() -> None:
-    base = torch.zeros(8, 8)
-    rows = (base[2].data_ptr(), base[4].data_ptr())
-    assert reads._touches(base, rows)
-    assert reads._touches(base.t(), rows)
-    assert reads._touches(base[:, 0], rows)
-    assert not reads._touches(base[::4], rows)
-    assert not reads._touches(base[4:], rows)
-    assert not reads._touches(base[:2].t(), rows)
+PARTS = {
+    lambda: OTHER.index_select(0, torch.tensor([1])),
+    lambda: OTHER.gather(0, torch.tensor([1])),
+    lambda: OTHER[torch.tensor([1])],
+    lambda: torch.take(OTHER, torch.tensor([1])),
+    lambda: OTHER.index_fill_(0, torch.tensor([1]), 1),
+    lambda: OTHER.scatter_(0, torch.tensor([1]), torch.ones(1)),
+    lambda: OTHER.masked_fill_(torch.zeros(8, dtype=torch.bool), 1),
+}
+
+
+@pytest.mark.parametrize("function", PARTS)
+def test_operators_that_look_at_some_elements(function: Any) -> None:
+    wholes = {}
+
+    def look(operator: Any, args: Any, kwargs: Any) -> None:
+        for given, _, whole in torch_private.accesses(operator, args, kwargs):
+            wholes.update({tensor.data_ptr(): whole for tensor in tensors_in(given)})
+
+    with torch_private.calls_with(look):
+        function()
+    assert wholes.pop(OTHER.data_ptr()) is False
+    assert set(wholes.values()) == {True}  # of the indices
 
 
 @pytest.fixture
@@ -145,6 +159,7 @@ def test_what_is_read_past_all_operators(thread: Any, monkeypatch: pytest.Monkey
             seen.append(f"{how} by {frame.f_code.co_filename}")
 
     monkeypatch.setattr(reads, "_judge", judge)
+    reads.prepare()
     handle, recorder = Handle(), SimpleNamespace(off=set())
     reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
     for read in (T.tolist, T[2:4].tolist, lambda: str(T), lambda: f"{T}", lambda: repr([T])):
