@@ -80,9 +80,11 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
             None,
             pending.wait.site or record.location,
         )
-    if record.process.state in STOPPED:
-        return RankEvidence("stopped by a signal", None, _whereabouts(world, rank))
-    return RankEvidence(RUNS, None, _whereabouts(world, rank))
+    word = "stopped by a signal" if record.process.state in STOPPED else RUNS
+    site, last = _whereabouts(world, rank), last_call(world, rank)
+    if _is_installed(site) and last is not None and last.site and not _is_installed(last.site):
+        return RankEvidence(word, call_text(last), last.site)  # of a runner of tests, say
+    return RankEvidence(word, None, site)
 
 
 def _same(call: Call | None, awaited: Call) -> bool:
@@ -150,9 +152,7 @@ def last_site(world: World, rank: int) -> CallSite | None:
         if note.site:
             return note.site
     exits = [
-        note
-        for note in ExitNote.among(record.notes)
-        if note.site and not _INSTALLED.search(note.site.file)
+        note for note in ExitNote.among(record.notes) if note.site and not _is_installed(note.site)
     ]
     if exits and (record.phase >= Phase.EXITING or world.ended(rank)):
         last = last_call(world, rank)
@@ -161,11 +161,15 @@ def last_site(world: World, rank: int) -> CallSite | None:
     if record.calls == 0 and world.finished(rank):
         return None  # it has gone on since its last heartbeat, and nobody knows where
     site = _whereabouts(world, rank)
-    if site is None or not _INSTALLED.search(site.file):
+    if not _is_installed(site):
         return site
     call = last_call(world, rank)
     own = call.site if call is not None else None
-    return None if own is None or _INSTALLED.search(own.file) else own
+    return None if _is_installed(own) else own
+
+
+def _is_installed(site: CallSite | None) -> bool:
+    return site is not None and _INSTALLED.search(site.file) is not None
 
 
 def _whereabouts(world: World, rank: int) -> CallSite | None:

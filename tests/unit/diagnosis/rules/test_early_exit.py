@@ -619,3 +619,25 @@ class TestLine:
         assert found.kind == "rank_died"
         assert "unraisableexception" not in found.message
         assert found.ranks[2].location.line == 88
+
+    @pytest.mark.parametrize("stopped", [False, True])
+    def test_so_of_a_rank_that_lives(self, stopped: bool) -> None:
+        """pytest's own `__main__` is the script, and what is left of the stack: no line of the
+        user's, who has one in the record."""
+        run = waiting()
+        file = "/venv/lib/python3.11/site-packages/pytest/__main__.py"
+        run[2].location = CallSite(file, 9, "<module>", "_pytest/unraisableexception.py:29")
+        if stopped:
+            run[2].process = replace(run[2].process, state="stopped")
+        row = standing(World(run.snapshot(), None, Limits()), 2)
+        assert (row.location, row.call) == (
+            CallSite("/home/user/train.py", 88, "step"),
+            "all_reduce(sum, float32[8])",
+        )
+
+    def test_an_installed_program_without_another_line(self) -> None:
+        run = Run(2)
+        file = "/venv/lib/python3.11/site-packages/trainer/__main__.py"
+        run[0].location = site = CallSite(file, 9, "<module>", "accelerate/state.py:412")
+        row = standing(World(run.snapshot(), None, Limits()), 0)
+        assert (row.location, row.call) == (site, None)
