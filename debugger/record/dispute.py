@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeVar
 
 from .majority import Vote, vote
@@ -59,12 +60,8 @@ def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) ->
         calls.setdefault(key, signature)
     if len(answers) < 2:
         pairs = uneven_pairs(dict(enumerate(signatures)))
-        if not pairs:
-            return None
-        culprits = pair_ranks(pairs, ranks)
-        victims = tuple(rank for rank in ranks if rank not in culprits)
-        message = pair_text(pairs[0], ranks, f"{signatures[0].op} {place}")
-        return Dispute("split_mismatch", message, culprits, victims)
+        where = f"{signatures[0].op} {place}"
+        return split_dispute(pairs, dict(enumerate(signatures)), ranks, where) if pairs else None
     result = vote(answers, 0)
     usual, odd = opponents(result, calls)
     kind = disagreement(calls[usual], calls[odd])
@@ -146,6 +143,40 @@ def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:
             if sends != expects:
                 found.append(Pair(sender, receiver, sends, expects))
     return found
+
+
+def split_dispute(
+    pairs: Sequence[Pair], calls: Mapping[int, Signature], ranks: Sequence[int], where: str
+) -> Dispute | None:
+    """What these pairs, of an all-to-all's `calls`, come from; `where` is `all_to_all_single #3 of
+    group "default_pg"`. A rank whose splits do not add up to its own tensor is wrong by itself;
+    where all are, their backends refuse the call on each, and there is no dispute: None."""
+    unfit = {rank: text for rank, call in calls.items() if (text := _unfit(call))}
+    if len(unfit) == len(ranks):
+        return None
+    if unfit:
+        culprits = tuple(ranks[rank] for rank in unfit)
+        first, text = next(iter(unfit.items()))
+        message = f"the splits of rank {ranks[first]} do not add up in {where}: {text}"
+    else:
+        culprits = pair_ranks(pairs, ranks)
+        message = pair_text(pairs[0], ranks, where)
+    victims = tuple(rank for rank in ranks if rank not in culprits)
+    return Dispute("invalid_argument" if unfit else "split_mismatch", message, culprits, victims)
+
+
+def _unfit(call: Signature) -> str:
+    """How the splits differ from the tensor that they are of; "" where they do not."""
+    for splits, tensors, name in (
+        (call.sends, call.tensors, "input"),
+        (call.receives, call.others, "output"),
+    ):
+        sizes = [size for _, shape in tensors for size in shape]
+        elements = sum(prod(shape) for _, shape in tensors)
+        known = all(size >= 0 for size in sizes)  # one that is no number is on record as -1
+        if splits and tensors and known and sum(splits) != elements:
+            return f"{sum(splits)} elements, where its {name} has {elements}"
+    return ""
 
 
 def pair_ranks(pairs: Sequence[Pair], ranks: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ exactly if every pair agreed in every call. So a healthy group costs one additio
 
 from __future__ import annotations
 
-from ...record.dispute import pair_ranks, pair_text, uneven_pairs
+from ...record.dispute import split_dispute, uneven_pairs
 from ...record.signature import MASK, RULES, Rule
 from ...record.snapshot import Call
 from ...record.wording import numbered
@@ -76,14 +76,15 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
         call = history.at(view.key, seq) if history else None
         if call and RULES.get(call.signature.op, Rule()).splits:
             calls[index] = call
-    pairs = uneven_pairs({index: call.signature for index, call in calls.items()})
+    signatures = {index: call.signature for index, call in calls.items()}
+    pairs = uneven_pairs(signatures)
     if not pairs:
         return None
-    first, ranks = pairs[0], view.ranks
-    culprits = pair_ranks(pairs, ranks)
-    others = tuple(rank for rank in ranks if rank not in culprits)
-    group = view.any
-    message = pair_text(first, ranks, f"{calls[first.sender].signature.op} {numbered(group, seq)}")
+    first, ranks, group = pairs[0], view.ranks, view.any
+    where = f"{calls[first.sender].signature.op} {numbered(group, seq)}"
+    dispute = split_dispute(pairs, signatures, ranks, where)
+    if dispute is None:
+        return None
     details = tuple(
         f"rank {ranks[pair.sender]} -> rank {ranks[pair.receiver]}: {pair.sends} sent, "
         f"{pair.expects} expected"
@@ -91,18 +92,19 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
     )
     times = [calls[index].issued_ns for index in (first.sender, first.receiver)]
     finding = Finding(
-        kind="split_mismatch",
-        message=message,
-        culprits=culprits,
-        victims=others,
+        kind=dispute.kind,
+        message=dispute.message,
+        culprits=dispute.culprits,
+        victims=dispute.victims,
         group=group_evidence(group),
         seq=seq,
-        ranks=at_call(world, chosen(culprits, others), view.key, seq),
+        ranks=at_call(world, chosen(dispute.culprits, dispute.victims), view.key, seq),
         details=details,
         observable_ns=max(times) or world.now_ns,
     )
     # Who comes later may be in further pairs, and tell which rank of this one is to blame.
     coming = len(pairs) == 1 and any(
-        rank not in view.states or view.states[rank].issued <= seq for rank in view.ranks
+        world.may_come(rank) and (rank not in view.states or view.states[rank].issued <= seq)
+        for rank in view.ranks
     )
     return Candidate(finding, finding.observable_ns + world.limits.settle_ns if coming else 0)

@@ -94,3 +94,29 @@ def test_splits_are_a_matter_of_pairs() -> None:
     assert found.message == (
         f"rank 10 sends 2 elements to rank 20, which expects 1, in all_to_all_single {PLACE}"
     )
+
+
+def test_splits_that_do_not_add_up_are_wrong_by_themselves() -> None:
+    right = all_to_all([2, 2], [2, 2])
+    output = (("float32", (4,)),)
+    short = Signature("all_to_all_single", output, output, sends=(1, 2), receives=(2, 2))
+    long = Signature("all_to_all_single", output, output, sends=(2, 2), receives=(2, 3))
+    for wrong, text in (
+        (short, "3 elements, where its input has 4"),
+        (long, "5 elements, where its output has 4"),
+    ):
+        found = settle([right, wrong], (10, 20), PLACE)
+        assert found is not None
+        assert (found.kind, found.culprits, found.victims) == ("invalid_argument", (20,), (10,))
+        assert found.message == (
+            f"the splits of rank 20 do not add up in all_to_all_single {PLACE}: {text}"
+        )
+    assert settle([short, long], (10, 20), PLACE) is None  # each is refused by itself
+
+
+def test_splits_of_a_tensor_whose_size_is_not_known() -> None:
+    unknown = (("float32", (-1, 2)),)
+    call = Signature("all_to_all_single", unknown, unknown, sends=(1, 2), receives=(2, 2))
+    found = settle([all_to_all([2, 2], [2, 2]), call], (10, 20), PLACE)
+    assert found is not None
+    assert found.kind == "split_mismatch"
