@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
+import resource
 import signal
 from pathlib import Path
 
 from ...record import lost_pages
 from ...record.process_stat import has_signal, read_status
 from ...record.stack_dump import STACK_SIGNAL, dump_path
+
+_HIGHEST = 1000
 
 
 class LastWords:
@@ -35,6 +39,7 @@ class LastWords:
             if self._holds():  # a forked child that becomes a rank: what its parent set up goes on
                 self._goes_to(descriptor)
                 return
+            descriptor = _out_of_the_way(descriptor)
             self._descriptor, self._file = descriptor, _identity(descriptor)
             os.register_at_fork(after_in_child=self._leave)
             faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)
@@ -59,6 +64,20 @@ class LastWords:
         os.dup2(descriptor, self._descriptor, inheritable=False)
         os.close(descriptor)
         self._file = _identity(self._descriptor)
+
+
+def _out_of_the_way(descriptor: int) -> int:
+    """The same file by a number that no file of the program gets: `faulthandler` keeps the number,
+    and the system gives the lowest that is free. A program that closes what it has not opened, as
+    one that becomes a daemon does, would have its crash written into a file of its own else."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    least = _HIGHEST if allowed == resource.RLIM_INFINITY else min(_HIGHEST, allowed * 15 // 16)
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+    except OSError:  # all of those are taken
+        return descriptor
+    os.close(descriptor)
+    return high
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -138,6 +138,22 @@ print(child)
     assert last_words(tmp_path, int(process.out), signal.SIGABRT) is not None
 
 
+@pytest.mark.parametrize("most", [32, 1024])
+def test_a_file_of_the_program_gets_nothing_of_it(most: int, tmp_path: Path) -> None:
+    """It has closed all descriptors that it did not open, and has opened its own."""
+    body = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+LastWords(stacks).begin()
+os.closerange(3, {most})
+files = [open(stacks / f"checkpoint-{{number}}", "w") for number in range(20)]
+crash()
+"""
+    process = ended(body, tmp_path)
+    assert process.code == -signal.SIGABRT, process.err
+    assert [file.read_text() for file in tmp_path.glob("checkpoint-*")] == [""] * 20
+
+
 @pytest.mark.parametrize("handler", ["-Xfaulthandler", "own"])
 def test_a_program_keeps_its_own_handler(handler: str, tmp_path: Path) -> None:
     own = handler == "own"  # one of C, as a Java machine has
