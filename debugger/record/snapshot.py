@@ -327,6 +327,8 @@ class Snapshot:
     processes that claim one of these ranks and were there at the same time.
     `world_size` is the expected size (0: unknown).
     `finished`: no process of the run is left, nothing more will come.
+    `over`: so it is, and the ranks are as they were when the run was killed; who has no record then
+    has lost it.
     `lost`: the nodes of the job that have fallen silent.
     `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
     read: why, each as the note of a layer that is off.
@@ -337,6 +339,7 @@ class Snapshot:
     ranks: Mapping[int, Rank]
     rivals: Sequence[Rank] = ()
     finished: bool = False
+    over: bool = False
     lost: Sequence[LostNode] = ()
     unreadable: Mapping[int, Note] = field(default_factory=dict)
 

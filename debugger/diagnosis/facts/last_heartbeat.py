@@ -28,7 +28,7 @@ def as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
         )
         for number, rank in snapshot.ranks.items()
     }
-    return replace(snapshot, taken_ns=last_ns, ranks=ranks)
+    return replace(snapshot, taken_ns=last_ns, ranks=ranks, over=True)
 
 
 def _process(rank: Rank, status: ExitStatus | None, last_ns: int) -> Process:

@@ -168,6 +168,11 @@ class World:
         views = self._views.get(key, ())
         return next((view for view in views if rank in view.states), None)
 
+    def may_come(self, rank: int) -> bool:
+        """Whether more may be heard of the rank: not of one that has ended, or whose record is lost
+        in a run that is over."""
+        return not self.ended(rank) and (rank in self.ranks or not self.snapshot.over)
+
     def absent(self, view: GroupView, seq: int) -> frozenset[int]:
         """Members that have not issued the collective with this number."""
         memo = (id(view), seq)  # views live as long as this object

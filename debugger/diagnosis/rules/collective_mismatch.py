@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
 from ...record.layout import Activity, CallState
@@ -123,7 +123,7 @@ def _judge(
         gone = which == CHAIN and (lost or not divergence.exact)
         return _overwritten(world, view, kin, divergence) if gone else None
     absent = world.absent(view, seq)
-    coming = [rank for rank in absent if not world.ended(rank) and not _stuck(world, view, rank)]
+    coming = [rank for rank in absent if world.may_come(rank) and not _stuck(world, view, rank)]
     result = vote(answers, len(coming))
     signatures = {key: call.signature for key, call in speakers.items()}
     usual, unusual = (speakers[key] for key in opponents(result, signatures))
@@ -133,6 +133,12 @@ def _judge(
             return None
         kind = "shape_mismatch"
     finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
+    unknown = sorted(
+        rank for rank in absent if rank not in world.ranks and not world.may_come(rank)
+    )
+    if unknown:
+        said = f"what {ranks_text(unknown)} called is not known: no record of it is left"
+        finding = replace(finding, details=(*finding.details, said))
     agreeing = all(call.agrees and not call.bounded for call in speakers.values())
     hold_ns = world.limits.hold_ns(result, agreeing)
     if any(_entering(world, view, ranks, seq) for _, ranks in result.parties):

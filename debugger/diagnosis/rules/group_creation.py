@@ -132,7 +132,7 @@ def _judge(world: World, sequences: Sequences, place: int, choices: list[Choice]
     coming = [
         rank
         for rank in world.expected
-        if len(sequences.get(rank, ())) <= place and not world.ended(rank)
+        if len(sequences.get(rank, ())) <= place and world.may_come(rank)
     ]
     result = vote({index: choice.ranks for index, choice in enumerate(choices)}, len(coming))
     culprits = result.culprits
