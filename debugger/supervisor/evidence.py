@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..diagnosis.diagnose import refine_cause
@@ -12,7 +12,10 @@ from ..diagnosis.findings import Finding, RankEvidence
 from ..record.run_directory import RunDirectory
 from ..record.snapshot import CallSite, Rank
 from . import listeners, stack_tree
+from .held_locks import HeldLock, held_lock
 from .stacks import ThreadStack, capture
+
+MOST_LOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,20 @@ class Evidence:
             if site is not None:  # a busy machine's heartbeats may be old
                 known = ranks.get(rank, RankEvidence(state="absent"))
                 ranks[rank] = replace(known, location=site)
-        return replace(finding, ranks=ranks)
+        if finding.kind != "missing_rank":
+            return replace(finding, ranks=ranks)
+        locks = self._held_locks((*finding.culprits, *finding.victims))
+        said = (f"rank {rank}: {held}" for rank, held in locks.items())
+        return replace(finding, ranks=ranks, details=(*finding.details, *said))
+
+    def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
+        """By rank, the lock that is waited for in it, with the threads in question; of a few."""
+        found = {}
+        for rank in ranks:
+            held = held_lock(self.stacks.get(rank, ()))
+            if held is not None and len(found) < MOST_LOCKS:
+                found[rank] = held
+        return found
 
     def _main(self, rank: int) -> ThreadStack | None:
         threads = self.stacks.get(rank, ())
@@ -61,9 +77,12 @@ class Evidence:
     def _site(self, rank: int) -> CallSite | None:
         main = self._main(rank)
         found = stack_tree.users_frame(main.frames) if main is not None else None
-        if found is None:
+        if main is None or found is None:
             return None
         frame, through = found
+        held = held_lock(self.stacks[rank]) if stack_tree.waits_for_lock(main) else None
+        if held is not None:  # the main thread waits for the one that waits for it
+            frame, through = held.waiter, ""
         return CallSite(frame.file, frame.line, frame.function, through)
 
 
