@@ -51,7 +51,7 @@ class Evidence:
 
     def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
         """By rank, the lock that is waited for in it, with the threads in question; of a few."""
-        found = {}
+        found: dict[int, HeldLock] = {}
         for rank in ranks:
             held = held_lock(self.stacks.get(rank, ()))
             if held is not None and len(found) < MOST_LOCKS:
