@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..diagnosis.findings import Finding
@@ -13,7 +13,7 @@ from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..record.snapshot import Rank
 from ..record.whole_records import MOST_CALLS, write_whole
-from ..record.wording import ranks_text
+from ..record.wording import printable, ranks_text
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
@@ -25,6 +25,8 @@ EXIT_FAILED = 1
 MANY_RANKS = 256
 CALLS_OF_MANY = 256
 """Of so many ranks, records hold the last calls only: they are there to be looked at."""
+MOST_READ = 4096
+"""Of what a rank wrote, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def conclude(
     """Judge the programs, and write the report and the records into the run directory."""
     # What was injected into the ranks happened before, so that it may explain what is found.
     judgement = judge_programs(programs, model, time.time_ns())
+    findings = [_with_last_words(one, directory) for one in judgement.findings]
+    judgement = replace(judgement, findings=findings)
     for number, rank in judgement.outcome.now.ranks.items():
         calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
         try:
@@ -114,6 +118,23 @@ def _report(
         "unknown": unknown,
     }
     return made
+
+
+def _with_last_words(finding: Finding, directory: RunDirectory) -> Finding:
+    """What a rank wrote that ended by itself is shown nowhere else: a plan keeps it in a file."""
+    if finding.kind != "rank_died":
+        return finding
+    rank = finding.culprits[0]
+    try:
+        written = directory.stderr(rank).read_text(errors="replace")[-MOST_READ:]
+    except OSError:
+        return finding
+    lines = [line for line in written.splitlines() if line.strip()]
+    if not lines:
+        return finding
+    return replace(
+        finding, details=[*finding.details, f"rank {rank} wrote: {printable(lines[-1])}"]
+    )
 
 
 def _not_planned(programs: Mapping[int, Program], of: int) -> Iterator[str]:

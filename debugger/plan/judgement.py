@@ -20,8 +20,8 @@ from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
 from ..record.kinds import KINDS
 from ..record.notes import ExceptionNote
-from ..record.snapshot import CallSite
-from ..record.wording import at_site, printable, ranks_text
+from ..record.snapshot import CallSite, Rank
+from ..record.wording import at_site, printable
 from .model import Model
 from .outcome import Outcome, simulate
 from .program import Made, Program
@@ -170,19 +170,38 @@ def _needs_luck(finding: Finding) -> Finding:
 
 def _alike(finding: Finding, outcome: Outcome) -> Finding:
     """A program that fails alike on all ranks has failed once."""
-    if finding.kind not in ("rank_exception", "invalid_argument"):
+    ranks = outcome.now.ranks
+    if len(ranks) < 2:
         return finding
-    raised: dict[tuple[str, CallSite | None], list[int]] = {}
-    for number, rank in outcome.now.ranks.items():
-        for last in ExceptionNote.among(rank.notes)[-1:]:
-            raised.setdefault((last.message, last.site), []).append(number)
-    if len(raised) != 1 or len(outcome.now.ranks) < 2:
+    if finding.kind == "rank_died":
+        message = _ended_alike(finding, ranks)
+    elif finding.kind in ("rank_exception", "invalid_argument"):
+        message = _raised_alike(ranks)
+    else:
         return finding
-    (text, site), ranks = next(iter(raised.items()))
-    everybody = len(ranks) == len(outcome.now.ranks)
-    who = f"all {len(ranks)} ranks" if everybody else ranks_text(ranks)
-    if not everybody or len(ranks) < 2:
+    if not message:
         return finding
-    message = f"{who} raised the same{at_site(site)}: {printable(text)}"
     told = replace(finding, message=message, headline=message, details=())
     return replace(told, culprits=tuple(sorted(ranks)), victims=())
+
+
+def _ended_alike(finding: Finding, ranks: Mapping[int, Rank]) -> str:
+    """How all of them ended, where that is the same; "" where it is not."""
+    processes = [rank.process for rank in ranks.values()]
+    if len({(one.exit_code, one.signal) for one in processes}) != 1:
+        return ""
+    was = "were " if processes[0].signal is not None else ""
+    return f"all {len(ranks)} ranks {was}{finding.ranks[finding.culprits[0]].state}"
+
+
+def _raised_alike(ranks: Mapping[int, Rank]) -> str:
+    """What all of them raised at one line; "" where they did not."""
+    raised: dict[tuple[str, CallSite | None], int] = {}
+    for rank in ranks.values():
+        for last in ExceptionNote.among(rank.notes)[-1:]:
+            place = (last.message, last.site)
+            raised[place] = raised.get(place, 0) + 1
+    if list(raised.values()) != [len(ranks)]:
+        return ""
+    ((text, site),) = raised
+    return f"all {len(ranks)} ranks raised the same{at_site(site)}: {printable(text)}"

@@ -37,6 +37,16 @@ def notices(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "not known: ", f"what {ranks_text(row['ranks'])} would do{where}: {row['why']}"
 
 
+def failed(document: Mapping[str, Any]) -> str:
+    """Why a plan without a finding is no good; "" for a run."""
+    if not is_plan(document):
+        return ""
+    lost = _lost(document["plan"])
+    if not lost:
+        return "no rank's program was planned"
+    return f"not all is known of {ranks_text(lost)}, and nothing that is known is wrong"
+
+
 def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Who does the same as whom, and how much was planned."""
     if not is_plan(document):
@@ -69,9 +79,13 @@ def closing(document: Mapping[str, Any]) -> str:
     else:
         parts.append(f"{places} place{'s were' if places != 1 else ' was'} left undecided")
     if plan["unknown"]:
-        lost = sorted({rank for row in plan["unknown"] for rank in row["ranks"]})
-        parts.append(f"not all is known of {ranks_text(lost)}")
+        parts.append(f"not all is known of {ranks_text(_lost(plan))}")
     return "; ".join(parts)
+
+
+def _lost(plan: Mapping[str, Any]) -> list[int]:
+    """The ranks of which not all is known."""
+    return sorted({rank for row in plan["unknown"] for rank in row["ranks"]})
 
 
 def name_of(row: Mapping[str, Any]) -> str:

@@ -94,8 +94,9 @@ class _Text:
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
         sentence = {
-            "failed": f"the program ended with exit code {code} {self._after()}, and no cause of "
-            "it was found among the ranks",
+            "failed": planned.failed(self.document)
+            or f"the program ended with exit code {code} {self._after()}, and no cause of it was "
+            "found among the ranks",
             "interrupted": f"{self._after()}; where each rank was:",
             "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
             "seen, so nothing was observed (--allow-unwatched lets such a run pass)",

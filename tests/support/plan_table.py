@@ -57,6 +57,7 @@ WRITTEN_FOR = {
     "exit_after_isend": "rank 0 sends to rank 1 only, and all others receive",
     "exit_last_stage": "its stages are no more than its microbatches",
     "exit_store_host_last": "its second group is of ranks 1 and 2; to others that group is all",
+    "op_branch_in_each_row": "its mesh is 2 by 2",
     "thread_for_each_message": "each rank's peer is 1 - rank",
 }
 """Programs for a fixed count of ranks, where `plan_roles` does not see it; and why."""

@@ -120,6 +120,7 @@ class _Pairs:
         world alone, one that does the same, or else the nearest."""
         mine, theirs = _classes(self.left), _classes(self.right)
         used: set[int] = set()
+        told: set[object] = set()
         for (placement, _), members in theirs.items():
             found = [
                 (likeness, rank, self._walk(rank, members[0]))
@@ -127,17 +128,21 @@ class _Pairs:
             ]
             _, rank, best = min(found, key=_worse)
             used.add(rank)
+            told.add(_alike(best))
             for other in members:
                 yield rank, other, best
         for members in mine.values():
-            if members[0] not in used and not self._is_done(members[0], theirs):
-                call = self.left[members[0]].calls.calls
-                gone = Difference(UNLIKE_ANY, 0, 0, call[0] if call else None)
-                for rank in members:
-                    yield rank, -1, Walk(0, (gone,))
-
-    def _is_done(self, rank: int, theirs: Mapping[_Class, list[int]]) -> bool:
-        return any(self._walk(rank, members[0]).hard is None for members in theirs.values())
+            if members[0] in used:
+                continue
+            walks = [self._walk(members[0], others[0]) for others in theirs.values()]
+            if any(one.hard is None for one in walks):
+                continue
+            call = self.left[members[0]].calls.calls
+            gone = Difference(UNLIKE_ANY, 0, 0, call[0] if call else None)
+            # They differ as others do that have a partner, and are told with these.
+            shared = next((one for one in walks if _alike(one) in told), Walk(0, (gone,)))
+            for rank in members:
+                yield rank, -1, shared
 
     def _walk(self, rank: int, other: int) -> Walk:
         found = walk(

@@ -20,10 +20,13 @@ class _Files:
     limit: str
     used: str
     of_files: str
+    kills: str
 
 
-_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = _Files(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
+)
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def private_bytes(pid: int) -> int:
@@ -62,6 +65,13 @@ def total_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 def is_short() -> bool:
     """Whether next to nothing is left."""
     return available_bytes() < _SHORT_SHARE * total_bytes()
+
+
+def out_of_memory_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """A count that rises whenever the kernel has ended a process of this machine, or of this
+    process's container, for want of memory. Some are counted at several places."""
+    files = [proc / "vmstat", *(group / names.kills for group, names in _groups(proc, cgroups))]
+    return sum(_counted(path, "oom_kill") for path in files)
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
@@ -113,9 +123,14 @@ def _number(path: Path) -> int | None:
 
 def _file_pages(group: Path, files: _Files) -> int:
     """Of the container's memory, what is only a copy of files."""
+    return _counted(group / "memory.stat", files.of_files)
+
+
+def _counted(path: Path, name: str) -> int:
+    """The number behind this name; 0 where there is none."""
     try:
-        for line in (group / "memory.stat").read_text().splitlines():
-            if line.startswith(f"{files.of_files} "):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name} "):
                 return int(line.split()[1])
     except (OSError, ValueError):
         pass

@@ -40,6 +40,7 @@ _CHECK_S = 1.0
 _LOOK_EVERY_S = 0.25
 _MEASURE_AFTER_S = 2.0
 _GRACE_S = 1.0
+_FULL = "the machine's memory was full"
 
 Fork = Callable[[int, socket.socket], int]
 """(rank, its end of the line) -> pid. Does not return in the child."""
@@ -89,6 +90,7 @@ class Scheduler:
         """The raw status of each rank's process, by rank."""
         self.cut: dict[int, str] = {}
         self._stuck: set[int] = set()
+        self._kills_before = memory.out_of_memory_kills()
         self.runs = 0
         """Processes that were started."""
         self.most_waiting = 0
@@ -363,6 +365,9 @@ class Scheduler:
         if planned.rank in self._waiting and planned.rank not in self.cut:
             del self._waiting[planned.rank]
         self._kill_group(planned.pid)
+        if _was_killed(status) and memory.out_of_memory_kills() > self._kills_before:
+            # All ranks are on this machine together, which none of them would be in a run.
+            self.cut.setdefault(planned.rank, _FULL)
         if planned.rank in self.cut:
             stuck = planned.rank in self._stuck
             self._note(planned.rank, ["cut", self.cut[planned.rank], 0, stuck])
@@ -412,7 +417,7 @@ class Scheduler:
                     pass
         if self._running and memory.is_short():
             largest = max(self._running.values(), key=lambda one: memory.private_bytes(one.pid))
-            self.cut.setdefault(largest.rank, "the machine's memory was full")
+            self.cut.setdefault(largest.rank, _FULL)
             self._kill(largest)
 
     def _let_time_pass(self) -> bool:
@@ -476,6 +481,10 @@ class Scheduler:
         """End whoever is left."""
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._kill(planned)
+
+
+def _was_killed(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def _waits(planned: Planned) -> bool:

@@ -181,6 +181,20 @@ def test_the_first_difference_is_where_the_program_depends_on_its_size() -> None
     assert "another call" in text(found)
 
 
+def test_inner_ranks_that_differ_as_all_others_do_are_told_with_them() -> None:
+    """Seen from rank 1 the root of a broadcast is the rank before, seen from rank 2 it is not."""
+
+    def world(size: int) -> World:
+        made = World(size)
+        made.each(lambda rank: broadcast(8) if size <= 8 else all_gather(size, 8), line=4)
+        return made
+
+    found = compare(world(8).ranks(), world(64).ranks())
+    [differing] = found.pairings
+    assert (differing.ranks, differing.other_ranks) == (tuple(range(8)), tuple(range(64)))
+    assert differing.differences[0].kind == "op"
+
+
 def test_a_role_that_the_other_world_does_not_have() -> None:
     def world(size: int, coordinator: int) -> World:
         made = World(size)

@@ -114,7 +114,24 @@ def test_a_plan_of_which_not_all_is_known_does_not_pass(tmp_path: Path) -> None:
     assert (report["outcome"], report["exit_code"]) == ("failed", 1)
     text = directory.report_text.read_text()
     assert "not known: what ranks 4,5 would do at train.py:77: it ran for 120 s" in text
+    assert text.startswith("FAILED  not all is known of ranks 4,5, and nothing that is known is")
     assert text.endswith("nothing was left undecided; not all is known of ranks 4,5\n")
+
+
+def test_what_a_rank_wrote_that_ended_by_itself_is_told(tmp_path: Path) -> None:
+    """`sys.exit("no GPU")` is how scripts say why they cannot run."""
+    made = Programs(6)
+    for rank in range(6):
+        made[rank].ends(1)
+    directory = RunDirectory.create(tmp_path / "base", tmp_path / "run")
+    for rank in range(6):
+        directory.stderr(rank).write_text("a warning\nno \x1b[1mGPU\n\n")
+    report = conclude(directory, made.programs(), Model(), FACTS)
+    directory.close()
+    assert report["exit_code"] == 94
+    lines = directory.report_text.read_text().splitlines()
+    assert lines[0] == "RANK DIED  all 6 ranks exited with status 1"
+    assert "  rank 0 wrote: no \\x1b[1mGPU" in lines
 
 
 def test_a_warning_fails_a_strict_plan(tmp_path: Path) -> None:

@@ -162,6 +162,24 @@ def test_what_all_ranks_raise_is_told_once() -> None:
     assert (found.culprits, found.victims) == (tuple(range(64)), ())
 
 
+def test_a_status_with_which_all_ranks_end_is_told_once() -> None:
+    made = Programs(64)
+    for rank in range(64):
+        made[rank].ends(1)
+    (found,) = judge_programs(made.programs()).findings
+    assert (found.kind, found.message) == ("rank_died", "all 64 ranks exited with status 1")
+    assert (found.culprits, found.victims) == (tuple(range(64)), ())
+
+
+def test_a_status_with_which_one_rank_ends_is_that_rank_s() -> None:
+    made = Programs(4)
+    made[0].ends(1)
+    for rank in range(1, 4):
+        made[rank].makes(barrier())
+        made[rank].ends()
+    assert errors(made) == [("rank_died", (0,))]
+
+
 def test_groups_made_in_another_order() -> None:
     made = Programs(4)
     for rank in range(4):

@@ -51,3 +51,15 @@ def test_the_limit_of_a_container(version: int, seen: str, tmp_path: Path) -> No
     group(root / "outer" / "job")
     assert memory.available_bytes(proc, cgroups) == 2 * GIB
     assert memory.total_bytes(proc, cgroups) == 4 * GIB
+
+
+@pytest.mark.parametrize("own", ["3:memory:/job\n", "0::/job\n"], ids=["version 1", "version 2"])
+def test_what_the_kernel_ends_for_want_of_memory_is_counted(own: str, tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, own)
+    (proc / "vmstat").write_text("pgfault 7\noom_kill 3\n")
+    group(cgroups / "memory" / "job", limit_in_bytes=GIB, oom_control="under_oom 0\noom_kill 2")
+    group(cgroups / "job", max=GIB, events="oom 9\noom_kill 2")
+    before = memory.out_of_memory_kills(proc, cgroups)
+    assert before == 5
+    (proc / "vmstat").write_text("pgfault 7\noom_kill 4\n")
+    assert memory.out_of_memory_kills(proc, cgroups) > before
