@@ -158,7 +158,7 @@ class RunReport:
         directory.write_json(directory.report_json.name, report)
         directory.write_text(directory.report_text.name, rendered[False])
         with self.faults.guard("the report for JUnit"):
-            directory.write_text(directory.junit.name, junit.render(report))
+            directory.write_text(directory.junit.name, junit.pieces(report))
         with self.faults.guard("the run of all nodes as it is seen here"):
             self.kept()
         directory.close()
