@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from debugger.record.control import ControlError, ask
+from debugger.record.job_view import JobView
+from tests.e2e.test_nodes_actions import once_it_is_known
 from tests.support import runs
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Node, Nodes
@@ -100,7 +103,8 @@ def test_the_app_on_another_node_shows_all_ranks(
     going = Going(nodes, forked_nodes)
     directory = going.commands[1].directory
     with app_on(nodes[1], directory) as terminal:
-        terminal.until("LIVE", "2 ranks", "train.py:")
+        terminal.until("LIVE", "2 ranks")
+        going.until(lambda: terminal.text.count("train.py:") == 2, "both ranks have a line")
         terminal.press("S")
         terminal.until("Take the stacks of all ranks now?")
         terminal.press("y")
@@ -109,7 +113,7 @@ def test_the_app_on_another_node_shows_all_ranks(
         terminal.until("MainThread of ranks 0,1")
         going.goes_wrong()
         terminal.press("o")
-        terminal.until("op_mismatch", "▸ rank 0", "broadcast(src=0")
+        terminal.until("op_mismatch", "▸ ranks 0,1", "broadcast(src=0, float32[4])")
         terminal.until("ENDED", "exit code 91")
         terminal.press("q")
         terminal.until("CODE 0")
@@ -117,3 +121,61 @@ def test_the_app_on_another_node_shows_all_ranks(
         assert (done.report["outcome"], done.exit_code) == ("op_mismatch", 91), done.explain()
     assert not (directory / "job").exists()
     check_nothing_is_left(nodes)
+
+
+def test_commands_on_another_node_show_all_ranks_and_nobody_is_told_afterwards(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    nodes = make_nodes(2)
+    going = Going(nodes, forked_nodes)
+    directory = going.commands[1].directory
+    assert not (directory / "job").exists()  # nobody has looked: nothing was sent
+    shown = asked(nodes[1], "stacks", str(directory))
+    assert "MainThread of ranks 0,1" in shown, shown
+    shown = asked(nodes[1], "report", str(directory))
+    assert "RUNNING" in shown, shown
+    assert "rank 0 on node0; rank 1 on node1" in shown, shown
+    shown = asked(nodes[1], "logs", str(directory))
+    assert "[rank 0] rank 0 says hello" in shown, shown
+    assert "[rank 1] rank 1 says hello" in shown, shown
+    going.until(lambda: not (directory / "job").exists(), "nobody looks any more")
+
+    view = JobView(directory)
+    view.wait(LIMIT_S)
+    assert view.sentence == ""
+    said = once_it_is_known(view.path, "break", 0)  # of the head's own rank
+    assert "rank 0" in said, said
+    while "is at a breakpoint" not in said:
+        with pytest.raises(ControlError) as refusal:
+            ask(view.path, "break", {"rank": 0})
+        said = str(refusal.value)
+    assert ask(view.path, "continue", {"rank": 0}) == "rank 0 goes on"
+    with pytest.raises(ControlError, match="it can"):
+        ask(view.path, "fly", {})
+    view.close()
+    going.goes_wrong()
+    for done in going.finish():
+        assert (done.report["outcome"], done.exit_code) == ("op_mismatch", 91), done.explain()
+    assert not (directory / "job").exists()
+    check_nothing_is_left(nodes)
+
+
+@needs_tmux
+def test_a_head_that_is_lost_is_said_in_the_app_which_shows_what_it_has(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    nodes = make_nodes(2)
+    going = Going(nodes, forked_nodes)
+    directory = going.commands[1].directory
+    with app_on(nodes[1], directory) as terminal:
+        terminal.until("LIVE", "2 ranks")
+        going.until(lambda: terminal.text.count("train.py:") == 2, "both ranks have a line")
+        nodes[0].power_off()
+        terminal.until("ENDED", "node_lost, exit code 94", "what it had told is shown")
+        assert terminal.text.count("train.py:") == 2, terminal.text
+        terminal.press("q")
+        terminal.until("CODE 0")
+    done = going.commands[1].finish(LIMIT_S)
+    assert (done.report["outcome"], done.exit_code) == ("node_lost", 94), done.explain()
+    assert not (directory / "job").exists()
+    check_nothing_is_left([nodes[1]])
