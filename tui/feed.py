@@ -19,6 +19,7 @@ from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from debugger.diagnosis.facts.waits import Waits, waits
 from debugger.diagnosis.limits import Limits
 from debugger.record import steady_clock
+from debugger.record.job_view import JobView
 from debugger.record.layout import RING
 from debugger.record.records import Records, newest_ranks
 from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
@@ -68,6 +69,7 @@ class Feed:
         self._ending = False
         self._thread: threading.Thread | None = None
         self._run: _Run | None = None
+        self._job: JobView | None = None
         self._picture = Picture(path)
         self._mark: object = None
         self.looks = 0
@@ -84,6 +86,8 @@ class Feed:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(END_S)
+        if self._job is not None:
+            self._job.close()
 
     def show(self, focus: Focus) -> None:
         """What the next pictures need; a look follows at once."""
@@ -112,7 +116,8 @@ class Feed:
         """A picture, or None where nothing can have changed since the last one."""
         focus = self._focus  # which may change meanwhile
         over = self._picture.stage in (Stage.ENDED, Stage.KILLED)
-        mark = (focus, _marks(self.path)) if over else None
+        path = self._run.directory.path if self._run is not None else self.path
+        mark = (focus, _marks(path)) if over else None
         if over and mark == self._mark:
             return None
         self._mark = mark
@@ -123,10 +128,14 @@ class Feed:
         A `brief` look at a live run makes no diagnosis of its own: that needs two looks anyway."""
         try:
             # `latest` may come to mean another run: this app stays with the one it has opened.
-            directory = RunDirectory.open(self._run.directory.path if self._run else self.path)
-            if self._run is None:
+            if self._job is None:
+                self._job = JobView(RunDirectory.open(self.path).path)
+            directory = RunDirectory.open(self._job.path)
+            if self._run is None or self._run.directory.path != directory.path:
                 self._run = _Run(directory, self._clock)
-            self._picture = self._run.look(focus, brief)
+            self._run.blind = bool(self._job.lost)
+            seen = self._run.look(focus, brief)
+            self._picture = replace(seen, problem=seen.problem or self._job.sentence)
         except RunDirectoryError as error:
             self._picture = self._without(safe(error, 2000))
         except Exception as error:  # a damaged directory must not end the app
@@ -167,6 +176,8 @@ class _Run:
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
         self._tracks = Tracks()
+        self.blind = False
+        """Whether it goes on, and what other nodes do is not seen any more."""
 
     def _failed(self, part: str, error: Exception) -> None:
         """A rule, or the reading of one record, raised: the picture is made without it."""
@@ -306,6 +317,8 @@ class _Run:
     ) -> list[Found]:
         if report:
             return files.found_in_report(report)
+        if self.blind:
+            return list(self._events.found)
         from . import judging  # the diagnosis, whose import the first screen does not wait for
 
         if stage is not Stage.LIVE:

@@ -15,10 +15,10 @@ from ..record.log_levels import LEVELS
 from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
 from ..record.run_directory import RunDirectory, is_live, read_object
 from ..record.sanitize import clean_line, shown_of
-from ..record.unpacking import opened
 from ..supervisor.output import colour_wanted
 from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time
+from .whole_job import opened_whole
 
 POLL_EVERY_S = 0.1
 PIECE_CHARACTERS = 1 << 16
@@ -76,7 +76,7 @@ class LogsCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         ranks = parse_ranks(args.rank) if args.rank is not None else None
         wanted = Filter(args.level, args.group, args.op)
-        with opened(args.run) as directory:
+        with opened_whole(args.run) as directory:
             return _show(directory, args, wanted, ranks)
 
 

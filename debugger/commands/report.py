@@ -54,14 +54,14 @@ class ReportCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..foreign.dump_files import looks_like_dumps
-        from ..record.unpacking import opened
+        from .whole_job import opened_whole
 
         if args.traffic:
             return self._show_traffic(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             return self._show_foreign(path, args.form, args.exit_code)
         _check_that_something_is_there(args.run)
-        with opened(args.run) as directory:
+        with opened_whole(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)
 
     @staticmethod

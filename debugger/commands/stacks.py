@@ -21,8 +21,8 @@ from ..record.json_objects import MOST_BYTES
 from ..record.run_directory import BASE, RunDirectory, is_live
 from ..record.sanitize import clean
 from ..record.snapshot import Snapshot
-from ..record.unpacking import opened
 from .base import Command, add_run_argument
+from .whole_job import opened_whole
 
 TIMEOUT_S = 20.0
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -49,7 +49,7 @@ class StacksCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         if args.run and args.run.isdigit() and not (BASE / args.run).exists():
             return _below(int(args.run), args.native, args.json)
-        with opened(args.run) as directory:
+        with opened_whole(args.run) as directory:
             if is_live(directory.path):
                 return _live(directory, args.native, args.json)
             return _stored(directory, args.json)

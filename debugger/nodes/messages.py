@@ -1,9 +1,9 @@
 """The messages between supervisors: a kind, one JSON object, and bytes. Nothing is unpickled.
 
     node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
-                     interrupted, files, bye
+                     interrupted, files, watch, request, bye
     head -> node     welcome, refused, ping, pace, anew, plan, verdict, stacks, fill, action,
-                     prompt, report, stop, end
+                     prompt, view, reply, report, stop, end
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none.
@@ -27,6 +27,7 @@ KINDS = frozenset(
         *("stops", "prompt", "answer", "bye"),
         *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
         *("plan", "stop", "end", "pace", "anew"),
+        *("watch", "request", "view", "reply"),
     }
 )
 _MOST_KIND_BYTES = 32

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,11 @@ class Mirror:
     def left_out(self) -> int:
         """So many files of the node are not copied: they are more than those of ranks can be."""
         return len(self._left_out)
+
+    @property
+    def files(self) -> Mapping[int, Copy]:
+        """By the node's numbers for them."""
+        return self._copies
 
     def copy_of(self, path: Path) -> Copy | None:
         """What was told of the file that is copied here."""

@@ -201,9 +201,9 @@ class RunDirectory:
         pieces = json.JSONEncoder(indent=2, ensure_ascii=True, default=str).iterencode(value)
         return self._write(name, chain(pieces, "\n"))
 
-    def write_text(self, name: str, text: str) -> bool:
+    def write_text(self, name: str, text: str | Iterable[str]) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
-        return self._write(name, (text,))
+        return self._write(name, (text,) if isinstance(text, str) else text)
 
     def _write(self, name: str, pieces: Iterable[str]) -> bool:
         try:

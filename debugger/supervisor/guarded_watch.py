@@ -55,8 +55,10 @@ class GuardedWatch:
         return look
 
     def silent_look(self) -> Look:
-        """One look at all ranks, of which nothing is told. What fails in it is raised."""
-        return self._look()
+        """One look at all ranks, which is not judged and of which nothing is told: to judge 16,384
+        that have just ended takes more memory than all that is known of them. What fails in it is
+        raised."""
+        return self._watch.only_look()
 
     def _look(self, finished: bool = False) -> Look:
         return self._watch.only_look() if self._elsewhere() else self._watch.look(finished)

@@ -34,7 +34,8 @@ EXIT_TOOL_FAILED = 96
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Of one run; `started_s` is of the monotonic clock."""
+    """Of one run; `started_s` is of the monotonic clock. `publish` takes the report as soon as it
+    stands in the run directory, if it was made here; `kept` is called then in any case."""
 
     options: Options
     directory: RunDirectory
@@ -47,6 +48,7 @@ class RunReport:
     app: Beside
     say: Callable[[str], None]
     publish: Callable[[Document], None] = lambda _report: None
+    kept: Callable[[], None] = lambda: None
 
     def give(
         self, status: ExitStatus | None, look: Look, finding: Finding | None, evidence: Evidence
@@ -156,7 +158,9 @@ class RunReport:
         directory.write_json(directory.report_json.name, report)
         directory.write_text(directory.report_text.name, rendered[False])
         with self.faults.guard("the report for JUnit"):
-            directory.write_text(directory.junit.name, junit.render(report))
+            directory.write_text(directory.junit.name, junit.pieces(report))
+        with self.faults.guard("the run of all nodes as it is seen here"):
+            self.kept()
         directory.close()
         return rendered[max(rendered)]
 

@@ -188,6 +188,7 @@ class Supervisor:
             self._app,
             self._say,
             self._job.publish,
+            self._job.kept,
         )
         with contextlib.closing(self._job):
             document = None

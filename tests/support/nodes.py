@@ -250,7 +250,7 @@ class Node:
     ) -> subprocess.Popen[bytes]:
         """The same with these standard streams; the process outside that waits for the command."""
         return subprocess.Popen(
-            [*self._enter(), "sh", "-c", _ENTER, str(cwd or self.directory), *words],
+            [*self.entered, "sh", "-c", _ENTER, str(cwd or self.directory), *words],
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],
@@ -260,7 +260,7 @@ class Node:
     def run(self, *words: str, limit_s: float = LIMIT_S) -> str:
         """Run a command on the node; what it printed."""
         done = subprocess.run(
-            [*self._enter(), *words], capture_output=True, text=True, timeout=limit_s, check=False
+            [*self.entered, *words], capture_output=True, text=True, timeout=limit_s, check=False
         )
         assert done.returncode in (0, -signal.SIGKILL), f"{words}: {done.stderr}"
         return done.stdout
@@ -295,7 +295,9 @@ class Node:
         if here not in self.run("ss", "-KtnH", "src", here, "dst", there):
             raise Unavailable("this kernel does not close connections (ss -K)")
 
-    def _enter(self) -> list[str]:
+    @property
+    def entered(self) -> list[str]:
+        """What makes the words of a command those of one on this node."""
         return [*_nsenter(self.init), "--uts", "--mount", "--pid", "--time", "--"]
 
     def _mac(self, interface: str) -> str:

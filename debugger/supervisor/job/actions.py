@@ -39,6 +39,7 @@ class JobActions:
         self._all_ranks = ranks
         self._local = Actions(directory, self._here, self._far).table()
         job.on_action = self.act_here
+        job.on_request = self._requested
 
     def _here(self) -> Mapping[int, Rank]:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
@@ -79,6 +80,13 @@ class JobActions:
         if name not in ("break", "continue"):
             raise ValueError(f"a node is not asked to {clean(name, 40)}")
         return self._local[name](request)
+
+    def _requested(self, request: Mapping[str, Any]) -> str:
+        """Somebody on another node asks this one, which is the head."""
+        action = self.table().get(str(request.get("action")))
+        if action is None:
+            raise ValueError(f"the head cannot {clean(str(request.get('action')), 40)}")
+        return action(request)
 
     # -- of one rank ---------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
 from ...record.snapshot import LostNode
 from .brief import packed
+from .far import Far
 from .injected import InjectedCopies, plan_message
 from .prompts import HeadPrompts
+from .views import Views
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
@@ -39,38 +40,6 @@ BYE_S = 5.0
 MEETING_S = 6.0
 """So long it waits, at its own end or with a verdict, for nodes that were let in and have not come
 yet: on a crowded machine a node may stand still for seconds between the one and the other."""
-
-
-@dataclass(slots=True)
-class Far:
-    """One node, as the head follows it. `told_ns`: up to when it has told where its ranks stand, by
-    our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
-    `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
-    calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left;
-    `left_ranks`: its command has ended, and ranks have not.
-    """
-
-    number: int
-    host: str
-    mirror: Mirror
-    injected: InjectedCopies
-    told_ns: int = 0
-    serial: int = 0
-    torn_s: float = 0.0
-    anew_s: float = -1e9
-    filled: int = 0
-    status: ExitStatus | None = None
-    over: bool = False
-    left_ranks: bool = False
-    left: bool = False
-    lost_ns: int = 0
-    early: list[Message] = field(default_factory=list)
-    stacks: Mapping[str, Any] | None = None
-
-    @property
-    def there(self) -> bool:
-        """Whether it can still be asked."""
-        return not (self.left or self.lost_ns)
 
 
 class Head:
@@ -91,6 +60,7 @@ class Head:
         self._own_ranks: list[int] = []
         self._late_s = 0.0
         self._prompts = HeadPrompts(directory.path, listener.send)
+        self.views = Views(directory.path, listener.send)
         self._asked = 0
         self._answers: dict[int, tuple[bool, str]] = {}
         self._standing: dict[str, Message] = {}
@@ -117,6 +87,7 @@ class Head:
             if known.silent:
                 known.lost = True
                 self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+        self.views.look()
 
     def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
         """What of it makes no sense, or cannot be kept, is said, and ends nothing."""
@@ -146,6 +117,7 @@ class Head:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
         self._prompts.gone(far.number)
+        self.views.gone(far.number)
         self._directory.append_event("node_lost", f"{self.name(far)} {how}")
 
     def _take(self, number: int, message: Message) -> None:
@@ -175,6 +147,8 @@ class Head:
                         data["ok"] is True,
                         clean(str(data["text"]), 4000),
                     )
+            case "watch" | "request":
+                self.views.take(number, message)
             case "interrupted":
                 signal = data.get("signal")
                 if type(signal) is int and 0 < signal < 65 and self.interrupted is None:
@@ -188,12 +162,14 @@ class Head:
                     self._gone(far)
                 far.over = True
                 self._prompts.gone(number)
+                self.views.gone(number)
 
     def _welcome(self, number: int) -> None:
         known = self._listener.nodes[number]
         if number not in self.nodes:
             mirror = Mirror(self._directory.ranks, number)
             mirror.offset_ns = steady_clock.offset_ns()
+            self.views.mirrors[number] = mirror
             injected = InjectedCopies(self._directory.path)
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
@@ -256,7 +232,9 @@ class Head:
                 f"{self.name(far)} has more than {MOST_FILES} records, of processes that it has "
                 "started one after the other: what comes beyond these is not followed here"
             )
-        far.mirror.apply(unpacked(message.blob), data.get("busy") is not True)
+        patches = list(unpacked(message.blob))
+        far.mirror.apply(patches, data.get("busy") is not True)
+        self.views.changed(far.number, patches)
         for number, *values in data.get("processes", ()):
             far.mirror.seen(int(number), values)
         if data.get("more") is True:

@@ -79,6 +79,8 @@ class Job:
         """When the launcher began to look for other nodes; 0: it has not."""
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
         """For the member that this may become."""
+        self.on_request: Callable[[Mapping[str, Any]], str] = lambda _request: ""
+        """For the head that this may become."""
         self.head: Head | None = None
         self.member: Member | None = None
 
@@ -172,6 +174,7 @@ class Job:
             "lead": self._lead,
             "join": self._join,
             "admit": self._admit,
+            "watch": self._watch,
         }
 
     def _rendezvous(self, request: Mapping[str, Any]) -> str:
@@ -225,6 +228,7 @@ class Job:
             self._listener.welcome = {"version": _version()}
             self._listener.task = self.several.task if self.several is not None else ""
             self.head = Head(self._listener, self._directory, self.say)
+            self.head.views.on_request = self.on_request
             others = self.several.fewest - 1 if self.several is not None else 0
         return json.dumps({"others": others})
 
@@ -270,6 +274,11 @@ class Job:
         self._listener.allow(key)
         return "it may speak"
 
+    def _watch(self, request: Mapping[str, Any]) -> str:
+        if self.member is None:
+            raise ValueError("this node has no head")
+        return self.member.view.asked(request)
+
     # -- in the supervisor's loop --------------------------------------------------------------
 
     @property
@@ -307,6 +316,11 @@ class Job:
     def copy_of(self, path: Path) -> Told | None:
         """Of records that are copies: what their node has told of it."""
         return None if self.head is None else self.head.copy_of(path)
+
+    def kept(self) -> None:
+        """The report stands in the run directory here."""
+        if self.member is not None:
+            self.member.view.close()
 
     def publish(self, report: Mapping[str, Any]) -> None:
         """The report of the run, for all nodes, if this is the head."""

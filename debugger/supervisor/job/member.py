@@ -29,6 +29,7 @@ from .brief import unpacked
 from .injected import InjectedSource, take_plan
 from .prompts import NodePrompts
 from .stacks import to_message
+from .view import View
 
 REPORT_S = 30.0
 """So long a node whose ranks have ended waits for the head's report, as long as the head speaks;
@@ -54,6 +55,7 @@ class Member:
         self._logs = LogSource(directory.logs)
         self._injected = InjectedSource(directory.path)
         self._prompts = NodePrompts(directory.path, connection.send)
+        self.view = View(directory, connection.send)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
         self.welcomed = self.planned = False
@@ -80,7 +82,9 @@ class Member:
             self._absent = self._connection.absent_s > 0
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
+            self.view.lost(self.lost)
             return
+        self.view.look()
         if self.welcomed and self._connection.ahead < self._sampler.pace.ahead:
             self._tell()  # else later, in one: the head is behind
 
@@ -96,6 +100,7 @@ class Member:
                 if self.welcomed:
                     self._again()
                 self.welcomed = True
+                self.view.headed(self.host)
         elif message.kind == "fill":
             number, files = data.get("number"), data.get("files")
             self._sampler.fill(
@@ -119,6 +124,9 @@ class Member:
             number, request = data.get("number"), data.get("request")
             if type(number) is int and isinstance(request, Mapping):
                 self.on_action(number, request)
+        elif message.kind in ("view", "reply"):
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                self.view.take(message)
         elif message.kind == "verdict":
             self.finding = _finding(data)
         elif message.kind == "stop":
@@ -132,7 +140,7 @@ class Member:
 
     def _again(self) -> None:
         """The connection broke for a moment: what was on its way is lost."""
-        for source in (self._sampler, self._injected, self._prompts, self._logs):
+        for source in (self._sampler, self._injected, self._prompts, self._logs, self.view):
             source.anew()
         if self._told_end is not None:
             self._tell()  # before the end: how the ranks came to it
@@ -221,6 +229,7 @@ class Member:
 
     def close(self) -> None:
         """Leave in good order."""
+        self.view.close()
         self._prompts.close()
         self._connection.send(Message("bye"))
         self._connection.close()

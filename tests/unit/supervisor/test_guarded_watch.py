@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from debugger.diagnosis.findings import Finding
+from debugger.diagnosis.judging import Judge, Judged
 from debugger.diagnosis.rules.node_lost import lost_without_ranks
 from debugger.record import steady_clock
 from debugger.record.run_directory import RunDirectory
@@ -56,3 +59,23 @@ def test_of_what_has_no_time_none_is_made_up(tmp_path: Path) -> None:
     missing = Finding(kind="join_timeout", message="1 of 2 nodes has come", culprits=())
     watched.found(missing)
     assert watched.detected_after_s(missing.identity) is None
+
+
+def test_how_ranks_ended_is_looked_at_and_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To judge 16,384 ranks that have ended takes four times the memory of the whole run; a look
+    in between is judged."""
+    judged: list[object] = []
+
+    def look(self: Judge, snapshots: object) -> Judged:
+        judged.append(snapshots)
+        return Judged()
+
+    monkeypatch.setattr(Judge, "look", look)
+    announcements = Announcements(RunDirectory.create(tmp_path))
+    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
+    assert watched.look() is not None
+    assert len(judged) == 1
+    assert watched.silent_look().findings == ()
+    assert len(judged) == 1
