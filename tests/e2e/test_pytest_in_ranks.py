@@ -78,6 +78,8 @@ def check_that_rank_1_is_blamed(done: runs.Run, file: str, line: int, said: str)
     place = found["ranks"]["1"]["location"]
     assert (Path(place["file"]).name, place["line"]) == (file, line)
     assert said in found["message"]
+    places = [row["location"] for row in found["ranks"].values() if row["location"]]
+    assert {Path(one["file"]).name for one in places} == {file}  # no line of the runner's own
 
 
 UNITTEST = """
