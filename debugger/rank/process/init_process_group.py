@@ -263,5 +263,6 @@ def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: b
         int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
         str(detail.get("address", "")),
         joins,
+        int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
     recorder.writer.take_name(directory / "ranks" / f"{rank}.flight")
