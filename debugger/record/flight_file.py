@@ -45,7 +45,7 @@ class FlightFile:
         self._started_ns = _now()
         self._start_ticks = _process_start_ticks()
         self._world_size = self._local_rank = -1
-        self._restart_count = 0
+        self._restart_count = self._max_restarts = 0
         self._lock = threading.RLock()
         self._heap_used = 0
         self._ids: dict[tuple[int, Hashable], int] = {}
@@ -83,10 +83,18 @@ class FlightFile:
         start = layout.IDENTITY_OFFSET
         self._map[start : start + layout.IDENTITY_BYTES] = text.ljust(layout.IDENTITY_BYTES, b"\0")
 
-    def claim(self, rank: int, world_size: int, local_rank: int, restart_count: int) -> None:
-        """Say which rank this is."""
+    def claim(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        restart_count: int,
+        max_restarts: int = 0,
+    ) -> None:
+        """Say which rank this is, and how often its launcher has restarted it and may do so."""
         self.rank, self._world_size = rank, world_size
         self._local_rank, self._restart_count = local_rank, restart_count
+        self._max_restarts = max_restarts
         self._role = Role.RANK
         self._write_header()
 
@@ -102,7 +110,7 @@ class FlightFile:
             self._local_rank,
             self._restart_count,
             int(self._role),
-            0,
+            max(0, self._max_restarts),
             self._started_ns,
             time.time_ns() - _now(),
             os.getpid(),  # that of the main thread, too

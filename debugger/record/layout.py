@@ -64,8 +64,9 @@ READABLE = (1, 2, 3)
 VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
-"""magic, version, pid, rank, world_size, local_rank, restart_count, role, reserved,
-started_ns, wall_offset_ns, main thread's native id, process start in clock ticks"""
+"""magic, version, pid, rank, world_size, local_rank, restart_count, role, how often the launcher
+restarts it at most (0: not at all, or not on record), started_ns, wall_offset_ns, main thread's
+native id, process start in clock ticks"""
 IDENTITY_OFFSET = 256
 IDENTITY_BYTES = 3840
 

@@ -98,8 +98,15 @@ class ProgramWriter(FlightWriter):
 
     # -- who this is, and how far it has come --------------------------------------------------
 
-    def claim(self, rank: int, world_size: int, local_rank: int, restart_count: int) -> None:
-        super().claim(rank, world_size, local_rank, restart_count)
+    def claim(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        restart_count: int,
+        max_restarts: int = 0,
+    ) -> None:
+        super().claim(rank, world_size, local_rank, restart_count, max_restarts)
         self.put("rank", rank, world_size, local_rank, os.uname().nodename, os.getpid())
 
     def phase(self, phase: Phase, exit_code: int = 0) -> None:

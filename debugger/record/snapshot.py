@@ -279,7 +279,8 @@ class Rank:
     counted since the last change), so that the rank as a whole may still act. `location` is where
     the main thread stood at the last heartbeat. `layer_serial` changes when any wait changes.
     `joins`: it has begun to make a group as this rank, and is not only named so by its environment,
-    which its helper processes share. `node`: the node of the job that told of it; 0: this one.
+    which its helper processes share. `max_restarts`: so often its launcher restarts it, at most.
+    `node`: the node of the job that told of it; 0: this one.
     """
 
     rank: int
@@ -291,6 +292,7 @@ class Rank:
     joins: bool = True
     local_rank: int = -1
     restart_count: int = 0
+    max_restarts: int = 0
     started_ns: int = 0
     phase: Phase = Phase.RUNNING
     heartbeat_ns: int = 0

@@ -94,7 +94,7 @@ class _Record:
             rank.local_rank,
             rank.restart_count,
             int(Role.RANK),
-            0,
+            rank.max_restarts,
             rank.started_ns,
             0,
             rank.pid,

@@ -39,7 +39,8 @@ class Policy:
     """What is reported, and how gravely.
 
     `level` is the debug level: at OFF mismatches are not looked for. `max_restarts`: the launcher
-    restarts ranks that fail, so a failure before the last attempt does not end the run.
+    restarts ranks that fail, so a failure before the last attempt does not end the run; below
+    `exec` the ranks say so, from what their launcher has put into their environment.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -174,17 +175,12 @@ class Watch:
             and not finding.proven
             and any(one.node for one in snapshot.ranks.values())
         )
-        attempts = [
-            snapshot.ranks[rank].restart_count
-            for rank in finding.culprits
-            if rank in snapshot.ranks
-        ]
-        if (
-            restarted
-            and finding.severity == "error"
-            and attempts
-            and max(attempts) < self._policy.max_restarts
-        ):
+        if not restarted or finding.severity != "error":
+            return finding
+        culprits = [snapshot.ranks[rank] for rank in finding.culprits if rank in snapshot.ranks]
+        attempts = [one.restart_count for one in culprits]
+        most = max([self._policy.max_restarts, *(one.max_restarts for one in culprits)])
+        if attempts and max(attempts) < most:
             return replace(finding, severity="warning")
         return finding
 

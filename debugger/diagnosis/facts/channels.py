@@ -59,6 +59,13 @@ class Channels:
         key = (call.group, rank, call.signature.tag)
         return self.sent_to.get(key, 0) < self.received_by.get(key, 0)
 
+    def one_too_many(self, key: ChannelKey) -> bool:
+        """Whether more messages were sent to the receiver of this channel, by anybody and with its
+        tag, than it has posted receives for."""
+        group, _, receiver, tag = key
+        end = (group, receiver, tag)
+        return self.sent_to.get(end, 0) > self.received_by.get(end, 0)
+
     def strict(self, key: ChannelKey) -> bool:
         """No receive from any source can have taken messages of this channel."""
         group, _, destination, tag = key

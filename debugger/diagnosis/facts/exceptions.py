@@ -19,7 +19,8 @@ def last_exception(world: World, rank: int) -> Note | None:
 
 def timed_out(note: Note) -> bool:
     """The exception says that a time limit ran out."""
-    return raised(note).type == "DeadlineExceeded" or bool(TIMED_OUT.search(note.message))
+    types = (raised(note).type, note.message)
+    return any("DeadlineExceeded" in text for text in types) or bool(TIMED_OUT.search(note.message))
 
 
 COMMUNICATION = re.compile(

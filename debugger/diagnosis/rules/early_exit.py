@@ -312,7 +312,7 @@ def _message(
     gone = f"{ranks_text(partners)} {verb(partners, 'has', 'have')} finished without it"
     rounds = _rounds(channels, rank, call)
     text = f"{call_text(call)} for a {word} of {partner} (message #{call.seq})"
-    message = f"rank {rank} waits in {text}, but {gone}"
+    message = f"rank {rank} {'was' if failed else 'waits'} in {text}, but {gone}"
     if peer == ANY_SOURCE and fewer:
         message += f"; {ranks_text(fewer)} sent less than the others"
     if rounds:

@@ -40,6 +40,7 @@ def record(error: BaseException) -> None:
         int(environment.get("WORLD_SIZE", 0)),
         int(environment.get("LOCAL_RANK", -1)),
         int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
     site = 0
     if place is not None:

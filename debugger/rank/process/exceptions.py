@@ -18,8 +18,11 @@ from ...record.notes import (
     Nature,
     RaisedNote,
 )
+from ...record.snapshot import CallSite
+from ...record.wording import at_site
 from ..group import checked_group, gpu_completion, outstanding
 from ..record import call_site, lost_connections, waiting
+from ..record.exception_chain import came_of, leaf_of
 from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
@@ -51,30 +54,52 @@ class Exceptions:
         """Put an exception on record, once, as a note of this kind."""
         if self._is_known(error):
             return
-        recorder = self._recorder
-        if isinstance(error, FindingRaised):
-            recorder.note(FindingRaisedNote(), error.kind)
+        recorder, group = self._recorder, error
+        error = leaf_of(group)
+        before = list(came_of(error))
+        if any(self._is_finding(one) for one in (error, *before)):
             return
         if isinstance(error, KeyboardInterrupt):
             kind = InterruptedNote
         site = users_site(recorder, error)
-        finding = getattr(error, "finding", None)
-        if isinstance(finding, OwnFinding):
-            finding.put_on_record(recorder, site)
-            recorder.note(FindingRaisedNote(), finding.kind)
-            return
         if any(explained(error, site) for explained in self._explain):
             return
+        message, nature = titled(error), self.nature(error)
+        if error is not group:
+            message += f" (in {name_of(group)})"
+        lost = None
+        if not (nature.get("own_fault") or nature["communication"] or nature["invalid_argument"]):
+            lost = next((one for one in before if self.nature(one)["communication"]), None)
+        cause = lost or (None if nature["communication"] else error.__cause__)
+        if cause is not None:
+            message += f", caused by {titled(cause)}{_at_users_line(cause)}"
+        if lost is not None:
+            nature["communication"] = True
+            nature["address_in_use"] |= self.nature(lost)["address_in_use"]
+        failed_at = (getattr(one, _RENDEZVOUS, None) for one in (error, *before))
         note = kind(
             type=name_of(error),
             stack=stack_of(error),
             thread=threading.current_thread().name,
             thread_slot=recorder.writer.thread().index,
-            link=lost_connections.named_by(error),
-            rendezvous=getattr(error, _RENDEZVOUS, None) or None,
-            **self.nature(error),
+            link=lost_connections.named_by(lost or error),
+            rendezvous=next(filter(None, failed_at), None),
+            **nature,
         )
-        recorder.note(note, titled(error), site)
+        recorder.note(note, message, site)
+
+    def _is_finding(self, error: BaseException) -> bool:
+        """Put on record what the error tells, if it is a finding: the run's verdict, or one of this
+        rank's own."""
+        if isinstance(error, FindingRaised):
+            self._recorder.note(FindingRaisedNote(), error.kind)
+            return True
+        finding = getattr(error, "finding", None)
+        if isinstance(finding, OwnFinding):
+            finding.put_on_record(self._recorder, users_site(self._recorder, error))
+            self._recorder.note(FindingRaisedNote(), finding.kind)
+            return True
+        return False
 
     def record_lost_call(self, kind: type[RaisedNote] = ExceptionNote) -> bool:
         """The process ends, and says no other reason: whether the last call that it made has lost
@@ -152,6 +177,17 @@ def failed_to_join(error: BaseException, address: str) -> None:
 
 def users_site(recorder: Recorder, error: BaseException) -> int:
     """The innermost line of the user's own code on the traceback."""
+    site = _users_line(error)
+    if site is None:
+        return recorder.site(sys._getframe(1))
+    return recorder.site_at(site.file, site.line, site.function, site.through)
+
+
+def _at_users_line(error: BaseException) -> str:
+    return at_site(_users_line(error)) if error.__traceback__ is not None else ""
+
+
+def _users_line(error: BaseException) -> CallSite | None:
     best, best_kind, library = None, -1, None
     trace = error.__traceback__
     while trace is not None:
@@ -162,9 +198,9 @@ def users_site(recorder: Recorder, error: BaseException) -> int:
             library = trace
         trace = trace.tb_next
     if best is None:
-        return recorder.site(sys._getframe(1))
+        return None
     code = best.tb_frame.f_code
     by = ""
     if library is not None:
         by = call_site.through(library.tb_frame.f_code.co_filename, library.tb_lineno)
-    return recorder.site_at(code.co_filename, best.tb_lineno, code.co_name, by)
+    return CallSite(code.co_filename, best.tb_lineno, code.co_name, by)

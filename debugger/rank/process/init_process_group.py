@@ -25,7 +25,7 @@ from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
-from ..torch_private.stores import on_new_stores, store_address
+from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
 from .exits import Exits
 from .unwaited_work import UnwaitedWork
@@ -210,6 +210,9 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
                 detail["served_at"] = f"{os.environ.get('MASTER_ADDR', '')}:{port}"
         if url.scheme == "file":
             detail["path"] = url.path
+    if str(given.get("backend")).lower() == "fake":
+        # Nobody else is in that world: another process may be the same rank of one of its own.
+        detail["address"] = own_address("fake")
     detail["rank"], detail["world_size"] = rank, size
     return detail
 
@@ -263,5 +266,6 @@ def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: b
         int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
         str(detail.get("address", "")),
         joins,
+        int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
     recorder.writer.take_name(directory / "ranks" / f"{rank}.flight")

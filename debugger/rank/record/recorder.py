@@ -180,12 +180,19 @@ class Recorder:
         self._record_environment()
 
     def claim(
-        self, rank: int, world_size: int, local_rank: int, restart_count: int, job: str, joins: bool
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        restart_count: int,
+        job: str,
+        joins: bool,
+        max_restarts: int = 0,
     ) -> None:
         """Say which rank of which job this process is; `joins`: it makes a group as that rank."""
         self._identity.update(job=job, joins=joins)
         self.writer.identify(self._identity)
-        self.writer.claim(rank, world_size, local_rank, restart_count)
+        self.writer.claim(rank, world_size, local_rank, restart_count, max_restarts)
         self._record_environment()  # which the program may have completed
         rank_log.claimed()
 

@@ -81,6 +81,11 @@ def store_address(store: Any) -> str:
     if isinstance(store, dist.FileStore):
         return f"{name}:{store.path}"
     if isinstance(store, dist.HashStore):
-        # This process's own. In containers on several nodes processes have the same numbers.
-        return f"{name}:{socket.gethostname()}:{os.getpid()}"
+        return own_address(name)
     return name  # of the user's own kinds we know nothing
+
+
+def own_address(name: str) -> str:
+    """Of a world that is this process's own. In containers on several nodes processes have the same
+    numbers."""
+    return f"{name}:{socket.gethostname()}:{os.getpid()}"

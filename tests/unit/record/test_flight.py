@@ -431,12 +431,13 @@ def test_a_full_heap_costs_texts_only(author: Author) -> None:
 
 def test_identity_and_phase(author: Author) -> None:
     author.writer.identify({"host": "here", "job": "j"})
-    author.writer.claim(3, 8, 1, 2)
+    author.writer.claim(3, 8, 1, 2, 4)
     author.writer.phase(Phase.ENDED, 5)
     author.writer.group_state(author.group, GroupState.DESTROYED)
     reader = FlightReader(author.writer.path)
     view = reader.view(Process(alive=False))
     assert (view.rank, view.world_size, view.local_rank, view.restart_count) == (3, 8, 1, 2)
+    assert view.max_restarts == 4
     assert (view.host, view.job, view.phase, view.exit_code) == ("here", "j", Phase.ENDED, 5)
     assert view.process.ended_ns
     assert view.groups[KEY].state is GroupState.DESTROYED

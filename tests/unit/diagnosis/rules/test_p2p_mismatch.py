@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from ..builder import Run, recv, send
 
 
@@ -206,3 +208,22 @@ def test_a_receiver_that_aborts_though_every_message_fits() -> None:
     run.passes(3)
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+
+@pytest.mark.parametrize("taken", [2, 3], ids=["one too many", "all taken"])
+def test_a_send_to_a_server_that_took_what_it_wanted_of_anybody_and_left(taken: int) -> None:
+    """The count tells: which send it was does not matter to who is to blame."""
+    run = Run(3)
+    for _ in range(taken):
+        run[0].calls(recv(-1, 4))
+    run[1].calls(send(0, 4))
+    run[1].calls(send(0, 4))
+    run[0, 1].exits(0)
+    run[2].calls(send(0, 4), fails=True, line=31)
+    run[2].raises("RuntimeError: Connection closed by peer", communication=True)
+    (found,) = run.errors()
+    if taken == 3:
+        assert (found.kind, found.culprits) == ("rank_exception", (2,))
+        return
+    assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (0,), (2,))
+    assert "rank 2 was in send(dst=0, float32[4]) for a receive of rank 0" in found.message
