@@ -54,6 +54,11 @@ for where in (cpu, gpu):
 
 net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).to(gpu)
 on(gpu, *net.parameters(), *net.buffers())
+for moved in (nn.Linear(2, 2).to(local), nn.Linear(2, 2).to(device=local)):
+    on(gpu, *moved.parameters())
+halved = nn.Linear(2, 2).to(local, torch.half)
+on(gpu, *halved.parameters())
+assert halved.weight.dtype == torch.half
 ddp = nn.parallel.DistributedDataParallel(net, device_ids=[local], gradient_as_bucket_view=True)
 optimizer, scaler = torch.optim.AdamW(ddp.parameters()), torch.amp.GradScaler("cuda")
 with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -162,9 +162,14 @@ class Places:
         """A function as the program calls it, made where its tensors really are."""
         __tracebackhide__ = True
         name = getattr(func, "__name__", "")
-        if func is torch.device or name == _PARSED:  # the program's own name for it
+        if func is torch.device:  # the program's own name for it
             if len(args) == 1 and type(args[0]) is int:
                 return torch.device("cuda", args[0])
+            return func(*args, **kwargs)
+        if name == _PARSED:
+            args = (*map(_device_of_number, args[:1]), *args[1:])
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": _device_of_number(kwargs["device"])}
             return func(*args, **kwargs)
         if name == planned_attention.NAME and args and _of_mesh(args[0]) == "cuda":
             func = functools.partial(planned_attention.as_on_a_device, func)
@@ -298,6 +303,11 @@ def _asked_for(mesh: Any) -> str:
 
 def _is_name(given: str) -> bool:
     return given == "cpu" or _CUDA.fullmatch(given) is not None
+
+
+def _device_of_number(device: Any) -> Any:
+    """A number alone is a GPU's."""
+    return torch.device("cuda", device) if type(device) is int else device
 
 
 @functools.singledispatch
