@@ -168,22 +168,30 @@ def location(site: CallSite | None) -> Document | None:
 def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int) -> Document:
     world = World(Snapshot(taken_ns=0, world_size=world_size, ranks=ranks), None, Limits())
     found: Document = {}
+    # What many ranks have in common is one object: of 16,384 ranks that is most of a report.
+    told: dict[tuple[object, ...], Document] = {}
+    exits: dict[tuple[int | None, int | None], Document] = {}
     for number, rank in sorted(ranks.items()):
         where = standing(world, number)
+        # Not all of it: a stack is no part of the row, and may be a list.
+        stands = (where.state, where.call, where.call_is, where.location, where.called_at)
+        if stands not in told:
+            told[stands] = {
+                "state": clean(where.state),
+                "call": None if where.call is None else clean(where.call),
+                "call_is": str(where.call_is),
+                **_places(where),
+            }
         later = ends.get(number)
         end = later if later is not None and later.pid == rank.pid else rank
+        signal = end.process.signal
+        code = None if signal is not None else exit_status(end)
         found[str(number)] = {
             "pid": rank.pid,
             "host": clean(rank.host),
-            "exit": {
-                "code": None if end.process.signal is not None else exit_status(end),
-                "signal": end.process.signal,
-            },
+            "exit": exits.setdefault((code, signal), {"code": code, "signal": signal}),
             "calls": rank.calls,
-            "state": clean(where.state),
-            "call": None if where.call is None else clean(where.call),
-            "call_is": str(where.call_is),
-            **_places(where),
+            **told[stands],
         }
     return found
 
