@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..foreign import as_records, dump_files, flight_recorder, judging
-from ..foreign.evidence import NOT_IN_RECORD
+from ..foreign.evidence import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
@@ -58,6 +58,12 @@ def judged(path: Path) -> Judged:
             f"The others are {places}{', ...' if len(others) > 3 else ''}: put each in a folder of "
             "its own to have it judged"
         )
+    if not findings and (if_still := judging.judge(trace)):
+        notes.append(
+            f"the newest call was {job.age_s or 0:.1f} s old when the dumps were written: of a job "
+            "at work nothing is concluded. If it stands still all the same, "
+            f"{if_still[0].message.removeprefix('suspected: ')}"
+        )
     if trace.missing:
         notes.append(f"no dump of {ranks_text(trace.missing)}")
     if job.age_s is None and findings and not any(finding.proven for finding in findings):
@@ -100,10 +106,11 @@ def as_run(path: Path) -> Iterator[Path]:
 def _source(trace: Trace) -> str:
     libraries = ", ".join(flight_recorder.libraries(trace.dumps.values())) or "no call"
     versions = ", ".join(sorted({dump.version for dump in trace.dumps.values()} - {""}))
+    messages = ", messages" if MESSAGES in not_in_record(trace) else ""
     return (
         f"read from {len(trace.dumps)} flight recorder dumps ({libraries}; version "
-        f"{clean(versions) or 'unknown'}); {', '.join(NOT_IN_RECORD)} of a call are not in "
-        "this kind of record"
+        f"{clean(versions) or 'unknown'}); {', '.join(OF_A_CALL)} of a call{messages} and groups "
+        "that never formed are not in this kind of record"
     )
 
 

@@ -61,6 +61,17 @@ def _components(onward: Mapping[int, Collection[int]]) -> Iterator[set[int]]:
                     yield nodes
 
 
+def on_every_cycle(onward: Mapping[int, Collection[int]], nodes: Collection[int]) -> set[int]:
+    """Those of these nodes without which the others have no cycle among themselves."""
+    found = set()
+    for node in nodes:
+        left = set(nodes) - {node}
+        among = {one: left.intersection(onward[one]) for one in left}
+        if all(len(some) == 1 for some in _components(among)):
+            found.add(node)
+    return found
+
+
 def shortest_cycle(onward: Mapping[int, Collection[int]], nodes: Collection[int]) -> Sequence[int]:
     """A shortest cycle through the first of these nodes, which all reach each other; in order."""
     best: Sequence[int] = ()

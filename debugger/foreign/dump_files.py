@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> _File | None:
     return _File(
         path,
         about.st_mtime_ns,
-        read(data),
+        replace(read(data), written_ns=about.st_mtime_ns),
         tuple(int(word[0]) for word in words),
         tuple(_RANK.search(name[: word.start()]) is not None for word in words),
     )

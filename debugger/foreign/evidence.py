@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..diagnosis.findings import CallIs, RankEvidence
-from .flight_recorder import Entry
+from .flight_recorder import Entry, libraries
 from .trace import Trace
 from .waits import Wait
 
-NOT_IN_RECORD = ("reduce_op", "root", "splits", "tag")
-"""What torch's flight recorder never holds; nothing of it is guessed."""
+OF_A_CALL = ("reduce_op", "root", "splits", "tag")
+UNFORMED_GROUPS = "unformed_groups"
+MESSAGES = "messages"
+GLOO = "gloo"
 MOST_EVIDENCE = 128
+
+
+def not_in_record(trace: Trace) -> tuple[str, ...]:
+    """What torch's flight recorder never holds, and gloo's none of: nothing of it is guessed."""
+    of_gloo = GLOO in libraries(trace.dumps.values())
+    return (*OF_A_CALL, UNFORMED_GROUPS, *([MESSAGES] if of_gloo else []))
 
 
 def evident(first: Iterable[int], others: Iterable[int]) -> list[int]:

@@ -127,7 +127,8 @@ class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
     (-1: none), which torch also counts messages in. `unfinished` are the parts of a coalesced call
-    whose end the host has not issued: no entries, for nothing of it has been launched."""
+    whose end the host has not issued: no entries, for nothing of it has been launched.
+    `written_ns`: when its file was written (0: not known)."""
 
     version: str
     entries: Sequence[Entry]
@@ -136,6 +137,7 @@ class Dump:
     completed: Mapping[int, int] = field(default_factory=dict)
     damaged: int = 0
     unfinished: Sequence[Entry] = ()
+    written_ns: int = 0
 
     @property
     def whole(self) -> bool:

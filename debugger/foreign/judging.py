@@ -27,38 +27,47 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..diagnosis.findings import Finding
-from ..record.signature import RULES, Rule
 from ..record.wording import place, printable, ranks_text
-from .evidence import NOT_IN_RECORD, evident, last_seen, of_waiting, standing, victims
+from .evidence import (
+    MESSAGES,
+    evident,
+    last_seen,
+    not_in_record,
+    of_waiting,
+    standing,
+    victims,
+)
 from .flight_recorder import Entry
+from .lag import is_symmetric
 from .mismatches import mismatches
 from .standstill import standstill
 from .trace import Calls, Trace, TracedGroup
 from .waits import Wait, waits
 
-AT_WORK_S = 1.0
+AT_WORK_S = 5.0
 """Calls that were younger than this when the dump was written are a job at work; or twice as long
 as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
 LONGEST_STEP_S = 60.0
 UNKNOWN_STEP_S = 20.0
 """Where dumps leave complete calls out, nothing tells how long a job is without one."""
-GLOO = "gloo"
 
 
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     """The findings, the verdict first. `age_s`: how old the newest call was when the dumps were
-    written, where that is known."""
-    found = mismatches(trace)
-    if found:
-        return found
+    written, where that is known: of a job at work nothing is concluded but what is proven."""
+    found = mismatches(trace) or _unmoved(trace, age_s)
+    lacks = not_in_record(trace)
+    return [replace(one, not_in_record=lacks) for one in found]
+
+
+def _unmoved(trace: Trace, age_s: float | None) -> list[Finding]:
     pending = waits(trace)
     timed_out = any(entry.timed_out for wait in pending for entry in wait.waiting.values())
-    at_work = age_s is not None and age_s < _at_work_s(trace, pending) and not timed_out
-    if not pending:
-        behind = _behind(trace, at_work)
-        return [behind] if behind else []
-    if at_work:
+    if age_s is not None and age_s < _at_work_s(trace, pending) and not timed_out:
         return []
+    if not pending:
+        behind = _behind(trace)
+        return [behind] if behind else []
     found = _stalls(trace, pending) or standstill(trace, pending)
     return sorted(found, key=lambda one: one.observable_ns)
 
@@ -119,22 +128,17 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
     return found
 
 
-def _is_symmetric(entry: Entry) -> bool:
-    """Whether nobody is over with such a call before all are in it."""
-    return entry.seq is None or RULES.get(entry.signature.op, Rule()).certain == "all"
-
-
 def _ahead(wait: Wait, rank: int, in_front: bool) -> int | None:
     """Who is beyond this call, or a later one of the group, so that nothing but its own device can
     keep the rank in it. A root may be over with a broadcast long before the others come to it: that
     alone says so only where the call is in front on all who are in it."""
     if not wait.beyond:
         return None
-    if in_front or _is_symmetric(wait.waiting[rank]):
+    if in_front or is_symmetric(wait.waiting[rank]):
         return wait.beyond[0]
     assert wait.seq is not None  # of a collective
     mine = wait.group.calls[rank].by_seq
-    later = (seq for seq in sorted(mine) if seq > wait.seq and _is_symmetric(mine[seq][0]))
+    later = (seq for seq in sorted(mine) if seq > wait.seq and is_symmetric(mine[seq][0]))
     return next(
         (
             other
@@ -195,7 +199,6 @@ def _device(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
         },
         observable_ns=one.entry.created_ns,
         side="device" if on_device else None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 
@@ -225,6 +228,8 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
     # Of a rank that is waited for in a collective and in a message, the collective says more.
     wait = min(culprits.values(), key=lambda one: (one.seq is None, one.since_ns))
     why = "" if not unseen else f"; {ranks_text(unseen)} left no dump"
+    if idle and MESSAGES in not_in_record(trace):
+        why += "; whether one is in a message, or forms a group, is not in this kind of record"
     return Finding(
         kind="missing_rank" if wait.seq is not None else "unmatched_p2p",
         message=(
@@ -245,7 +250,6 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
         },
         observable_ns=wait.since_ns,
         side="host" if idle else None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 
@@ -272,13 +276,10 @@ def _stalls(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
 # -- 5: nobody waits any more -------------------------------------------------------------------
 
 
-def _behind(trace: Trace, at_work: bool) -> Finding | None:
-    """Who has issued fewer calls of a group than another member; the earliest such call.
-
-    `at_work`: the calls are so young that the dumps may be those of a job in motion, each of
-    another moment. Then it must be one that gloo has put away as failed: the last one of all who
-    made it, exactly one beyond the others, and nobody can complete it alone."""
+def _behind(trace: Trace) -> Finding | None:
+    """Who has issued fewer calls of a group than another member; the earliest such call."""
     first: tuple[int, TracedGroup, int, tuple[int, ...], Entry] | None = None
+    lives = {(group.key, rank) for group in trace.groups for rank in group.calls}
     for group in trace.groups:
         known = {rank: calls.reached for rank, calls in group.calls.items()}
         for rank in group.ranks:
@@ -288,9 +289,12 @@ def _behind(trace: Trace, at_work: bool) -> Finding | None:
             continue
         seq = min(known.values()) + 1
         entry = _made(group.calls, seq)
-        if entry is None or (at_work and not _has_failed(trace, group, seq, known)):
+        if entry is None:
             continue
         late = tuple(sorted(rank for rank, last in known.items() if last < seq))
+        name, desc, life = group.key
+        if any(((name, desc, life + 1), rank) in lives for rank in late):
+            continue  # it has initialised again, and may have left a world of its own
         if first is None or entry.created_ns < first[4].created_ns:
             first = (seq, group, len(known), late, entry)
     if first is None:
@@ -311,19 +315,6 @@ def _behind(trace: Trace, at_work: bool) -> Finding | None:
         ranks={rank: last_seen(trace, rank) for rank in evident(late, group.calls)},
         observable_ns=entry.created_ns,
         side="host",
-        not_in_record=NOT_IN_RECORD,
-    )
-
-
-def _has_failed(trace: Trace, group: TracedGroup, seq: int, known: Mapping[int, int]) -> bool:
-    ahead = [rank for rank, last in known.items() if last >= seq]
-    last = [trace.dumps[rank].entries[-1] for rank in ahead]
-    return all(
-        entry.seq == seq
-        and entry.group == group.key[:2]
-        and entry.library == GLOO
-        and RULES.get(entry.signature.op, Rule()).certain == "all"
-        for entry in last
     )
 
 

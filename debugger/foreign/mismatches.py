@@ -1,22 +1,25 @@
-"""Calls of one sequence number that do not fit: what a flight recorder proves beyond doubt."""
+"""Calls of one sequence number that do not fit: what a flight recorder proves beyond doubt, but for
+whose call is the wrong one where ranks that have no record of theirs would decide it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ..diagnosis.findings import CallIs, Finding, RankEvidence
+from ..diagnosis.folding.alike import alike_mismatches
 from ..record.dispute import dispute_headline, message_difference, opponents, parties_text
 from ..record.majority import vote
 from ..record.signature import Signature, agreement_key, disagreement
 from ..record.wording import place
-from .evidence import NOT_IN_RECORD, evident
+from .evidence import evident
 from .flight_recorder import COALESCED, Entry, launch_of
 from .trace import Trace, TracedGroup
 from .waits import End, ends
 
 
 def mismatches(trace: Trace) -> list[Finding]:
-    """The first of each group; of groups that share ranks only the earliest is a cause."""
+    """The first of each group; of groups that share ranks only the earliest is a cause, and what
+    ranks of every row of a mesh have done on the same lines is one."""
     found = (
         one
         for group in trace.groups
@@ -28,7 +31,7 @@ def mismatches(trace: Trace) -> list[Finding]:
         ranks = set(one.group.ranks if one.group else ())
         if all(ranks.isdisjoint(other.group.ranks if other.group else ()) for other in causes):
             causes.append(one)
-    return causes
+    return alike_mismatches(causes)
 
 
 def _first_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
@@ -45,12 +48,19 @@ def _first_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
         signatures = _comparable(made[seq], cut)
         if len(set(map(id, signatures.values()))) == 1:
             continue  # the same object is the same call
+        if group.key[2] and all(_is_past(made[seq][rank][0]) for rank in signatures):
+            continue  # of worlds that were made again nobody says who is in which
         different = {id(one): one for one in signatures.values()}
         known = {at: agreement_key(one) for at, one in different.items()}
         keys = {rank: known[id(one)] for rank, one in signatures.items()}
         if len(set(keys.values())) > 1:
             return _mismatch(group, seq, signatures, keys, made[seq])
     return None
+
+
+def _is_past(entry: Entry) -> bool:
+    """Whether it is over, in a record of gloo's, which does not tell the members of groups."""
+    return entry.done and not entry.tells_completion
 
 
 def _comparable(
@@ -88,17 +98,20 @@ def _mismatch(
     for rank, key in keys.items():
         answers.setdefault(key, []).append(rank)
         calls.setdefault(key, signatures[rank])
-    result = vote(answers, 0)
+    absent = tuple(rank for rank in group.ranks if rank not in signatures)
+    result = vote(answers, len(absent))
     usual, odd = opponents(result, calls)
     where = f"{place(group.key[0], group.key[1], seq)} ({len(group.ranks)} ranks)"
     headline = dispute_headline(where)
-    absent = tuple(rank for rank in group.ranks if rank not in signatures)
+    if result.open:
+        headline = f"suspected: {headline}"
     return Finding(
         kind=disagreement(calls[usual], calls[odd]) or "shape_mismatch",
         message=f"{headline}: {parties_text(result, calls)}",
         headline=headline,
         culprits=result.culprits,
         victims=tuple(sorted({*result.others, *absent})),
+        proven=not result.open,
         group=group.evidence(),
         seq=seq,
         ranks={
@@ -113,7 +126,6 @@ def _mismatch(
         },
         observable_ns=min(one.created_ns for many in entries.values() for one in many),
         side=None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 
@@ -152,7 +164,6 @@ def _message_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
         },
         observable_ns=since_ns,
         side=None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 

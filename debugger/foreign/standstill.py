@@ -2,7 +2,9 @@
 
 1. *Cycle*: everybody who is waited for waits himself, each for one that has not issued his call.
 2. *Opposed*: ranks have issued calls of two groups in opposite order.
-3. *Behind*: a call that a rank has issued, and that stands behind an older one of its own, cannot
+3. *Among all*: nobody is without a call that pends, and some wait in groups of which no dump says
+   who else is in them (gloo's do not): then all wait for each other.
+4. *Behind*: a call that a rank has issued, and that stands behind an older one of its own, cannot
    begin there either. Followed from rank to rank this ends in a cycle once more, or in calls that
    stand in front on all their ranks and do not end: the network, or a device.
 """
@@ -13,19 +15,25 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..diagnosis.findings import Finding
 from ..record.wording import place, printable, ranks_text, verb
-from .components import last_components, shortest_cycle
-from .evidence import NOT_IN_RECORD, evident, of_waiting, standing, victims
+from .components import last_components, on_every_cycle, shortest_cycle
+from .evidence import evident, of_waiting, standing, victims
 from .flight_recorder import launch_of
 from .trace import Trace, TracedGroup
 from .waits import End, Wait, ends, opposed
 
 CYCLE = "suspected: ranks wait for each other in a cycle"
+AMONG = "suspected: all ranks wait, and some of them for each other"
+MOST_AMONG = 64
+MOST_STEPS = 4
 
 
 def standstill(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
     """What holds everybody up; [] where that cannot be seen."""
     found = _cycle(trace, pending) or _opposed(trace, pending)
-    return [found] if found else _at_the_front(trace, pending)
+    if found:
+        return [found]
+    fronts = _Fronts(trace, pending)
+    return _among_all(trace, pending, fronts) or _at_the_front(trace, pending, fronts)
 
 
 def _in_front(trace: Trace, pending: Sequence[Wait]) -> dict[int, Wait]:
@@ -75,7 +83,6 @@ def _deadlock(
         details=steps,
         observable_ns=max(waits_in[rank].since_ns for rank in cycle),
         side=None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 
@@ -109,11 +116,10 @@ def _opposed(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
         details=steps,
         observable_ns=max(call.created_ns for call in found.calls),
         side=None,
-        not_in_record=NOT_IN_RECORD,
     )
 
 
-# -- 3: behind an older call ----------------------------------------------------------------------
+# -- 3 and 4: behind an older call -----------------------------------------------------------------
 
 
 class _Fronts:
@@ -145,6 +151,14 @@ class _Fronts:
         for group in {id(group): group for group in messages}.values():
             self._follow_messages(group)
 
+    def late(self, rank: int) -> set[int]:
+        """For whom it waits, ranks alone."""
+        return {
+            one
+            for node in self.onward[rank]
+            for one in (self.onward[node] if node < 0 else (node,))
+        }
+
     def _is_late(self, rank: int, wait: Wait) -> bool:
         ahead = self.waits.get(rank)
         return ahead is not None and ahead is not wait and rank not in wait.beyond
@@ -172,8 +186,59 @@ class _Fronts:
         return other is None or other.done or ahead is None or launch_of(other) == launch_of(ahead)
 
 
-def _at_the_front(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
-    fronts = _Fronts(trace, pending)
+def _among_all(trace: Trace, pending: Sequence[Wait], fronts: _Fronts) -> list[Finding]:
+    """Who waits alone in a group waits for somebody who is not known to be in it. Where all ranks
+    wait, that may be any of the others, and following them ends in a cycle, whoever it is."""
+    waits = fronts.waits
+    if trace.missing or len(waits) < trace.world_size or len(waits) > MOST_AMONG:
+        return []
+    alone = {rank for rank, wait in waits.items() if _waits_alone(wait)}
+    onward = {rank: waits.keys() - {rank} if rank in alone else fronts.late(rank) for rank in waits}
+    if not alone or not all(onward.values()):
+        return []
+    return [
+        _deadlock_among(trace, pending, waits, nodes, alone, on_every_cycle(onward, nodes) or nodes)
+        for nodes in last_components(onward)
+    ]
+
+
+def _waits_alone(wait: Wait) -> bool:
+    """A call of a group of one is never waited in."""
+    told = any(entry.tells_completion for entry in wait.waiting.values())
+    return wait.group.derived and len(wait.group.ranks) == 1 and not told
+
+
+def _deadlock_among(
+    trace: Trace,
+    pending: Sequence[Wait],
+    waits: Mapping[int, Wait],
+    nodes: Collection[int],
+    alone: Collection[int],
+    culprits: Collection[int],
+) -> Finding:
+    steps = [
+        f"rank {rank} waits in {waits[rank].call(rank)} {waits[rank].place}"
+        f"{': who else is in that group is not in this kind of record' if rank in alone else ''}"
+        for rank in sorted(nodes)
+    ]
+    first = waits[min(culprits)]
+    return Finding(
+        kind="deadlock",
+        message=f"{AMONG}: {'; '.join(steps[:MOST_STEPS])}{'; ...' * (len(steps) > MOST_STEPS)}",
+        headline=AMONG,
+        culprits=tuple(sorted(culprits)),
+        victims=victims(pending, culprits),
+        proven=False,
+        group=first.group.evidence(),
+        seq=first.seq,
+        ranks=of_waiting(trace, pending),
+        details=steps,
+        observable_ns=max(waits[rank].since_ns for rank in nodes),
+        side=None,
+    )
+
+
+def _at_the_front(trace: Trace, pending: Sequence[Wait], fronts: _Fronts) -> list[Finding]:
     found: list[Finding] = []
     alone: set[int] = set()
     for nodes in last_components(fronts.onward):
@@ -271,5 +336,4 @@ def _stalled(
         },
         observable_ns=wait.since_ns,
         side=side,
-        not_in_record=NOT_IN_RECORD,
     )

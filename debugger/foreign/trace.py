@@ -11,6 +11,7 @@ from ..record.wording import printable
 from .coalesced import without_leftovers
 from .counts import DEFAULT, Key, Own, completed
 from .flight_recorder import Dump, Entry, GroupName
+from .lag import without_lag
 
 
 @dataclass
@@ -118,6 +119,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
     active_only = {rank for rank, dump in dumps.items() if dump.active_only}
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
+    dumps = without_lag(dumps, lives)
     calls: dict[Key, dict[int, Calls]] = {}
     # Lists of members are long and few objects: hashed and searched once each, not once a rank.
     known: dict[int, frozenset[int]] = {}
@@ -229,10 +231,12 @@ def _derived(
     key: Key, made: Mapping[int, Calls], numbered: Mapping[int, int], world_size: int
 ) -> tuple[int, ...]:
     """Members of a group of which no dump tells them, as gloo's do not: all ranks for the default
-    group, else who has called in it, in the order that their messages tell."""
-    if key[1] == DEFAULT:
-        return tuple(range(world_size))
+    group, else who has called in it, in the order that their messages tell. Of two ranks the one
+    that waits alone waits for the other: nobody waits in a group of his own."""
     callers = sorted(made.keys() | numbered.keys())
+    alone = len(callers) == 1 and callers[0] in made and made[callers[0]].first_pending is not None
+    if key[1] == DEFAULT or (alone and world_size == 2):
+        return tuple(range(world_size))
     by_number = {number: rank for rank, number in numbered.items()}
     if len(by_number) == len(callers) and sorted(by_number) == list(range(len(callers))):
         return tuple(by_number[number] for number in range(len(callers)))

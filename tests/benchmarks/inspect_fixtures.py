@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,22 +30,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from debugger.record.process_stat import DEAD_STATES, read_stat
 from tests.support import foreign_jobs
+from tests.support.fixture_table import BUGGY, CORRECT, Expected, expected, names, patient_scripts
 from tests.support.runs import DISTDEBUG
 from tests.support.standstill import hangs
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 WAYS = {
     "torchrun": foreign_jobs.torchrun,
     "mpiexec": foreign_jobs.mpiexec,
     "mp_spawn": foreign_jobs.mp_spawn,
 }
-BUGGY = ("buggy/",)
 BAR = 0.9
 HUNG_S = 13.0
 """So long a rank has to be asleep before the look."""
-GIVES_UP = re.compile(r"\b(seconds=|sleep\()([56][05])\b")
-"""After so many seconds a fixture ends by itself; on a busy host that is before anybody has looked,
-and here it is ten times as many."""
 FLAGS = ("--hang-timeout", "12")
 LIMIT_S = 300.0
 LONGEST_LOOKING_S = 40.0
@@ -61,7 +55,7 @@ class Case:
     """A fixture, and what inspect says of it."""
 
     name: str
-    expected: dict[str, Any]
+    expected: Expected
     kind: str = ""
     culprits: tuple[int, ...] = ()
     right: bool = False
@@ -70,33 +64,12 @@ class Case:
     message: str = ""
 
 
-def expected(name: str) -> dict[str, Any]:
-    """What `fixtures/expected` has of it."""
-    found: dict[str, Any] = json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
-    return found
+def may_hang(name: str) -> bool:
+    """Whether it may hang: not where it is known to end well by itself."""
+    return not (expected(name)["stock"] or "").startswith("exit 0")
 
 
-def names(folders: tuple[str, ...]) -> list[str]:
-    """The fixtures whose script lies in one of these folders, without buggy ones of which it is
-    known that they end well by themselves."""
-    every = (path.stem for path in sorted((FIXTURES / "expected").glob("*.json")))
-    return [
-        name
-        for name in every
-        if (one := expected(name))["script"].startswith(folders)
-        and not (folders == BUGGY and (one["stock"] or "").startswith("exit 0"))
-    ]
-
-
-def patient_scripts(folder: Path) -> Path:
-    """All scripts, copied into this folder, with the patience to be looked at."""
-    shutil.copytree(FIXTURES / "scripts", folder, dirs_exist_ok=True)
-    for script in folder.rglob("*.py"):
-        script.write_text(GIVES_UP.sub(r"\g<1>\g<2>0", script.read_text()))
-    return folder
-
-
-def command(one: dict[str, Any], by: str, scripts: Path) -> list[str]:
+def command(one: Expected, by: str, scripts: Path) -> list[str]:
     """How the fixture is started."""
     words = [str(scripts / one["script"]), *one["script_args"]]
     if one["command"] == "exec":
@@ -193,9 +166,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     args = parser.parse_intermixed_args()
     if args.what == "hanging":
-        chosen, measure = args.names or names(BUGGY), hanging
+        chosen, measure = args.names or list(filter(may_hang, names(BUGGY))), hanging
     else:
-        chosen, measure = args.names or names(("correct/", "real/")), correct
+        chosen, measure = args.names or names(CORRECT), correct
     cases = []
     with (
         tempfile.TemporaryDirectory(prefix="scripts-", dir="/tmp") as copied,

@@ -11,7 +11,7 @@ What the first of them said stands for all; who made the same mistake is a culpr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...record.kinds import Family
@@ -27,10 +27,22 @@ TOGETHER_NS = SECOND_NS // 4
 
 def alike(world: World, candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, those alike joined into the earliest of them."""
+    return _joined_by(candidates, lambda finding: _key(world, finding))
+
+
+def alike_mismatches(findings: Iterable[Finding]) -> list[Finding]:
+    """The same of mismatches alone, of which nothing else of the world need be known."""
+    candidates = (Candidate(finding, finding.observable_ns) for finding in findings)
+    return [one.finding for one in _joined_by(candidates, _mismatch)]
+
+
+def _joined_by(
+    candidates: Iterable[Candidate], key_of: Callable[[Finding], tuple[object, ...] | None]
+) -> list[Candidate]:
     found: list[Candidate] = []
     parties: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda one: one.finding.observable_ns):
-        key = _key(world, candidate.finding)
+        key = key_of(candidate.finding)
         while key is not None and key in parties and _overlap(candidate, parties[key]):
             key = (*key, "again")
         if key is None:
@@ -51,11 +63,17 @@ def _key(world: World, finding: Finding) -> tuple[object, ...] | None:
     if finding.kind == "divergence" and desc.startswith(OF_MESH):
         what = (finding.data[name] for name in ("quantity", "name", "step"))
         return (finding.kind, desc, *what, where.location)
-    if finding.about.of_signatures and finding.group is not None and desc != DEFAULT_GROUP:
-        calls = frozenset((_op(evidence), evidence.location) for evidence in finding.ranks.values())
-        size = len(finding.group.ranks)
-        return (finding.kind, finding.severity, desc, size, finding.seq, calls)
-    return _row(world, finding)
+    return _mismatch(finding) or _row(world, finding)
+
+
+def _mismatch(finding: Finding) -> tuple[object, ...] | None:
+    """Of ranks of one row of a mesh that have made other calls."""
+    group = finding.group
+    if not finding.about.of_signatures or group is None or group.desc == DEFAULT_GROUP:
+        return None
+    calls = frozenset((_op(evidence), evidence.location) for evidence in finding.ranks.values())
+    size = len(group.ranks)
+    return (finding.kind, finding.severity, group.desc, size, finding.seq, calls)
 
 
 def _row(world: World, finding: Finding) -> tuple[object, ...] | None:

@@ -26,7 +26,8 @@ def test_the_verdict_is_reported_and_its_code_is_given(
     assert report["outcome"] == "missing_rank"
     assert report["findings"][0]["culprits"] == [9, 14]
     assert report["findings"][0]["side"] == "host"
-    assert report["findings"][0]["not_in_record"] == ["reduce_op", "root", "splits", "tag"]
+    lacks = ["reduce_op", "root", "splits", "tag", "unformed_groups"]
+    assert report["findings"][0]["not_in_record"] == lacks
     assert main(["report", str(tmp_path), "--junit"]) == 0
     assert "missing_rank" in capsys.readouterr().out
 
@@ -55,6 +56,23 @@ def test_a_job_that_is_done_is_not_accused(
         write(tmp_path / f"rank_{rank}", [entry(0, "nccl:all_reduce", 1, state="completed")])
     assert main(["report", str(tmp_path), "--exit-code"]) == 0
     assert capsys.readouterr().out.startswith("OK  3 ranks")
+
+
+@pytest.mark.parametrize("age_s", [0.2, 90.0])
+def test_what_is_not_concluded_of_a_job_at_work_is_noted(
+    age_s: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(3):
+        file = tmp_path / f"rank_{rank}"
+        calls = [entry(0, "nccl:all_reduce", 1, state="completed"), entry(1, "nccl:barrier", 2)]
+        write(file, calls[: 1 + min(rank, 1)])
+        os.utime(file, (10**9 + age_s, 10**9 + age_s))
+    main(["report", str(tmp_path), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    at_work = age_s < 1
+    assert (report["outcome"] == "ok") == at_work
+    noted = "If it stands still all the same, rank 0 never issued" in " ".join(report["notes"])
+    assert noted == at_work
 
 
 def test_two_jobs_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

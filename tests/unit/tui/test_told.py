@@ -90,14 +90,14 @@ def test_dumps_of_a_correct_job_accuse_nobody(tmp_path: Path) -> None:
             assert State.LATE not in picture.states.values()
             assert State.DEAD not in picture.states.values()
 
-    with foreign_report.as_run(dumps_of("local_sync_groups", tmp_path)) as path:
+    with foreign_report.as_run(dumps_of("local_sync_groups/end", tmp_path)) as path:
         asyncio.run(check(path))
 
 
 def test_every_recorded_case_has_the_culprits_of_its_report(tmp_path: Path) -> None:
     """What the app says of itself never contradicts the report: no culprit waits for a rank that
     is not one, unless it is in a call that others have made otherwise."""
-    cases = ("exit_one_step_fewer", "missing_two_ranks", "op_subgroup", "unsorted_group")
+    cases = ("exit_one_step_fewer", "missing_two_ranks", "op_subgroup", "unsorted_group/end")
     for case in cases:
         folder = dumps_of(case, tmp_path / case)
         report = foreign_report.judged(folder).document
