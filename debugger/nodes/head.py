@@ -24,14 +24,15 @@ from .hearing import Heard
 from .inbox import Intake, size_of
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
-from .offers import SCHEMA, Offer
+from .offers import KEY_LETTERS, SCHEMA, Offer
 from .pace import ping_every_s
+from .tree import BELOW, BELOW_SILENT_S, Tree, fan_in
 
 PING_EVERY_S = 0.25
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
-MISSED_EVERY_S = 0.1
+MISSED_EVERY_S, MISSED_BELOW_EVERY_S = 0.1, 0.5
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
@@ -39,6 +40,9 @@ MOST_WAITING = 1024
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
 _ZAP = "inproc://zeromq.zap.01"
+
+Route = tuple[bytes, ...]
+"""The identity of a connection; of a node below a relay that relay's, and its channel there."""
 
 
 @dataclass(slots=True)
@@ -78,9 +82,12 @@ class Listener(Link):
         self._address, self._host = address, host
         self._allowed: set[str] = set()
         self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
-        self._identities: dict[int, bytes] = {}
-        self._numbers: dict[bytes, int] = {}
-        self._pinged_s = self._missed_s = 0.0
+        self._routes: dict[int, Route] = {}
+        self._numbers: dict[Route, int] = {}
+        self._pinged_s = self._missed_s = self._missed_below_s = 0.0
+        self._direct: list[int] = []
+        self._going_below = 0
+        self._tree = Tree(fan_in())
         self._proving = 0
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
@@ -163,12 +170,17 @@ class Listener(Link):
             self._take(sender, socket.recv_multipart(zmq.NOBLOCK))
 
     def _tick(self) -> None:
-        now_s = time.monotonic()
-        every_s = ping_every_s(len(self._identities), PING_EVERY_S)
+        now_s, listened_s = time.monotonic(), self._listening.total_s
+        every_s = ping_every_s(len(self._direct), PING_EVERY_S)
         if now_s - self._missed_s >= MISSED_EVERY_S:
-            self._missed_s, listened_s = now_s, self._listening.total_s
-            for node in list(self.nodes.values()):
+            self._missed_s = now_s
+            self._direct = [one for one, route in self._routes.items() if len(route) == 1]
+            for number in self._direct:
+                node = self.nodes[number]
                 node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
+        if now_s - self._missed_below_s >= MISSED_BELOW_EVERY_S:
+            self._missed_below_s = now_s
+            self._miss_below(listened_s)
         while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
             _, _, request = self._waiting.popleft()
             self._answer(request, "")
@@ -176,10 +188,35 @@ class Listener(Link):
             self.say(f"refused {address}: its key is none of this job's nodes")
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
-            for number in list(self._identities):
+            for number in self._direct:
                 # Each with its own time: clocks are compared by it.
-                self._send(number, _ping(self.nodes[number]))
-                self.nodes[number].heard.asked(self._listening.total_s)
+                if len(self._routes.get(number, ())) == 1:
+                    self._send(number, self._ping(self.nodes[number]))
+                    self.nodes[number].heard.asked(listened_s)
+
+    def _miss_below(self, listened_s: float) -> None:
+        """Whose relay says nothing of it, nor has it come by another way."""
+        for number, route in self._routes.items():
+            if len(route) > 1:
+                node = self.nodes[number]
+                node.silent |= node.heard.silent_s(listened_s) > BELOW_SILENT_S
+        for number in self._tree.to_ask:
+            if number in self.nodes and self.nodes[number].offset.known:
+                self._tree.asked(number)
+                self._send(number, Message("relay"))
+
+    def _ping(self, node: Node) -> Message:
+        data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
+        below = self._tree.leaves_of(node.number)
+        if below:
+            identity = self._routes[node.number][0]
+            data["below"] = [
+                [int(route[1]), taken]
+                for leaf in below
+                if (route := self._routes.get(leaf, ())) and route[0] == identity
+                if (taken := self._tree.news_of(leaf, self.nodes[leaf].intake.total)) is not None
+            ]
+        return Message("ping", data)
 
     def _heard(self, node: Node) -> None:
         node.heard_ns = time.monotonic_ns()
@@ -220,6 +257,8 @@ class Listener(Link):
             resend_steadily(told["value"])
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._proving = max(0, self._proving - 1)
+        elif event == zmq.EVENT_DISCONNECTED and self._going_below:
+            self._going_below -= 1  # that of a node that speaks through its relay now
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:
             self._proving = max(0, self._proving - (event == zmq.EVENT_DISCONNECTED))
             self.say(
@@ -228,13 +267,24 @@ class Listener(Link):
             )
 
     def _take(self, sender: zmq.Frame, parts: list[bytes]) -> None:
-        identity = sender.bytes
-        number = self._numbers.get(identity)
+        route: Route = (sender.bytes,)
+        relay = 0
+        if parts and parts[0] == BELOW:
+            relay = self._numbers.get(route, 0)
+            if not relay or len(parts) < 4:
+                return
+            self._heard(self.nodes[relay])
+            route, parts = (*route, parts[1]), parts[2:]
+        number = self._numbers.get(route)
         try:
             message = message_of(parts)
-            if number is None and message.kind == "hello":
+            if number is None and message.kind == "hello" and not relay:
                 key, address = sender.get("User-Id"), sender.get("Peer-Address")
-                self._greet(identity, str(key), message, str(address))
+                self._greet(route, str(key), message, str(address))
+            elif number is None and message.kind == "hello":
+                self._greet_below(relay, route, message)
+            elif number is None and relay:
+                self._send_by(route, Message("hello").parts())
             if number is None:
                 return  # of a connection that came again: its hello follows, and tells all anew
         except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
@@ -249,20 +299,76 @@ class Listener(Link):
             sent, theirs = message.data.get("t"), message.data.get("n")
             if type(sent) is int and type(theirs) is int:
                 node.offset.exchanged(sent, theirs, node.heard_ns)
-            return
-        self._inbox.put(number, message, node.intake, size_of(parts))
+        elif message.kind in ("relaying", "heard"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if message.kind == "relaying":
+                    self._relaying(node, message.data)
+                else:
+                    self._heard_below(node, message.data)
+        else:
+            self._took(node, message, parts)
 
-    def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
+    def _took(self, node: Node, message: Message, parts: list[bytes]) -> None:
+        self._inbox.put(node.number, message, node.intake, size_of(parts))
+
+    def _relaying(self, relay: Node, data: Mapping[str, Any]) -> None:
+        """The node listens for others, or says that it cannot."""
+        port, offer = data["port"], None
+        if type(port) is int and port:
+            offer = Offer.of(str(data["offer"]))
+        for leaf in self._tree.relaying(relay.number, offer):
+            self._through(self.nodes[leaf], relay.number)
+
+    def _through(self, node: Node, relay: int) -> None:
+        """Have a node go below a relay that listens."""
+        offer = self._tree.offer_of(relay)
+        if offer is not None and not node.left:
+            self._send(relay, Message("allow", {"key": node.key[:KEY_LETTERS]}))
+            self._send(node.number, Message("through", {"offer": offer.text()}))
+
+    def _heard_below(self, relay: Node, data: Mapping[str, Any]) -> None:
+        """What a relay says of those below it: of whom it has heard nothing, and their clocks."""
+        (identity,) = self._routes[relay.number]
+        silent = {int(one) for one in data["silent"]}
+        by_channel = {}
+        for leaf in self._tree.leaves_of(relay.number):
+            route = self._routes.get(leaf, ())
+            if len(route) > 1 and route[0] == identity:
+                node = by_channel[int(route[1])] = self.nodes[leaf]
+                if int(route[1]) in silent:
+                    node.silent = True
+                else:
+                    self._heard(node)
+        for channel, add_ns, error_ns in data["offsets"]:
+            if channel in by_channel and type(add_ns) is type(error_ns) is int and error_ns >= 0:
+                by_channel[channel].offset.measured(
+                    relay.offset.add_ns + add_ns, relay.offset.error_ns + error_ns
+                )
+
+    def _greet_below(self, relay: int, route: Route, message: Message) -> None:
+        """A node that has gone below a relay, which vouches for its key; nobody else is there."""
+        key, _, address = message.blob.decode("ascii", "replace").partition(" ")
+        known = self._known(self._whole_key(key, message))
+        if known is not None and self._tree.relay_of(known.number) == relay:
+            self._going_below += len(self._routes[known.number]) == 1 and not known.lost
+            self._greet(route, key, message, address)
+
+    def _whole_key(self, key: str, message: Message) -> str:
         if self._all_have_one_key:
-            key = f"{key}/{str(message.data.get('id'))[:64]}"
+            return f"{key}/{str(message.data.get('id'))[:64]}"
+        return key
+
+    def _known(self, key: str) -> Node | None:
+        return next((one for one in self.nodes.values() if one.key == key), None)
+
+    def _greet(self, route: Route, key: str, message: Message, address: str) -> None:
+        key = self._whole_key(key, message)
         why = self._why_not(key, message)
         if why:
             self.say(f"refused a node at {address}: {why}")
-            with contextlib.suppress(zmq.ZMQError):
-                refusal = Message("refused", {"why": why})
-                self._router.send_multipart([identity, *refusal.parts()], zmq.NOBLOCK)
+            self._send_by(route, Message("refused", {"why": why}).parts())
             return
-        known = next((one for one in self.nodes.values() if one.key == key), None)
+        known = self._known(key)
         number = known.number if known is not None else len(self.nodes) + 1
         host = str(message.data.get("host", ""))[:255]
         task = str(message.data.get("task", ""))[:MOST_TASK]
@@ -270,14 +376,24 @@ class Listener(Link):
         self._heard(node)
         # A node whose connection broke for a moment comes again, and tells everything anew.
         self._numbers = {one: n for one, n in self._numbers.items() if n != number}
-        self._numbers[identity] = number
-        self._identities[number] = identity
+        self._numbers[route] = number
+        self._routes[number] = route
         node.intake = Intake()
+        self._tree.begins_anew(number)
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
-        self._send(number, _ping(node))
-        node.heard.asked(self._listening.total_s)
+        if len(route) == 1:
+            self._send(number, self._ping(node))
+            node.heard.asked(self._listening.total_s)
         self._inbox.put(number, message, node.intake, size_of([]))
+        if known is None:
+            relay = self._tree.place(number, self._can_relay)
+            if relay:
+                self._through(node, relay)
+
+    def _can_relay(self, number: int) -> bool:
+        node, route = self.nodes[number], self._routes[number]
+        return len(route) == 1 and not (node.silent or node.left or node.lost)
 
     def _why_not(self, key: str, message: Message) -> str:
         """Why this cannot be a node of the job; "" if it can."""
@@ -310,20 +426,19 @@ class Listener(Link):
         self._send_parts(number, message.parts())
 
     def _send_parts(self, number: int, parts: Sequence[bytes | zmq.Frame]) -> None:
-        identity = self._identities.get(number)
-        if identity is None:
-            return
+        route = self._routes.get(number)
+        if route is not None:
+            self._send_by(route, parts)
+
+    def _send_by(self, route: Route, parts: Sequence[bytes | zmq.Frame]) -> None:
+        through = (BELOW, route[1]) if len(route) > 1 else ()
         try:
-            self._router.send_multipart([identity, *parts], zmq.NOBLOCK, copy=False)
+            self._router.send_multipart([route[0], *through, *parts], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return  # it is not connected: its silence will tell
 
     def _broadcast(self, message: Message) -> None:
         # Frames, which what waits for 2,048 nodes has in common: of bytes each would have a copy.
         frames = [zmq.Frame(part) for part in message.parts()]
-        for number in list(self._identities):
+        for number in list(self._routes):
             self._send_parts(number, frames)
-
-
-def _ping(node: Node) -> Message:
-    return Message("ping", {"t": time.monotonic_ns(), "taken": node.intake.total})

@@ -104,21 +104,21 @@ class Link(threading.Thread):
             self._open()
             poller = zmq.Poller()
             poller.register(self._reader, zmq.POLLIN)
-            for socket in self._sockets():
-                poller.register(socket, zmq.POLLIN)
+            attended: list[Any] = []
             while not self._closing.is_set():
+                attended = self._attend(poller, attended)
                 if self._peers is not None:
                     # What is not taken in stays with who has said it.
-                    poller.modify(self._peers, 0 if self._inbox.full else zmq.POLLIN)
+                    poller.modify(self._peers, 0 if self._is_full else zmq.POLLIN)
                 ready = dict(poller.poll(POLL_MS))
                 if self._reader in ready:
                     with contextlib.suppress(OSError):
                         os.read(self._reader, 4096)
                 self._run_calls()
-                for socket in self._sockets():
-                    if socket in ready:
+                for socket in attended:
+                    if socket in ready and not socket.closed:
                         self._drain(socket)
-                read_all = self._read_all and not self._inbox.full
+                read_all = self._read_all and not self._is_full
                 self._listening.looked(time.monotonic(), read_all)
                 self._read_all = True
                 self._tick()
@@ -131,6 +131,22 @@ class Link(threading.Thread):
                 with contextlib.suppress(Exception):
                     socket.disable_monitor()
                 socket.close()
+
+    def _attend(self, poller: zmq.Poller, attended: list[Any]) -> list[Any]:
+        """Those sockets that there are now, of which some may have come or gone."""
+        sockets = self._sockets()
+        for gone in attended:
+            if gone not in sockets:
+                poller.unregister(gone)
+        for new in sockets:
+            if new not in attended:
+                poller.register(new, zmq.POLLIN)
+        return sockets
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether nothing more is to be read for now."""
+        return self._inbox.full
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -153,7 +169,7 @@ class Link(threading.Thread):
         is_peers = socket is self._peers
         self._read_all = self._read_all and not is_peers
         for _ in range(MOST_AT_ONCE):
-            if is_peers and self._inbox.full:
+            if (is_peers and self._is_full) or socket.closed:
                 return
             try:
                 self._read(socket)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,14 +15,27 @@ from .agreed_keys import Pair
 from .head import LOST_AFTER_S
 from .hearing import Heard
 from .inbox import Intake, size_of
+from .interfaces import InterfaceError, address_towards
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
-from .offers import Offer
+from .offers import Offer, OfferError
+from .relay import Relay
+from .tree import BELOW
 
 ANSWER_S = 10.0
 """A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
+RELAY_SILENT_S = 1.6
+"""A node whose relay has said nothing for so long tries to reach the head, which misses the relay
+later than that, and is to have heard of those below it by then."""
+RELAY_CLOSED_S = 0.3
+RELAY_ANSWERS_S = 5.0
+"""So long it is tried to come below a relay."""
+HEAD_SPOKE_S = 1.0
+"""A head that its relay had heard so lately is not silent when the relay is."""
+EMPTY_S = 3.0
+"""So long a relay waits at its end for those below it to leave."""
 
 
 class Connection(Link):
@@ -56,6 +71,17 @@ class Connection(Link):
         self.refusal = ""
         self._dealer: Any = None
         self._monitor: Any = None
+        self.interface = ""
+        """Where to listen as a relay, if that was said."""
+        self._relay: Relay | None = None
+        self._to_hand_up: deque[list[bytes]] = deque()
+        self._via: Offer | None = None
+        """The relay through which the head is spoken to."""
+        self._via_heard = Heard()
+        self._via_head_s = self._via_since_s = self._via_closed_s = 0.0
+        self._via_welcomed = False
+        self._next: tuple[Offer | None, float, Any, Any] | None = None
+        """Who is tried, a relay or (None) the head itself: until when, and the sockets."""
 
     def connect(self, offer: Offer, hello: Mapping[str, Any]) -> None:
         """Meet the head there."""
@@ -71,6 +97,12 @@ class Connection(Link):
     def received(self) -> list[Message]:
         """What has come since the last call, in order."""
         return [message for _, message in self._inbox.taken()]
+
+    @property
+    def via(self) -> str:
+        """The relay through which the head is spoken to; "" where that is none."""
+        via = self._via
+        return "" if via is None else via.endpoint[6:]
 
     @property
     def ahead(self) -> int:
@@ -118,13 +150,17 @@ class Connection(Link):
 
     def _open(self) -> None:
         assert self.offer is not None
-        self._dealer = self.socket(zmq.DEALER, self.offer.address)
-        self._dealer.curve_serverkey = self.offer.key.encode()
-        self._dealer.maxmsgsize = MOST_BYTES
-        self._dealer.sndhwm = self._dealer.rcvhwm = 10_000
-        self._dealer.reconnect_ivl = 100
-        self._dealer.handshake_ivl = 15_000
-        self._monitor = self._dealer.get_monitor_socket(
+        self._dealer, self._monitor = self._dial(self.offer)
+
+    def _dial(self, offer: Offer) -> tuple[Any, Any]:
+        """To whoever listens there: a connection, and what is told of it."""
+        dealer = self.socket(zmq.DEALER, offer.address)
+        dealer.curve_serverkey = offer.key.encode()
+        dealer.maxmsgsize = MOST_BYTES
+        dealer.sndhwm = dealer.rcvhwm = 10_000
+        dealer.reconnect_ivl = 100
+        dealer.handshake_ivl = 15_000
+        monitor = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -132,20 +168,39 @@ class Connection(Link):
             | zmq.EVENT_CONNECTED
             | zmq.EVENT_DISCONNECTED
         )
-        self._dealer.connect(self.offer.endpoint)
+        dealer.connect(offer.endpoint)
+        return dealer, monitor
 
     def _sockets(self) -> list[Any]:
-        return [one for one in (self._dealer, self._monitor) if one is not None]
+        following = () if self._next is None else self._next[3:]
+        return [one for one in (self._dealer, self._monitor, *following) if one is not None]
 
     @property
     def _peers(self) -> Any:
         return self._dealer
 
     def _read(self, socket: Any) -> None:
-        if socket is self._monitor:
-            self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
-        else:
+        if socket is self._dealer:
             self._take(socket.recv_multipart(zmq.NOBLOCK))
+            return
+        told = recv_monitor_message(socket, zmq.NOBLOCK)
+        if socket is not self._monitor:
+            self._happened_next(told)
+        elif self._via is not None:
+            self._happened_via(told)
+        else:
+            self._happened(told)
+
+    def _proved(self) -> None:
+        """Both ends have: what is said first is who we are."""
+        self.connected = True
+        self._say_hello()
+        if self._relay is not None:
+            self._relay.begin_anew()
+
+    def _say_hello(self) -> None:
+        self._sent = self._taken = 0  # of this connection
+        self._send(Message("hello", self._hello))
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
@@ -153,9 +208,7 @@ class Connection(Link):
         self.connected = self.connected and event != zmq.EVENT_DISCONNECTED
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._closed, self._proving = 0, False
-            self.connected = True
-            self._sent = self._taken = 0  # of this connection
-            self._send(Message("hello", self._hello))
+            self._proved()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = f"the head at {where} does not know this node's key"
         elif event == zmq.EVENT_CONNECTED:
@@ -165,6 +218,108 @@ class Connection(Link):
             self._not_proved(event)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.refusal = f"what listens at {where} is not the head that the job's store names"
+
+    # -- in the thread, below a relay ----------------------------------------------------------
+
+    def _go_below(self, offer: Offer) -> None:
+        """Try to reach that relay; until it is reached all stays as it is."""
+        if self._relay is None and self._via is None and self._next is None:
+            until_s = time.monotonic() + RELAY_ANSWERS_S
+            self._next = (offer, until_s, *self._dial(offer))
+
+    def _happened_next(self, told: Mapping[str, Any]) -> None:
+        if self._next is None:
+            return
+        if told["event"] == zmq.EVENT_CONNECTED:
+            resend_steadily(told["value"])
+        if told["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return  # if it does not come to that, it is given up
+        if self._next[0] is None and not self._uneasy:
+            self._give_up_next()
+            return
+        before = (self._dealer, self._monitor)
+        self._via, _, self._dealer, self._monitor = self._next
+        self._next = None
+        _close(*before)
+        self._via_heard, self._via_welcomed, self._via_head_s = Heard(), False, 0.0
+        self._via_since_s, self._via_closed_s = time.monotonic(), 0.0
+        self._via_heard.spoke(self._listening.total_s)
+        self._proved()
+
+    def _happened_via(self, told: Mapping[str, Any]) -> None:
+        event = told["event"]
+        if event == zmq.EVENT_CONNECTED:
+            resend_steadily(told["value"])
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._via_closed_s = 0.0
+            self._proved()
+        else:
+            self.connected = False
+            self._via_closed_s = self._via_closed_s or time.monotonic()
+
+    @property
+    def _uneasy(self) -> bool:
+        """Whether it is time to look for the head itself: the relay is silent, or has closed, or
+        says that the head is silent, or it has never led to the head."""
+        now_s = time.monotonic()
+        silent_s = self._via_heard.silent_s(self._listening.total_s)
+        closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
+        useless = not self._via_welcomed and now_s - self._via_since_s > RELAY_ANSWERS_S
+        return max(silent_s, self._via_head_s) > RELAY_SILENT_S or bool(closed or useless)
+
+    def _tick(self) -> None:
+        if self._via is None:
+            if self._next is not None and time.monotonic() > self._next[1]:
+                self._give_up_next()
+            return
+        # The relay is left when the head has answered, and may have spoken again by then: who
+        # broke with it at once would be missed by it after an interruption that loses nobody.
+        if not self._uneasy:
+            self._give_up_next()
+        elif self._next is None and self.offer is not None:
+            self._next = (None, 0.0, *self._dial(self.offer))
+            if self._via_head_s < HEAD_SPOKE_S:
+                self._heard.spoke(self._listening.total_s)  # it has as long as ever to answer
+
+    def _give_up_next(self) -> None:
+        if self._next is not None:
+            _close(*self._next[2:])
+            self._next = None
+
+    def _of_the_tree(self, message: Message) -> None:
+        """What the head has a node do for others, or with them."""
+        key, offer = message.data.get("key"), message.data.get("offer")
+        if message.kind == "hello":
+            self._say_hello()
+        elif message.kind == "relay":
+            self._begin_relay()
+        elif message.kind == "allow" and self._relay is not None and isinstance(key, str):
+            self._relay.allow(key)
+        elif message.kind == "through":
+            with contextlib.suppress(OfferError):
+                self._go_below(Offer.of(str(offer)))
+
+    def _begin_relay(self) -> None:
+        offer = ""
+        try:
+            assert self.offer is not None
+            if self._relay is None:
+                address = address_towards(self.offer.address, self.interface)
+                self._relay = Relay(address, self.say, self._hand_up, lambda: self.silent_s)
+            offer = self._relay.offer.text()
+        except (InterfaceError, OSError) as error:
+            self.say(f"this node cannot hand on what others say: {error}")
+        self._send_parts(Message("relaying", {"port": int(bool(offer)), "offer": offer}).parts())
+
+    def _hand_up(self, parts: list[bytes]) -> None:
+        """From the relay's thread."""
+        self._to_hand_up.append(parts)
+        self.later(self._send_up)
+
+    def _send_up(self) -> None:
+        self._send_parts(self._to_hand_up.popleft())
+
+    # -- in the thread -------------------------------------------------------------------------
 
     def _not_proved(self, event: int) -> None:
         """A head with another key closes, and says nothing: so does one that is just ending, and
@@ -182,23 +337,45 @@ class Connection(Link):
             self._dealer.disconnect(where)
 
     def _take(self, parts: list[bytes]) -> None:
+        if parts[0] == BELOW:
+            self._heard.spoke(self._listening.total_s)
+            if self._relay is not None and len(parts) > 2:
+                self._relay.down(parts[1], parts[2:])
+            return
         try:
             message = message_of(parts)
         except MessageError as error:
             self.say(f"the head has sent what this version does not know: {error}")
             return
-        self._heard.spoke(self._listening.total_s)
+        self._has_spoken(message)
         if message.kind == "ping":
             answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             taken = message.data.get("taken")
             self._taken = taken if type(taken) is int else self._sent
             self._send(Message("pong", answer))
+            if self._relay is not None:
+                self._relay.taken(message.data.get("below"))
+            return
+        if message.kind in ("hello", "relay", "allow", "through"):
+            self._of_the_tree(message)
             return
         if message.kind == "welcome":
             self.welcome = message.data
+            self._via_welcomed = True
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
         self._inbox.put(0, message, self._intake, size_of(parts))
+
+    def _has_spoken(self, message: Message) -> None:
+        """The head, or its relay, which says with each ping for how long the head is silent."""
+        now_s = self._listening.total_s
+        silent_s = message.data.get("head_s", 0.0)
+        if self._via is None or message.kind != "ping" or type(silent_s) is not float:
+            silent_s = 0.0
+        self._via_heard.spoke(now_s)
+        self._via_head_s = silent_s
+        if self._heard.last_s < max(0.0, now_s - silent_s):
+            self._heard.spoke(max(0.0, now_s - silent_s))
 
     def _send_handed(self, message: Message) -> None:
         self._send(message)
@@ -207,8 +384,33 @@ class Connection(Link):
     def _send(self, message: Message) -> None:
         if not self.connected:
             return  # what is said first is who we are
+        if self._send_parts(message.parts()):
+            self._sent += message.kind != "pong"
+
+    def _send_parts(self, parts: list[bytes]) -> bool:
+        if not self.connected:
+            return False
         try:
-            self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
+            self._dealer.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError:
-            return  # not connected: the head's silence will tell
-        self._sent += message.kind != "pong"
+            return False  # not connected: the head's silence will tell
+        return True
+
+    # -- at the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Those below this node get the time to leave by it."""
+        relay = self._relay
+        if relay is not None:
+            until_s = time.monotonic() + EMPTY_S
+            while self.is_alive() and not relay.empty and time.monotonic() < until_s:
+                time.sleep(0.02)
+            relay.close()
+        super().close()
+
+
+def _close(dealer: Any, monitor: Any) -> None:
+    with contextlib.suppress(zmq.ZMQError):
+        dealer.disable_monitor()
+    monitor.close()
+    dealer.close()

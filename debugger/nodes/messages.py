@@ -3,7 +3,8 @@
     node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
                      interrupted, files, watch, request, bye
     head -> node     welcome, refused, ping, pace, anew, plan, verdict, stacks, fill, action,
-                     prompt, view, reply, report, stop, end
+                     prompt, view, reply, report, stop, end; hello: say once more who you are
+    of the tree      relay, allow, through (head -> node), relaying, heard (node -> head): see relay
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none.
@@ -28,6 +29,7 @@ KINDS = frozenset(
         *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
         *("plan", "stop", "end", "pace", "anew"),
         *("watch", "request", "view", "reply"),
+        *("relay", "relaying", "allow", "through", "heard"),
     }
 )
 _MOST_KIND_BYTES = 32

@@ -66,6 +66,8 @@ class Mirror:
         self._copies: dict[int, Copy] = {}
         self._left_out: set[int] = set()
         self.offset_ns = 0
+        self.news = 0
+        """How often more was told than that ranks go on calling."""
 
     @property
     def left_out(self) -> int:
@@ -134,6 +136,7 @@ class Mirror:
             self._apply(copy, rows, urgent or noted)
         if urgent:
             for copy in self._copies.values():
+                self.news += copy.urgent != copy.changes
                 copy.urgent = copy.changes  # of those, too, that had gone on calling before
 
     def _apply(self, copy: Copy, patches: Sequence[Patch], urgent: bool) -> None:
@@ -150,6 +153,7 @@ class Mirror:
             self._changed(copy, urgent)
 
     def _changed(self, copy: Copy, urgent: bool) -> None:
+        self.news += urgent or not copy.is_record
         # A replica's file is read with a record, which says that it is there.
         for one in (copy,) if copy.is_record else (copy, *self._copies.values()):
             one.changes += 1
@@ -186,9 +190,11 @@ class Mirror:
         if copy is None:
             raise MirrorError("a node tells of a process without a record")
         copy.process, copy.last_words = process_of(values, self.offset_ns)
+        self.news += 1
 
     def ended(self, now_ns: int) -> None:
         """The node is lost: none of its processes is known to live."""
+        self.news += 1
         for copy in self._copies.values():
             if copy.process.alive:
                 copy.process = Process(alive=False, ended_ns=now_ns)

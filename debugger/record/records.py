@@ -23,6 +23,8 @@ from .reader import FlightError, FlightReader
 from .ring import OpenMaps
 from .snapshot import Note, Process, Rank, Snapshot
 
+HERE_EVERY_S = 0.2
+"""A rank that calls, however slowly, has called within that; else it stands still for now."""
 FAR_HEARTBEAT_S = 30.0
 """A rank on another host counts as alive while its heartbeat is younger than this."""
 
@@ -32,8 +34,9 @@ UNREADABLE = (
 )
 _OF_RANK = re.compile(r"(\d{1,7})\.flight")
 
-MOST_CALLING_READ = 1000
-"""With one look, of copies of ranks of which no more was told than that they go on calling."""
+MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 4000
+"""With one look, of copies of ranks of which no more was told than that they go on calling. At rest
+there are few looks, and nothing else to be read."""
 MOST_COPIES_MAPPED = 256
 """Of records that other nodes have told of. Ranks of this host have one each, always mapped."""
 
@@ -99,6 +102,11 @@ class Records:
         self._written = WrittenLastWords(directory.parent / "stacks")
         self._listed_ns = -1
         self._unread: list[Path] = []
+        self.at_rest = False
+        """No more was told of any rank than that it goes on calling."""
+        self._here_s = -1e9
+        self._here: tuple[object, ...] = ()
+        self._marks: dict[FlightReader, tuple[int, ...]] = {}
         self.faults: dict[str, str] = {}
         """By the name of the record; "": about all of them."""
 
@@ -127,10 +135,11 @@ class Records:
             elif copy.changed:
                 calling.append((reader, copy))
         # Of 16,384 ranks that go on calling, to read all each time would take longer than is good.
-        if len(calling) > MOST_CALLING_READ:
+        most = MOST_CALLING_READ_AT_REST if self.at_rest else MOST_CALLING_READ
+        if len(calling) > most:
             calling.sort(key=lambda row: row[1].looked_at)
         self._looks += 1
-        for reader, copy in calling[:MOST_CALLING_READ]:
+        for reader, copy in calling[:most]:
             self._look_at(reader, copy)
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
@@ -198,6 +207,24 @@ class Records:
         """Equal as long as nothing happened in any rank."""
         ours = (one.change_mark for one in self._readers.values() if one not in self._copies)
         return (self._copies_moved, len(self._copies), *ours)
+
+    def here(self, observe: Observe) -> tuple[object, ...]:
+        """What may matter of the ranks that no other node tells of: equal as long as each calls, or
+        stands still, as it did, has noted nothing, and its process goes on as before."""
+        now_s = time.monotonic()
+        if now_s - self._here_s >= HERE_EVERY_S:
+            self._here_s = now_s
+            found = []
+            for reader in self._readers.values():
+                if not reader.node and reader.still_whole():
+                    mark = reader.change_mark
+                    still = self._marks.get(reader) == mark
+                    self._marks[reader] = mark
+                    process = observe(reader.pid, reader.start_ticks)
+                    lives = (process.alive, process.state in ("T", "t"))
+                    found.append((reader, still, reader.noted_bytes, lives))
+            self._here = (len(self._readers), *found)
+        return self._here
 
     def snapshots(
         self,

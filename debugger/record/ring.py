@@ -107,6 +107,11 @@ class RingReader:
         values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
         return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
 
+    @property
+    def noted_bytes(self) -> int:
+        """What notes, and all else that is defined once, take of the record."""
+        return int(layout.U64.unpack_from(self._map, layout.HEAP_USED_AT)[0])
+
     def still_whole(self) -> bool:
         """Whether all that is mapped can be read. From the first time that somebody has cut the
         file short, all reads as absent."""

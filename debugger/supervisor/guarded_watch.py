@@ -27,6 +27,7 @@ class GuardedWatch:
         self._elsewhere = elsewhere
         self._faults = faults
         self._announcements = announcements
+        self._told: Look | None = None
         self.judged = True
         self.ranks: Mapping[int, Rank] = {}
         self.world_size = 1
@@ -47,6 +48,9 @@ class GuardedWatch:
         with self._faults.guard("the look at the ranks"):
             look = self._look(finished)
             self.judged = True
+            if look is self._told:
+                return look  # nothing is new in it, and of many ranks to see that takes a while
+            self._told = look
             self.ranks = newest_ranks(look.snapshots)
             self.world_size = max([1, *(one.world_size for one in look.snapshots)])
         if look is not None:

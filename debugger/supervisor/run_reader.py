@@ -23,6 +23,10 @@ class RunReader(Protocol):
         """All ranks as they are now: one snapshot for each world, the oldest first. `finished`: no
         process of the run is left."""
 
+    def only_calling(self) -> bool:
+        """Whether all that was told since the last look is that ranks of other nodes go on calling,
+        and nothing has happened here. False where that is not known, or a look costs little."""
+
     @property
     def change_mark(self) -> tuple[object, ...]:
         """Equal as long as nothing has happened in any rank, as of the last look."""
@@ -54,6 +58,18 @@ class LocalReader:
         self._records.look()
         size = None if self.trust_size else self._world_size
         return self._records.snapshots(self._table.observe, size, finished=finished)
+
+    def only_calling(self) -> bool:
+        return False
+
+    def rests(self, at_rest: bool) -> None:
+        """Whether nothing but calling ranks of other nodes is to be seen by the next look."""
+        self._records.at_rest = at_rest
+
+    def here(self) -> tuple[object, ...]:
+        """Equal as long as each rank of this host goes on calling, or stands still, as before."""
+        self._table.refresh()
+        return self._records.here(self._table.observe)
 
     @property
     def change_mark(self) -> tuple[object, ...]:

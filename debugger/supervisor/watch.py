@@ -32,6 +32,9 @@ fault would wait for the next one."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
+CALLING_REST, CALLING_EVERY_S = 20.0, 8.0
+"""While ranks of many nodes go on calling and nothing else is told, the last look holds for so many
+times what looks take, and no longer than this; what is asked meanwhile is whether there is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Watch:
         self._starting = False
         self._costs_s: deque[float] = deque(maxlen=USUAL_OF)
         self._used_s = 0.0
+        self._looked_s = self._news_s = 0.0
+        self._held = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
@@ -86,13 +91,24 @@ class Watch:
     def pause_s(self) -> float:
         """How long to wait until the next look: of many ranks one takes long, and beside looking
         there is to be time for all else, such as hearing what other nodes say."""
-        usual_s = sum(self._costs_s) / max(1, len(self._costs_s))
+        usual_s = self._usual_s
         if self._candidate is not None:
             return max(CONFIRM_AFTER_S, CONFIRM_REST * usual_s)
+        if self._held:
+            return LOOK_EVERY_S if self._news_s else STILL_EVERY_S
         return max(LOOK_EVERY_S, REST * usual_s)
 
+    @property
+    def _usual_s(self) -> float:
+        return sum(self._costs_s) / max(1, len(self._costs_s))
+
     def look(self, finished: bool = False) -> Look:
-        """Look at all ranks now. `finished`: no process of the run is left."""
+        """Look at all ranks now, or give the last look where that holds. `finished`: no process of
+        the run is left."""
+        self._held = not finished and self._holds()
+        if self._held:
+            self._used_s = time.thread_time()
+            return self._look
         # To take in what comes between two looks is a part of what they cost.
         began_s = self._used_s if self._costs_s else time.thread_time()
         try:
@@ -101,9 +117,26 @@ class Watch:
             self._used_s = time.thread_time()
             self._costs_s.append(self._used_s - began_s)
 
+    def _holds(self) -> bool:
+        """Whether the last look is as good as one now. Where it has held for a while and there is
+        more to be seen, a moment passes: what ranks have in common is told by many nodes then."""
+        if self._candidate is not None or not self._costs_s:
+            return False
+        now_s, usual_s = time.monotonic(), self._usual_s
+        if self._news_s:
+            return now_s - self._news_s < usual_s
+        if now_s - self._looked_s >= min(CALLING_EVERY_S, CALLING_REST * usual_s):
+            return False
+        if self._reader.only_calling():
+            return True
+        if self._held:
+            self._news_s = now_s
+        return self._held and usual_s > LOOK_EVERY_S
+
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)
-        now_s = time.monotonic()
+        now_s = self._looked_s = time.monotonic()
+        self._news_s = 0.0
         mark = (self._reader.change_mark, _process_mark(snapshots), finished)
         if mark == self._mark and self._candidate is None and now_s - self._last_s < STILL_EVERY_S:
             return self._look

@@ -7,6 +7,7 @@ speak the real protocol at the pace that the head asks for. Each tells of 8 rank
 that call without pause, and then wait in their last call, where the last rank of all has called
 something else. Two ranks' records are made by the ranks' own writer and sampled as a node samples
 them: what the others tell is the same, with their own numbers. Of logs and stacks nothing is told.
+From 65 nodes on the head has some of them be relays, which are the real ones, in this process.
 
 A row: until the head knew all ranks; for 8 s in which all call without pause: its CPU, and the
 bytes of digests from each node a second; then the last digest of all nodes: until the first and the
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +35,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import zmq
 
+from debugger.nodes.interfaces import LOOPBACK
 from debugger.nodes.messages import Message, message_of
 from debugger.nodes.mirror import process_values
 from debugger.nodes.offers import SCHEMA, Offer
-from debugger.nodes.pace import Pace, pace_for
+from debugger.nodes.pace import AS_THEY_COME, Pace, pace_for
 from debugger.nodes.patches import Patch, packed
+from debugger.nodes.relay import Relay
 from debugger.nodes.source import Piece, RecordSource
+from debugger.nodes.tree import BELOW
 from debugger.record import layout, steady_clock
 from debugger.record.control import ControlError, ask
 from debugger.record.layout import Definition
@@ -158,6 +162,9 @@ class Node:
     seen: Counter[str] = field(default_factory=Counter)
     verdict: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
+    relay: Relay | None = None
+    below: bool = False
+    from_relay: deque[list[bytes]] = field(default_factory=deque)
 
     def connect(self, context: zmq.Context[Any], offer: Offer) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -171,6 +178,15 @@ class Node:
         parts = message.parts()
         self.sent_bytes += sum(map(len, parts))
         self.socket.send_multipart(parts)
+
+    def say_hello(self) -> None:
+        about = {"schema": SCHEMA, "version": _version(), "host": HOST % self.number}
+        self.send(Message("hello", about))
+
+    def hand_on(self) -> None:
+        """What those below have said."""
+        while self.from_relay:
+            self.socket.send_multipart(self.from_relay.popleft())
 
     def digest(self, blob: bytes, **data: Any) -> None:
         self.serial += 1
@@ -194,6 +210,15 @@ class Node:
         if message.kind == "ping":
             now = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             self.send(Message("pong", now))
+            if self.relay is not None:
+                self.relay.taken(message.data.get("below"))
+        elif message.kind == "hello":
+            self.say_hello()
+        elif message.kind == "relay":
+            self.relay = Relay(LOOPBACK, print, self.from_relay.append, lambda: 0.0)
+            self.send(Message("relaying", {"port": 1, "offer": self.relay.offer.text()}))
+        elif message.kind == "allow" and self.relay is not None:
+            self.relay.allow(message.data["key"])
         elif message.kind == "fill":
             asked = message.data.get("files", range(RANKS))
             rows = [one.all if place in asked else () for place, one in enumerate(self.ranks)]
@@ -261,12 +286,27 @@ class Simulation:
             node.connect(self.context, offer)
             self._by_socket[node.socket] = node
             self._poller.register(node.socket, zmq.POLLIN)
-            node.send(
-                Message(
-                    "hello", {"schema": SCHEMA, "version": _version(), "host": HOST % node.number}
-                )
-            )
+            node.say_hello()
             self.serve(0.0)
+
+    def _go_below(self, node: Node, offer: Offer) -> None:
+        before = node.socket
+        self._poller.unregister(before)
+        del self._by_socket[before]
+        before.close(linger=0)
+        node.connect(self.context, offer)
+        node.below = True
+        self._by_socket[node.socket] = node
+        self._poller.register(node.socket, zmq.POLLIN)
+        node.say_hello()
+
+    def in_place(self) -> None:
+        """Until each is where it belongs."""
+        wanted = len(self.nodes) - min(len(self.nodes), AS_THEY_COME)
+        began_s = time.monotonic()
+        while sum(1 for one in self.nodes if one.below and one.seen["welcome"] > 1) < wanted:
+            assert time.monotonic() - began_s < LIMIT_S, self.said()
+            self.serve(0.05)
 
     def serve(self, seconds: float) -> None:
         """Answer what comes, for so long."""
@@ -280,7 +320,18 @@ class Simulation:
                         parts = socket.recv_multipart(zmq.NOBLOCK)
                     except zmq.Again:
                         break
-                    node.answer(message_of(parts))
+                    if parts[0] == BELOW:
+                        assert node.relay is not None
+                        node.relay.down(parts[1], parts[2:])
+                        continue
+                    message = message_of(parts)
+                    if message.kind == "through":
+                        self._go_below(node, Offer.of(message.data["offer"]))
+                        break
+                    node.answer(message)
+            for node in self.nodes:
+                if node.from_relay:
+                    node.hand_on()
             self._weigh()
             if left_s <= 0:
                 return
@@ -373,6 +424,9 @@ class Simulation:
             except psutil.TimeoutExpired:
                 self.head.kill()
                 self.head.wait()
+        for node in self.nodes:
+            if node.relay is not None:
+                node.relay.close()
         self.context.destroy(linger=0)
 
 
@@ -397,6 +451,7 @@ def _measured(job: Simulation) -> str:
     began_s = time.monotonic()
     job.meet()
     job.until("welcome")
+    job.in_place()
     job.phase_over("met")
     for node in nodes:
         node.all_that_there_is()

@@ -260,6 +260,7 @@ class Job:
 
         assert self._connection is not None
         task = self.several.task if self.several is not None else ""
+        self._connection.interface = self.several.interface if self.several is not None else ""
         self._connection.connect(offer, Member.hello(_version(), task))
         self.member = Member(self._connection, self._directory, self._table, self.say)
         self.member.on_action = self.on_action

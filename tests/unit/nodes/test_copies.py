@@ -383,6 +383,74 @@ def test_of_many_ranks_that_go_on_calling_some_are_read_with_each_look(
     assert [one.calls for one in node.seen().ranks.values()] == [6] * 6, "they are still"
 
 
+def test_that_ranks_go_on_calling_is_no_news(node: Node) -> None:
+    """Everything else is: who comes to stand still, notes something, ends or is lost."""
+    news = [node.mirror.news]
+
+    def is_news() -> bool:
+        news.append(node.mirror.news)
+        return news[-1] > news[-2]
+
+    node.tell()
+    assert is_news()
+    for author in node.authors.values():
+        author.call()
+    node.tell()
+    assert is_news(), "the first call, whose signature is new"
+    for _ in range(3):
+        for author in node.authors.values():
+            author.call()
+        assert node.tell().data.get("busy") is True
+        assert not is_news()
+    node.tell()
+    assert is_news(), "they stand still"
+    node.tell()
+    assert not is_news(), "they still do"
+    for author in node.authors.values():
+        author.call()
+    node.authors[0].writer.note(ExitNote(), "ended", node.authors[0].site)
+    node.tell()
+    assert is_news()
+    node.process = KILLED
+    node.tell()
+    assert is_news()
+    node.mirror.ended(1)
+    assert is_news()
+
+
+def test_what_may_matter_of_the_ranks_of_this_host(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("debugger.record.records.HERE_EVERY_S", 0.0)
+    records = Records(node.folder, steady=True)
+    found: list[tuple[object, ...]] = []
+
+    def differs() -> bool:
+        found.append(records.here(lambda _pid, _ticks: node.process))
+        return found[-1] != found[-2]
+
+    def call() -> None:
+        for author in node.authors.values():
+            author.call()
+
+    records.look()
+    call()
+    found.append(records.here(lambda _pid, _ticks: node.process))
+    for _ in range(3):
+        call()
+        assert not differs(), "they go on calling"
+    assert differs(), "they stand still"
+    assert not differs()
+    node.authors[1].call()
+    assert differs(), "one calls again"
+    assert differs(), "and stands still"
+    node.authors[1].writer.note(ExitNote(), "ended", node.authors[1].site)
+    assert differs()
+    differs()
+    node.process = KILLED
+    assert differs()
+
+
 def test_much_is_told_in_parts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 ranks all calls together are more than goes in a message."""
     node.tell()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from debugger.diagnosis.findings import Finding, GroupEvidence
 from debugger.record.run_directory import RunDirectory
@@ -59,6 +62,14 @@ class Local:
     def __init__(self, ranks: Mapping[int, Rank]) -> None:
         self.ranks = dict(ranks)
         self.trust_size = False
+        self.own = 0
+        self.at_rest = False
+
+    def rests(self, at_rest: bool) -> None:
+        self.at_rest = at_rest
+
+    def here(self) -> tuple[object, ...]:
+        return (self.own,)
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         del finished
@@ -113,6 +124,26 @@ def test_where_nobody_new_is_in_question_none_is_asked_twice(tmp_path: Path) -> 
     nodes.owe = False
     assert reader.settled(since_s, FINDING)
     assert nodes.asked == [2]
+
+
+@pytest.mark.parametrize("nodes_there", [64, 65])
+def test_of_many_nodes_it_is_known_that_their_ranks_only_go_on_calling(
+    tmp_path: Path, nodes_there: int
+) -> None:
+    nodes, local, reader = asked_of_many(tmp_path)
+    assert not reader.only_calling()
+    far = SimpleNamespace(mirror=SimpleNamespace(news=0), over=False, left=False)
+    nodes.nodes = dict.fromkeys(range(nodes_there), far)
+    reader.look()
+    assert reader.only_calling() is (nodes_there > 64)
+    reader.look()
+    assert local.at_rest is (nodes_there > 64)
+    far.mirror.news += 1
+    assert not reader.only_calling()
+    reader.look()
+    assert reader.only_calling() is (nodes_there > 64)
+    local.own += 1
+    assert not reader.only_calling(), "a rank of the head's own host has come to stand still"
 
 
 def test_while_a_head_pauses_it_takes_in_what_comes(tmp_path: Path) -> None:

@@ -20,15 +20,20 @@ class Reader:
     def __init__(self, cost_s: float = 0.0, ranks: Sequence[Rank] = ()) -> None:
         self.cost_s, self.used_s = cost_s, 0.0
         self.ranks = {one.rank: one for one in ranks}
-        self.told = False
+        self.told = self.calling = False
+        self.looks = 0
         self.asked: list[float] = []
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         del finished
         self.used_s += self.cost_s
+        self.looks += 1
         if not self.ranks:
             return ()
         return [Snapshot(steady_clock.now_ns(), len(self.ranks), self.ranks)]
+
+    def only_calling(self) -> bool:
+        return self.calling
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -87,6 +92,73 @@ def test_what_is_taken_in_between_looks_counts_as_their_cost(
         reader.used_s += 0.3
         made.look()
     assert made.pause_s == pytest.approx(0.8)
+
+
+class Clock:
+    """In the place of the watch's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reader: Reader) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(watch.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
+
+
+def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To look at all of them takes long; it is done again after a while for the sake of limits."""
+    reader = Reader(0.4)
+    clock = Clock(monkeypatch, reader)
+    made = Watch(reader, Policy())
+    first = made.look()
+    reader.calling = True
+    began_s = clock.now_s
+    while clock.now_s < began_s + 60:
+        clock.now_s += made.pause_s
+        reader.used_s += 0.02  # what is told in between is taken in
+        made.look()
+    assert 60 / watch.CALLING_EVERY_S - 2 < reader.looks - 1 <= 60 / watch.CALLING_EVERY_S
+    assert made.look() is not first
+    held_s, looks = clock.now_s, reader.looks
+    made.look()
+    assert reader.looks == looks
+    reader.calling = False  # one of them stands still
+    while reader.looks == looks:
+        clock.now_s += made.pause_s
+        made.look()
+    assert watch.STILL_EVERY_S < clock.now_s - held_s < 1.5, "a moment for what others tell"
+    clock.now_s += made.pause_s
+    made.look()
+    assert reader.looks == looks + 2, "as ever while there is something to see"
+
+
+def test_a_look_that_costs_little_holds_for_a_short_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(0.004)
+    clock = Clock(monkeypatch, reader)
+    made = Watch(reader, Policy())
+    reader.calling = True
+    for _ in range(100):
+        made.look()
+        clock.now_s += made.pause_s
+    looks = reader.looks
+    assert looks > 10
+    reader.calling = False
+    made.look()
+    assert reader.looks - looks <= 1
+
+
+def test_what_may_be_a_finding_is_looked_at_however_much_ranks_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The twin: nothing holds while a finding waits for its confirmation."""
+    killed = Rank(0, 0, 7, Process(alive=False, signal=9, ended_ns=steady_clock.now_ns()))
+    reader = Reader(0.4, ranks=[killed])
+    Clock(monkeypatch, reader)
+    made = Watch(reader, Policy())
+    reader.calling = True
+    for count in (1, 2, 3):
+        made.look()
+        assert reader.looks == count
 
 
 def test_what_is_far_away_is_asked_for_with_the_first_look_and_waited_for() -> None:
