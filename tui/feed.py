@@ -133,7 +133,7 @@ class Feed:
             directory = RunDirectory.open(self._job.path)
             if self._run is None or self._run.directory.path != directory.path:
                 self._run = _Run(directory, self._clock)
-            self._run.blind = bool(self._job.lost)
+            self._run.stale = bool(self._job.lost)
             seen = self._run.look(focus, brief)
             self._picture = replace(seen, problem=seen.problem or self._job.sentence)
         except RunDirectoryError as error:
@@ -176,7 +176,7 @@ class _Run:
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
         self._tracks = Tracks()
-        self.blind = False
+        self.stale = False
         """Whether it goes on, and what other nodes do is not seen any more."""
 
     def _failed(self, part: str, error: Exception) -> None:
@@ -317,7 +317,7 @@ class _Run:
     ) -> list[Found]:
         if report:
             return files.found_in_report(report)
-        if self.blind:
+        if self.stale:
             return list(self._events.found)
         from . import judging  # the diagnosis, whose import the first screen does not wait for
 

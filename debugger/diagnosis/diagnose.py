@@ -33,7 +33,7 @@ from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, refine_cause
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
-from .rules.reported_by_ranks import settled, told
+from .rules.reported_by_ranks import reported, unreported
 from .rules.split_mismatch import split_mismatches
 from .rules.stalled import stalled
 from .rules.stalled_call import stuck
@@ -80,7 +80,7 @@ def diagnose(
     world = World(snapshot, previous, limits or Limits())
     channels = rule(Channels, None, world)
     needs = rule(Needs, None, world, channels)
-    own = candidates_of(told, world)
+    own = candidates_of(reported, world)
     candidates = [
         *candidates_of(mismatches, world),
         *candidates_of(split_mismatches, world),
@@ -103,7 +103,7 @@ def diagnose(
         candidates += candidates_of(stalled, world)
     candidates = rule(alike, candidates, world, candidates)
     causes = []
-    for candidate in rule(settled, candidates, candidates, own):
+    for candidate in rule(unreported, candidates, candidates, own):
         candidate = rule(explained_by_unused, candidate, world, candidate)
         causes.append(rule(explained, candidate, world, candidate))
     found = [

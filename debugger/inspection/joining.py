@@ -30,14 +30,14 @@ def joined(
     """
     recorded = around.recorded.findings if around.recorded is not None else ()
     waits_s = max((one.still_s for one in look.ranks.values() if one.waits), default=0.0)
-    blind = all(one.doing is Doing.UNREADABLE for one in look.ranks.values())
+    unreadable = all(one.doing is Doing.UNREADABLE for one in look.ranks.values())
     open_ = not found or found[0].kind == "stalled"
-    stands = blind or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
+    stands = unreadable or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
     proven = next((one for one in recorded if one.proven and stands), None)
     verdict: Finding | None = found[0] if found else None
     if proven is not None:
         verdict = _with_stacks(proven, look)
-    elif open_ and recorded and (blind or waits_s >= limits.still_s):
+    elif open_ and recorded and (unreadable or waits_s >= limits.still_s):
         verdict = _with_stacks(recorded[0], look)
     elif found and found[0].kind == "stalled":
         verdict = _by_nccl(found[0], surroundings.lagging(around, pids))

@@ -100,11 +100,11 @@ def at_work(look: Look) -> str:
     others = sorted(set(look.ranks) - set(waiting))
     if not look.ranks:
         return "no rank could be looked at"
-    blind = [rank for rank, one in look.ranks.items() if one.doing is Doing.UNREADABLE]
-    if blind:
+    unreadable = [rank for rank, one in look.ranks.items() if one.doing is Doing.UNREADABLE]
+    if unreadable:
         return (
-            f"the stacks of {ranks_text(blind)} cannot be read: what "
-            f"{'they do' if len(blind) > 1 else 'it does'} is not known"
+            f"the stacks of {ranks_text(unreadable)} cannot be read: what "
+            f"{'they do' if len(unreadable) > 1 else 'it does'} is not known"
         )
     if all(map(in_store, look.ranks.values())):
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"

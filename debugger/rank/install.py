@@ -283,7 +283,7 @@ def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:
 
     def tell(part: probe.Part) -> None:
         sentence = f"{part.lost}: {part.why}"
-        recorder.part_off(part.name, sentence, part.blind)
+        recorder.part_off(part.name, sentence, part.gaps)
         if STARTED not in os.environ:
             say(sentence)
 

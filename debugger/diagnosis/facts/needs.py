@@ -182,7 +182,7 @@ class Needs:
             self._late[mine] = frozenset(
                 other
                 for other in world.expected
-                if other not in world.blind
+                if other not in world.unrecorded
                 and (other not in world.ranks or self._begun(other) < mine)
             )
         return self._late[mine]

@@ -1,7 +1,7 @@
 """One snapshot, asked the questions that several rules ask: who is in a group, who waits, who left.
 
-A rank is *blind* when its layer switched itself off, or nobody can read its record: that stands
-still while the rank runs on, so nothing may be concluded from what it does not show.
+A rank is *unrecorded* when its layer switched itself off, or nobody can read its record: that
+stands still while the rank runs on, so nothing may be concluded from what it does not show.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class World:
         return range(self.size) if self.size else sorted(self.ranks)
 
     @cached_property
-    def blind(self) -> frozenset[int]:
+    def unrecorded(self) -> frozenset[int]:
         off = (number for number, rank in self.ranks.items() if LayerOffNote.among(rank.notes))
         return frozenset((*off, *self.snapshot.unreadable))
 
@@ -187,7 +187,7 @@ class World:
 
     def left(self, rank: int, view: GroupView) -> bool:
         """The rank will not enter any further call of the group."""
-        if rank in self.blind:
+        if rank in self.unrecorded:
             return False
         state = view.states.get(rank)
         return self.finished(rank) or (state is not None and state.state is GroupState.DESTROYED)
@@ -195,12 +195,12 @@ class World:
     # -- waits ---------------------------------------------------------------------------------
 
     def pending(self, rank: int) -> tuple[Pending, ...]:
-        """What the threads of a live rank wait for; nobody knows it of a blind one."""
+        """What the threads of a live rank wait for; nobody knows it of an unrecorded one."""
         found = self._pending.get(rank)
         if found is None:
             record = self.ranks.get(rank)
             rows: list[Pending] = []
-            if record is not None and not self.ended(rank) and rank not in self.blind:
+            if record is not None and not self.ended(rank) and rank not in self.unrecorded:
                 for wait in record.waits:
                     if wait.activity is Activity.NONE:
                         continue
@@ -249,8 +249,8 @@ class World:
         return bool(self.at_breakpoint)
 
     def activity(self, rank: int, activity: Activity) -> Wait | None:
-        """The rank's wait of that sort, if any (live ranks only, and none that is blind)."""
-        if self.ended(rank) or rank in self.blind:
+        """The rank's wait of that sort, if any (live ranks only, and none that is unrecorded)."""
+        if self.ended(rank) or rank in self.unrecorded:
             return None
         if activity is Activity.STORE:
             rows = (pending.wait for pending in self.pending(rank))

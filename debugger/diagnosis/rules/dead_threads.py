@@ -46,7 +46,7 @@ def lost_threads(world: World, needs: Needs) -> list[Candidate]:
 
 def deaths(world: World, rank: int) -> list[Note]:
     """The exceptions that ended threads of the rank, but for those that another rank caused."""
-    notes = world.notes(rank, ThreadExceptionNote) if rank not in world.blind else []
+    notes = world.notes(rank, ThreadExceptionNote) if rank not in world.unrecorded else []
     return [note for note in notes if not is_communication_error(note)]
 
 

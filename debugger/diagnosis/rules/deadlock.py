@@ -69,7 +69,7 @@ def _suspected(world: World, needs: Needs) -> Waiting:
 
 def _may_be_judged(world: World, rank: int) -> bool:
     return (
-        rank not in world.blind
+        rank not in world.unrecorded
         and not world.ended(rank)
         and world.ranks[rank].process.state not in STOPPED
     )
@@ -91,7 +91,9 @@ def _cycles(
 ) -> list[Candidate]:
     if len(waiting) < 2:
         return []
-    gone = frozenset(rank for rank in world.ranks if world.ended(rank) and rank not in world.blind)
+    gone = frozenset(
+        rank for rank in world.ranks if world.ended(rank) and rank not in world.unrecorded
+    )
     stuck = stuck_ranks(waiting, gone)
     blamed = _blamed(world, needs, waiting)
     found = []

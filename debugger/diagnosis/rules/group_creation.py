@@ -52,7 +52,7 @@ def _lives(world: World) -> list[Sequences]:
     """The creations of all ranks, one dictionary for each life of the default group."""
     lives: list[Sequences] = []
     for number, rank in world.ranks.items():
-        if number in world.blind:
+        if number in world.unrecorded:
             continue
         rows: list[list[Creation]] = []
         for creation in rank.creations:
@@ -91,7 +91,7 @@ def _left_out(world: World, sequences: Sequences) -> Candidate | None:
         absent = [
             rank
             for rank in world.ranks
-            if rank not in makers and rank not in world.blind and _went_on(world, rank, before)
+            if rank not in makers and rank not in world.unrecorded and _went_on(world, rank, before)
         ]
         if not absent or not all(map(world.finished, world.ranks)):
             continue

@@ -244,7 +244,7 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
 def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:
     """Everybody else has been there already, and nobody will come again."""
     others = tuple(sorted(set(world.ranks) - set(waiting)))
-    gone = [rank for rank in others if world.ended(rank) and rank not in world.blind]
+    gone = [rank for rank in others if world.ended(rank) and rank not in world.unrecorded]
     if not gone:
         return []
     late = sorted(waiting)
@@ -274,7 +274,7 @@ def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
     absent = [
         rank
         for rank in world.expected
-        if rank not in world.blind
+        if rank not in world.unrecorded
         and (
             rank not in world.ranks
             or not (

@@ -111,11 +111,11 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
         for rank in needs.likely(pending) - seen:
             seen.add(rank)
             if rank not in world.ranks:
-                if rank in world.blind:
+                if rank in world.unrecorded:
                     continue
                 if world.size and pending.wait.activity is not Activity.INIT:
                     roots.add(rank)
-            elif not world.ended(rank) and rank not in world.blind:
+            elif not world.ended(rank) and rank not in world.unrecorded:
                 waits = world.pending(rank)
                 if pending.wait.activity is Activity.INIT and gave_up(world, rank):
                     continue
@@ -259,7 +259,7 @@ def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
             continue
         roots: set[int] = set()
         for rank in _not_there(world, needs, pending.rank, call, view):
-            if rank not in world.ranks or rank in world.blind:
+            if rank not in world.ranks or rank in world.unrecorded:
                 continue
             if world.ended(rank) and not _outlived(world, rank, note):
                 continue

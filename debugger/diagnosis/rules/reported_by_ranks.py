@@ -18,18 +18,18 @@ from ..facts.world import World
 from ..findings import CallIs, Finding, GroupEvidence, RankEvidence, group_evidence
 from ..limits import Candidate
 
-MOST_TOLD = 100
+MOST_REPORTED = 100
 """Different ones. Ranks stop at the first; what has more was not written by them."""
 
 
-def told(world: World) -> list[Candidate]:
-    """One finding for each that ranks have told, however many did."""
+def reported(world: World) -> list[Candidate]:
+    """One finding for each that ranks have reported, however many did."""
     notes: dict[OwnFindingNote, tuple[int, Note]] = {}
     for number, rank in sorted(world.ranks.items()):
         for note in OwnFindingNote.among(rank.notes):
-            told = OwnFindingNote.read(note.data)
-            if told is not None and len(notes) < MOST_TOLD:
-                key = replace(told, victims=(), headline="")  # who tells it may see others
+            known = OwnFindingNote.read(note.data)
+            if known is not None and len(notes) < MOST_REPORTED:
+                key = replace(known, victims=(), headline="")  # who reports it may see others
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
@@ -40,9 +40,9 @@ def told(world: World) -> list[Candidate]:
     ]
 
 
-def settled(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
+def unreported(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
     """Without what is only suspicious of a call that the ranks themselves (`own`: what they have
-    `told`) have found wrong."""
+    `reported`) have found wrong."""
     wrong = {_call(one) for one in own}
     return [
         one

@@ -59,7 +59,7 @@ def _stands_still(world: World, rank: int) -> Pending | None:
     record = world.ranks[rank]
     rows = world.pending(rank)
     guessed = sum(row.wait.on_stream for row in rows)
-    if not rows or rank in world.blind or cause_of(world, rank) == "stopped":
+    if not rows or rank in world.unrecorded or cause_of(world, rank) == "stopped":
         return None
     # Whoever joins waits for its peers alone, whatever further threads of the program do. And a
     # FileStore reads its file, and waits for the file's lock, with the GIL in its hands.

@@ -110,7 +110,7 @@ def _entered_by_all(
 def _is_well(world: World, record: Rank) -> bool:
     """It could have done its part. Who has ended did so because of this, or else that counts."""
     number = record.rank
-    if number in world.blind or world.finished(number):
+    if number in world.unrecorded or world.finished(number):
         return False
     return world.ended(number) or cause_of(world, number) not in ("stopped", "gil_held")
 

@@ -428,7 +428,7 @@ def _unrecorded(name: str) -> Callable[..., Any]:
         recorder = self._recorder
         if recorder is not None and _supports(self._inner, name.removeprefix("new_")):
             why = f"{UNRECORDED[name]} is not recorded (group {self._record.shown_name})"
-            recorder.part_off(name, why, blind=True)
+            recorder.part_off(name, why, gaps=True)
             if name == "reconfigure":
                 self._forget()
         return getattr(self._inner, name)(*args, **kwargs)

@@ -453,10 +453,10 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self.note(LayerOffNote(), f"{what} is switched off")
 
-    def part_off(self, part: str, why: str, blind: bool = False, said: bool = False) -> None:
-        """For the report; `blind`: the record of calls has gaps. `said`: the user knows."""
+    def part_off(self, part: str, why: str, gaps: bool = False, said: bool = False) -> None:
+        """For the report; `gaps`: the record of calls has gaps. `said`: the user knows."""
         with contextlib.suppress(Exception):
-            off = LayerOffNote if blind else PartOffNote
+            off = LayerOffNote if gaps else PartOffNote
             self.note(off(part=part, said=said), why)
 
     def note(self, note: NoteData, message: str, site: int = 0) -> None:

@@ -29,7 +29,7 @@ BOXED = Part(
     Private("torch._C", "_dispatch_keys"),
     Private("torch._C", "_dispatch_keyset_full_after"),
     Private("torch._C", "_get_schema"),
-    blind=True,
+    gaps=True,
 )
 _BEFORE_BACKENDS = "BackendSelect"
 """The dispatcher's key under which torch looks for the right device: every call comes by there,

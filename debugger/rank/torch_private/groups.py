@@ -53,7 +53,7 @@ CREATION = Part(
     private("ProcessGroup._set_group_desc", ("self",)),
     private("Backend.backend_type_map", kind=dict),
     private("BackendConfig.get_device_backend_map", ("self",), called=True),
-    blind=True,
+    gaps=True,
 )
 TIMEOUTS = Part(
     "timeouts",

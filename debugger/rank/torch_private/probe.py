@@ -148,13 +148,13 @@ REGISTRY = Registry()
 class Part:
     """A part of the watching that needs private names: on where all are as known, else off."""
 
-    def __init__(self, name: str, lost: str, *needs: Private, blind: bool = False) -> None:
-        """`name` is the part's in a report. `lost` says what is not watched without it. `blind`:
+    def __init__(self, name: str, lost: str, *needs: Private, gaps: bool = False) -> None:
+        """`name` is the part's in a report. `lost` says what is not watched without it. `gaps`:
         whether the record of calls is incomplete then, so that nothing follows from its gaps."""
         self.name = name
         self.lost = lost
         self.needs = needs
-        self.blind = blind
+        self.gaps = gaps
         self._why: str | None = None
         REGISTRY.parts.append(self)
 

@@ -155,7 +155,7 @@ def test_no_note_has_a_name_outside_the_definitions() -> None:
     "source",
     [
         'recorder.note("exit", "os._exit(1)")',
-        'recorder.note("layer_off" if blind else "part_off", why)',
+        'recorder.note("layer_off" if gaps else "part_off", why)',
         'world.notes(3, "exit")',
         'Note("layer_off", 3, "off")',
         'Note(kind="layer_off")',

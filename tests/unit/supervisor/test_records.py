@@ -143,7 +143,7 @@ def test_a_record_cut_before_it_was_read_is_said_of_its_rank(
     records.look()
     (found,) = records.snapshots()
     assert (sorted(found.ranks), list(found.unreadable)) == ([0, 2], [1])
-    assert World(found, None, Limits()).blind == {1}
+    assert World(found, None, Limits()).unrecorded == {1}
     # A process that takes the rank over finds nobody in what was left.
     again = FlightWriter(ranks / "pid-4.flight")
     again.claim(1, 3, 1, 0)
