@@ -41,6 +41,7 @@ class RecordSource(RingReader):
         self.size = layout.FILE_BYTES
         self._told = bytearray(layout.RING_OFFSET + layout.RING * layout.SLOT.size)
         self._heap_told = 0
+        self._anew = False
         self._mark: tuple[int, ...] = ()
         self._calls_told = 0
         self._lasts: dict[int, int] = {}
@@ -58,7 +59,9 @@ class RecordSource(RingReader):
         self._filled = True
 
     def anew(self) -> None:
-        """Nothing counts as told: the other end has begun anew."""
+        """Nothing counts as told. The other end may still have what was told once and is zero by
+        now, as the end of a text that has become shorter: zeros are told, too."""
+        self._anew = True
         self._told = bytearray(len(self._told))
         self._heap_told = 0
         self._still_told = False
@@ -80,7 +83,7 @@ class RecordSource(RingReader):
         found += self._checkpoints(used_groups, still)
         found += joined(self._ring(still, still_calls))
         found += self._heap()
-        self._mark = mark
+        self._mark, self._anew = mark, False
         return found
 
     # -- parts ---------------------------------------------------------------------------------
@@ -90,6 +93,10 @@ class RecordSource(RingReader):
         for at in range(start, end, _CHUNK):
             stop = min(at + _CHUNK, end)
             now = self._map[at:stop]
+            if self._anew:
+                self._told[at:stop] = now
+                yield at, now
+                continue
             if now == self._told[at:stop]:
                 continue
             for line in range(0, len(now), _LINE):

@@ -265,6 +265,22 @@ def test_a_head_that_knows_nothing_is_told_all(node: Node) -> None:
     assert node.seen().ranks[0].calls == 1
 
 
+def test_what_has_become_shorter_in_a_digest_that_was_lost(node: Node) -> None:
+    """What was told before of its end must not stay: the rest would be no text, and the rank of
+    another job."""
+    for joins in (False, True):
+        for author in node.authors.values():
+            author.writer.identify({"host": "b", "job": "tcp://a:1", "joins": joins})
+        if not joins:
+            node.tell()
+    node.sampler.hasten()
+    assert node.sampler.digests()  # is lost, as the connection is
+    node.sampler.anew()
+    node.tell()
+    assert [one.job for one in node.seen().ranks.values()] == ["tcp://a:1"] * 2
+    assert all(one.joins for one in node.seen().ranks.values())
+
+
 @pytest.mark.parametrize(
     "name", ["../0.flight", "0.flight\n", "/etc/passwd", ".flight", "node1-0.flight", "x.replicas"]
 )
