@@ -57,31 +57,45 @@ def _cycle(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
             path.append(at)
             at = next((one for one in waits_in[at].absent if one in waits_in), None)
         if at is not None and at in path:
-            return _deadlock(trace, pending, waits_in, path[path.index(at) :])
+            return _deadlock_in(trace, pending, waits_in, path[path.index(at) :])
         over.update(path)
     return None
 
 
-def _deadlock(
+def _deadlock_in(
     trace: Trace, pending: Sequence[Wait], waits_in: Mapping[int, Wait], cycle: Sequence[int]
 ) -> Finding:
     steps = [
         f"rank {rank} waits for rank {onward} in {waits_in[rank].call(rank)} {waits_in[rank].place}"
         for rank, onward in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
     ]
-    first = waits_in[cycle[0]]
+    message = f"{CYCLE}: {'; '.join(steps)}"
+    since_ns = max(waits_in[rank].since_ns for rank in cycle)
+    return _deadlock(trace, pending, message, CYCLE, cycle, waits_in[cycle[0]], steps, since_ns)
+
+
+def _deadlock(
+    trace: Trace,
+    pending: Sequence[Wait],
+    message: str,
+    headline: str,
+    culprits: Sequence[int],
+    first: Wait,
+    steps: Sequence[str],
+    since_ns: int,
+) -> Finding:
     return Finding(
         kind="deadlock",
-        message=f"{CYCLE}: {'; '.join(steps)}",
-        headline=CYCLE,
-        culprits=tuple(cycle),
-        victims=victims(pending, cycle),
+        message=message,
+        headline=headline,
+        culprits=tuple(culprits),
+        victims=victims(pending, culprits),
         proven=False,
         group=first.group.evidence(),
         seq=first.seq,
         ranks=of_waiting(trace, pending),
         details=steps,
-        observable_ns=max(waits_in[rank].since_ns for rank in cycle),
+        observable_ns=since_ns,
         side=None,
     )
 
@@ -221,21 +235,11 @@ def _deadlock_among(
         f"{': who else is in that group is not in this kind of record' if rank in alone else ''}"
         for rank in sorted(nodes)
     ]
-    first = waits[min(culprits)]
-    return Finding(
-        kind="deadlock",
-        message=f"{AMONG}: {'; '.join(steps[:MOST_STEPS])}{'; ...' * (len(steps) > MOST_STEPS)}",
-        headline=AMONG,
-        culprits=tuple(sorted(culprits)),
-        victims=victims(pending, culprits),
-        proven=False,
-        group=first.group.evidence(),
-        seq=first.seq,
-        ranks=of_waiting(trace, pending),
-        details=steps,
-        observable_ns=max(waits[rank].since_ns for rank in nodes),
-        side=None,
-    )
+    told = f"{'; '.join(steps[:MOST_STEPS])}{'; ...' * (len(steps) > MOST_STEPS)}"
+    since_ns = max(waits[rank].since_ns for rank in nodes)
+    named = sorted(culprits)
+    message = f"{AMONG}: {told}"
+    return _deadlock(trace, pending, message, AMONG, named, waits[named[0]], steps, since_ns)
 
 
 def _at_the_front(trace: Trace, pending: Sequence[Wait], fronts: _Fronts) -> list[Finding]:
@@ -246,7 +250,7 @@ def _at_the_front(trace: Trace, pending: Sequence[Wait], fronts: _Fronts) -> lis
         if len(nodes) > 1:
             cycle = [one for one in shortest_cycle(fronts.onward, nodes) if one >= 0]
             if fronts.unsure.isdisjoint(cycle):
-                found.append(_deadlock(trace, pending, fronts.waits, cycle))
+                found.append(_deadlock_in(trace, pending, fronts.waits, cycle))
             else:
                 found.append(_unclear(trace, pending, fronts.waits[cycle[0]], cycle))
         elif node in fronts.collectives:

@@ -90,6 +90,12 @@ def app_on(node: Node, directory: Path) -> Terminal:
     return Terminal(words, node.directory, extra={"TMPDIR": "/tmp"})
 
 
+def shows_both(terminal: Terminal, going: Going) -> None:
+    """The app does, each with the line that it is at."""
+    terminal.until("LIVE", "2 ranks")
+    going.until(lambda: terminal.text.count("train.py:") == 2, "both ranks have a line")
+
+
 def asked(node: Node, *words: str) -> str:
     """What `distdebug` prints there."""
     return node.run(str(runs.DISTDEBUG), *words)
@@ -103,8 +109,7 @@ def test_the_app_on_another_node_shows_all_ranks(
     going = Going(nodes, forked_nodes)
     directory = going.commands[1].directory
     with app_on(nodes[1], directory) as terminal:
-        terminal.until("LIVE", "2 ranks")
-        going.until(lambda: terminal.text.count("train.py:") == 2, "both ranks have a line")
+        shows_both(terminal, going)
         terminal.press("S")
         terminal.until("Take the stacks of all ranks now?")
         terminal.press("y")
@@ -168,8 +173,7 @@ def test_a_head_that_is_lost_is_said_in_the_app_which_shows_what_it_has(
     going = Going(nodes, forked_nodes)
     directory = going.commands[1].directory
     with app_on(nodes[1], directory) as terminal:
-        terminal.until("LIVE", "2 ranks")
-        going.until(lambda: terminal.text.count("train.py:") == 2, "both ranks have a line")
+        shows_both(terminal, going)
         nodes[0].power_off()
         terminal.until("ENDED", "node_lost, exit code 94")
         said = "what it had told is shown"  # which the screen breaks into lines

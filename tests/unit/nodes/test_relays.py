@@ -38,15 +38,19 @@ class Job:
 
     def join(self, count: int) -> None:
         """One after the other, until each is where it belongs."""
-        count += len(self.nodes)
-        for _ in range(count - len(self.nodes)):
+        self.meet(count)
+        last = len(self.nodes)
+        until(lambda: self.below == list(range(FAN_IN + 1, last + 1)), f"below: {self.below}")
+
+    def meet(self, count: int) -> None:
+        """One after the other, until the head has welcomed each."""
+        for _ in range(count):
             node = Connection(self.said.append)
             self._stack.callback(node.close)
             self.head.allow(node.key)
             node.connect(self.head.offer, HELLO)
             self.nodes.append(node)
             until(lambda node=node: node.welcome, "it was never welcomed")  # type: ignore[misc]
-        until(lambda: self.below == list(range(FAN_IN + 1, count + 1)), f"below: {self.below}")
 
     @property
     def below(self) -> list[int]:
@@ -196,13 +200,7 @@ def test_a_relay_that_cannot_be_reached_is_done_without(
     """A firewall, say: all speak to the head, and none is missed."""
     monkeypatch.setattr("debugger.nodes.member.RELAY_ANSWERS_S", 0.5)
     monkeypatch.setattr(Relay, "allow", lambda _self, _key: None)
-    for _ in range(3):
-        node = Connection(job.said.append)
-        job._stack.callback(node.close)
-        job.head.allow(node.key)
-        node.connect(job.head.offer, HELLO)
-        job.nodes.append(node)
-        until(lambda node=node: node.welcome, "it was never welcomed")  # type: ignore[misc]
+    job.meet(3)
     until(lambda: job.nodes[2]._next, "it does not try")
     until(lambda: job.nodes[2]._next is None, "it tries for ever")
     assert job.below == []
