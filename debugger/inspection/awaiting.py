@@ -21,6 +21,11 @@ def is_unknown(one: Stance) -> bool:
     return one.doing is Doing.MESSAGE and peer_of(one) is None and not one.peers
 
 
+def of_anybody(one: Stance) -> bool:
+    """Whether it stands in a receive that takes the message of whoever sends one."""
+    return one.op == "recv" and is_unknown(one)
+
+
 def sends(one: Stance) -> bool:
     """Of a rank that stands in a message: whether it is a send."""
     return "send" in one.op

@@ -10,11 +10,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _ESTABLISHED, _CLOSE_WAIT, _LISTEN = 0x01, 0x08, 0x0A
 _KEPT = {_ESTABLISHED, _CLOSE_WAIT, _LISTEN}
+_ACCEPTS = 1 << 16
+"""The flag of a Unix socket that listens."""
 _MOST_SOCKETS = 1 << 17
 
 
@@ -71,6 +74,19 @@ def sockets_of(pids: Iterable[int], proc: Path = Path("/proc")) -> list[Socket]:
             row = tables[space].get(inode)
             if row is not None:
                 found.append(Socket(pid, *row))
+    return found
+
+
+def listening(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+    """The addresses of those of these sockets of a process at which it takes connections."""
+    folder, wanted = proc / str(pid) / "net", set(inodes)
+    found = [
+        row[0] for inode, row in _table(folder).items() if inode in wanted and row[2] == _LISTEN
+    ]
+    with suppress(OSError), open(folder / "unix") as file:
+        for words in (line.split() for _, line in zip(range(_MOST_SOCKETS), file, strict=False)):
+            if len(words) > 6 and words[6].isdigit() and int(words[6]) in wanted:
+                found += [" ".join(words[7:]) or "a socket"] * bool(int(words[3], 16) & _ACCEPTS)
     return found
 
 

@@ -135,9 +135,11 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     by_pid = {one.pid: one for one in job.processes}
     around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, stances, ask)
     seen = _look(job, surroundings.with_stores(stances, around, pids), twice)
+    world_size = seen.world_size or surroundings.world_size(around, stances)
     seen = replace(
         seen,
-        never_came=surroundings.never_came(around, seen.world_size),
+        world_size=world_size,
+        never_came=surroundings.never_came(around, world_size),
         unserved=around.keys.address if around.keys is not None and around.keys.refused else "",
     )
     found = joined(judge(seen, limits), seen, around, pids, limits)

@@ -2,7 +2,9 @@
 
 The rules, in their order; each needs ranks that have waited in a call for a while:
 
-1. *Gone*: a rank's process is not there any more, and all others wait, or do not come.
+1. *Gone*: a rank's process is not there any more, and all others wait, or do not come. Who waits
+   for a message of anybody waits for nobody in particular: where only such ranks are left, it is
+   they that have one receive too many, or the others that sent one too few.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
    at one place is late after `Limits.still_s`, one that polls or computes at one place after
    `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
@@ -28,9 +30,9 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
-from .awaiting import awaited, cycle_in, is_unknown, peer_of, sends
+from .awaiting import awaited, cycle_in, is_unknown, of_anybody, peer_of, sends
 from .in_store import all_in_store, in_store
-from .lateness import Limits, late_ranks
+from .lateness import Limits, is_idle, late_ranks
 from .stance import Doing, Stance
 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
@@ -116,10 +118,14 @@ def at_work(look: Look) -> str:
             f"all ranks are in calls, for {seconds(int(longest.still_s * 1e9))} at most; nothing "
             "is wrong that can be seen"
         )
+    idle = [rank for rank in others if is_idle(look.ranks[rank])]
+    busy = [rank for rank in others if rank not in idle]
+    doing = [f"{ranks_text(busy)} {verb(busy, 'is', 'are')} at work"] if busy else []
+    doing += [f"rank {rank} {state(look.ranks[rank])}" for rank in idle]
     return (
         f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
-        f"{seconds(int(longest.still_s * 1e9))} at most, while {ranks_text(others)} "
-        f"{verb(others, 'is', 'are')} at work; nothing is wrong that can be seen"
+        f"{seconds(int(longest.still_s * 1e9))} at most, while {' and '.join(doing)}; "
+        "nothing is wrong that can be seen"
     )
 
 
@@ -129,6 +135,8 @@ def state(one: Stance) -> str:
         return _STATES[one.cause]
     if one.waits:
         return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
+    if is_idle(one):
+        return f"waits for somebody to connect at {one.serves}"
     if one.doing is Doing.UNREADABLE:
         return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
     return "computes" if one.running else one.doing.value
@@ -171,6 +179,17 @@ def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding 
     at_work = [rank for rank in look.ranks if rank not in {*waiting, *gone, *late}]
     if at_work and longest_s < limits.moving_s:
         return None
+    left = max(look.world_size, len({*look.ranks, *gone})) - len(gone)
+    if left == len(waiting) and all(map(of_anybody, waiting.values())):
+        # Nobody is left to send one, and whose message it should have been is not known.
+        return _finding(
+            "unmatched_p2p",
+            f"suspected: {_who(waiting)}, for a message of anybody, and {ranks_text(gone)}, of all "
+            f"others, {verb(gone, 'has', 'have')} no process any more",
+            sorted(waiting),
+            look,
+            missing=tuple(look.missing),
+        )
     return _finding(
         "join_timeout" if joining else "early_exit",
         f"suspected: {ranks_text(gone)} {verb(gone, 'has', 'have')} no process any more, and "

@@ -19,6 +19,11 @@ class Limits:
     moving_s: float = 60.0
 
 
+def is_idle(one: Stance) -> bool:
+    """Whether it stands in its own code and waits for a client, as a server does."""
+    return one.doing is Doing.CODE and bool(one.serves) and one.cause != "stopped"
+
+
 def late_ranks(
     ranks: Mapping[int, Stance], waiting: Mapping[int, Stance], limits: Limits
 ) -> list[int]:
@@ -35,6 +40,8 @@ def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> 
     """`longest_s` and `newest_s`: so long have the first and the last that came to wait waited."""
     if one.doing in (Doing.UNREADABLE, Doing.GONE):
         return False
+    if is_idle(one):
+        return False  # those that wait for it wait for somebody outside the job
     slept_s = min(limits.still_s, 1.0)
     if one.cause == "stopped":
         return longest_s >= limits.waiting_s

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
+from .serving import listens_at
 from .slept import CoreClocks, slept
 
 FIRST_GAP_S = 0.25
@@ -52,13 +53,15 @@ class Sight:
     writes files, or pipes, as one does that saves or loads, or waits for a disk; or data comes to
     its main thread by a socket, however little. `at_work`: those that it has started compute or
     move data (workers of its data loader, a compiler, `tar`), or it computes itself and does not
-    stand at one place."""
+    stand at one place. `serves`: the address at which its main thread waits, or has just waited, for
+    somebody to connect: a server that is idle."""
 
     pid: int
     state: str
     threads: Sequence[Thread]
     moves_data: bool = False
     at_work: bool = False
+    serves: str = ""
 
     @property
     def stopped(self) -> bool:
@@ -141,6 +144,8 @@ class _Taken:
     """It has read and written so much since it began, where the kernel tells."""
     below: Mapping[int, _Below] = field(default_factory=dict)
     """The processes below it that are none of those that are looked at."""
+    serves: str = ""
+    """The address at which its main thread waits for somebody to connect."""
 
 
 def _take(
@@ -157,7 +162,15 @@ def _take(
         else:
             cpu_s = stat.cpu_ticks / TICKS_PER_S
             moved = _moved_bytes(pid)
-            taken[pid] = _Taken(stat.state, cpu_s, stacks[pid], slept_s[pid], moved, below[pid])
+            taken[pid] = _Taken(
+                stat.state,
+                cpu_s,
+                stacks[pid],
+                slept_s[pid],
+                moved,
+                below[pid],
+                listens_at(pid, pid),
+            )
     return taken
 
 
@@ -181,7 +194,11 @@ def _compared(
         if main is not None and _receives(main.stack, one, gap_s):
             sight = replace(sight, moves_data=True)
         moves_on = main is not None and not main.still_s and used >= WORKING_SHARE
-        found[pid] = replace(sight, at_work=moves_on or _others_work(first[pid], one, gap_s))
+        found[pid] = replace(
+            sight,
+            at_work=moves_on or _others_work(first[pid], one, gap_s),
+            serves=one.serves or first[pid].serves,
+        )
     return found
 
 

@@ -133,6 +133,7 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "cause": one.cause,
         "moves_data": one.moves_data,
         "at_work": one.at_work,
+        "serves": one.serves,
         "lines": list(one.lines),
     }
 
@@ -186,6 +187,7 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         cause=None if told["cause"] is None else _text(told["cause"]),
         moves_data=bool(told.get("moves_data")),
         at_work=bool(told.get("at_work")),
+        serves=_text(told.get("serves", "")),
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -93,8 +93,8 @@ class Stance:
     known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
     handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
     `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data` and `at_work`: as the
-    process does and is.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`, `at_work`, `serves`:
+    as the process does, and is.
     """
 
     doing: Doing
@@ -111,6 +111,7 @@ class Stance:
     cause: str | None = None
     moves_data: bool = False
     at_work: bool = False
+    serves: str = ""
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -254,6 +255,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
             cause="stopped" if sight.stopped else "unknown",
             moves_data=sight.moves_data,
             at_work=sight.at_work,
+            serves=sight.serves,
             lines=lines,
         )
     frame, through = found
@@ -290,6 +292,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         cause=cause,
         moves_data=sight.moves_data,
         at_work=sight.at_work,
+        serves=sight.serves,
         lines=lines,
     )
 

@@ -98,6 +98,16 @@ def never_came(around: Surroundings, world_size: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(world_size) if rank not in came)
 
 
+def world_size(around: Surroundings, stances: Mapping[int, Stance]) -> int:
+    """Of how many ranks the world is by the store, where no process tells: gloo makes one of those
+    that have put their addresses there. 0 where some may still be on their way into it."""
+    came = around.keys.came().get("", frozenset()) if around.keys is not None else frozenset()
+    joining = any(one.doing is Doing.JOIN for one in stances.values())
+    if joining or not stances or not came.issuperset(stances) or max(came) + 1 != len(came):
+        return 0
+    return len(came)
+
+
 def with_stores(
     stances: Mapping[int, Stance], around: Surroundings, pids: Mapping[int, int]
 ) -> Mapping[int, Stance]:

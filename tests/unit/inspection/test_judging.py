@@ -82,6 +82,16 @@ def test_who_is_ready_first_ends_first() -> None:
     assert verdict(server, client, missing=(2,)) == ("early_exit", [2])
 
 
+def test_a_server_without_clients_is_not_late() -> None:
+    """Those that wait for it wait for work, for hours."""
+    worker, server = waits("broadcast", still_s=9e3), replace(works(9e3), serves="0.0.0.0:8000")
+    assert verdict(server, worker, worker) is None
+    look = Look(dict(enumerate((server, worker, worker))), world_size=3)
+    assert "rank 0 waits for somebody to connect at 0.0.0.0:8000; nothing is wrong" in at_work(look)
+    assert verdict(replace(server, cause="stopped"), worker, worker) == ("missing_rank", [0])
+    assert verdict(server, works(9e3), worker) == ("missing_rank", [1])
+
+
 def test_who_has_gone() -> None:
     stuck = waits("barrier")
     found = judge(Look({0: stuck, 1: stuck}, missing=(2,), world_size=3), LIMITS)
@@ -89,6 +99,17 @@ def test_who_has_gone() -> None:
     joins = waits("init_process_group", doing=Doing.JOIN)
     assert verdict(joins, joins, missing=(2,)) == ("join_timeout", [2])
     assert verdict(joins, joins, twice=(1,)) == ("join_timeout", [1])
+
+
+def test_nobody_is_left_to_send_to_who_waits_for_anybody() -> None:
+    server = waits("recv", doing=Doing.MESSAGE, group=None)
+    gone = Stance(Doing.GONE)
+    assert verdict(server, missing=(1, 2)) == ("unmatched_p2p", [0])
+    assert verdict(server, gone, gone) == ("unmatched_p2p", [0])
+    assert verdict(server, message("recv", 2), missing=(2,)) == ("early_exit", [2])
+    assert verdict(message("recv", 1), missing=(1,)) == ("early_exit", [1])
+    elsewhere = judge(Look({0: server}, missing=(1,), world_size=4), LIMITS)
+    assert (elsewhere[0].kind, elsewhere[0].culprits) == ("early_exit", (1,))
 
 
 def test_who_has_not_been_started_yet_is_not_gone() -> None:

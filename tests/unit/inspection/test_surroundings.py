@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +101,22 @@ def test_who_has_never_come() -> None:
     assert surroundings.never_came(around, 4) == (1, 2)
     assert surroundings.never_came(around, 2) == ()  # another world's
     assert surroundings.never_came(Surroundings(), 4) == ()
+
+
+def test_the_size_of_a_world_that_no_process_tells() -> None:
+    def size(came: Sequence[int], *doing: Doing) -> int:
+        around = Surroundings(keys=Keys("", [f"default_pg/0//cpu//0/{rank}" for rank in came]))
+        return surroundings.world_size(
+            around, {rank: Stance(one) for rank, one in enumerate(doing)}
+        )
+
+    sends = Doing.MESSAGE
+    assert size((0, 1, 2), sends, sends) == 3
+    assert size((0, 1, 2), sends, Doing.JOIN) == 0  # others may be on their way
+    assert size((0, 2), sends) == 0
+    assert size((0, 1), sends, sends, sends) == 0  # another world's
+    assert size((), sends) == 0
+    assert surroundings.world_size(Surroundings(), {0: Stance(sends)}) == 0
 
 
 # -- sockets ------------------------------------------------------------------------------------

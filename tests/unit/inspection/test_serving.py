@@ -1,0 +1,84 @@
+"""Who sleeps until somebody connects, in each way in which a server does, and who sleeps else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from debugger.inspection.serving import listens_at
+from debugger.record.process_stat import read_stat
+
+_SERVER = """
+import asyncio, select, socket, sys, time
+way, path = sys.argv[1:]
+one = socket.create_server(("127.0.0.1", 0))
+if way == "unix":
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(path)
+    one.listen()
+print(one.getsockname(), flush=True)
+async def serve():
+    server = await asyncio.start_server(lambda *_: None, sock=one)
+    await server.serve_forever()
+async def never():
+    await asyncio.Event().wait()
+if way in ("accept", "unix"):
+    one.accept()
+elif way == "select":
+    select.select([one], [], [])
+elif way == "poll":
+    polled = select.poll()
+    polled.register(one)
+    polled.poll()
+elif way == "asyncio":
+    asyncio.run(serve())
+elif way == "no_server":
+    asyncio.run(never())
+elif way == "read":
+    here, there = socket.socketpair()
+    here.recv(1)
+elif way == "select_other":
+    here, there = socket.socketpair()
+    select.select([here], [], [])
+elif way == "sleep":
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("way", ["accept", "unix", "select", "poll", "asyncio"])
+def test_who_waits_for_a_client(tmp_path: Path, way: str) -> None:
+    address, found = _asleep(way, tmp_path / "socket")
+    assert found == (str(tmp_path / "socket") if way == "unix" else "{}:{}".format(*eval(address)))
+
+
+@pytest.mark.parametrize("way", ["no_server", "read", "select_other", "sleep"])
+def test_who_waits_for_something_else(tmp_path: Path, way: str) -> None:
+    """It has a listening socket all the while."""
+    assert _asleep(way, tmp_path / "socket")[1] == ""
+
+
+def test_who_has_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert listens_at(ended.pid, ended.pid) == ""
+
+
+def _asleep(way: str, path: Path) -> tuple[str, str]:
+    """What such a process has for an address, and what is seen of it once it sleeps for good."""
+    command = [sys.executable, "-c", _SERVER, way, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        quiet, ticks, found = 0, -1, ""
+        while quiet < 5:  # it has slept without a break for so many looks
+            stat = read_stat(process.pid)
+            assert stat is not None
+            still = stat.state == "S" and stat.cpu_ticks == ticks
+            quiet, ticks = quiet + 1 if still else 0, stat.cpu_ticks
+            found = listens_at(process.pid, process.pid)
+            subprocess.run(["sleep", "0.1"], check=True)
+        process.kill()
+    return address, found
