@@ -24,6 +24,15 @@ def is_idle(one: Stance) -> bool:
     return one.doing is Doing.CODE and bool(one.serves) and one.cause != "stopped"
 
 
+def wakes_before(one: Stance, longest_s: float, limits: Limits) -> bool:
+    """Whether it has set itself a time at which it wakes up, and nobody will have waited for long
+    until then: for half of what no rank may take. Who sleeps shortly, again and again, is in a loop
+    that polls."""
+    if one.wakes_in_s is None or one.still_s + one.wakes_in_s < limits.still_s:
+        return False
+    return longest_s + one.wakes_in_s < limits.moving_s / 2
+
+
 def late_ranks(
     ranks: Mapping[int, Stance], waiting: Mapping[int, Stance], limits: Limits
 ) -> list[int]:
@@ -52,6 +61,8 @@ def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> 
         return bool(at_one_place) and newest_s >= limits.busy_s
     if not one.still_s:
         return newest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
+    if wakes_before(one, longest_s, limits):
+        return False
     # It has slept for a while itself: one that has just gone to sleep is at work.
     slept_long = one.still_s >= slept_s and newest_s >= limits.still_s
     return longest_s >= limits.still_s and (slept_long or one.still_s >= limits.still_s)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
-from .serving import listens_at
 from .slept import CoreClocks, slept
+from .system_call import Asleep, asleep_in
 
 FIRST_GAP_S = 0.25
 MOST_GAP_S = 1.2
@@ -53,8 +53,9 @@ class Sight:
     writes files, or pipes, as one does that saves or loads, or waits for a disk; or data comes to
     its main thread by a socket, however little. `at_work`: those that it has started compute or
     move data (workers of its data loader, a compiler, `tar`), or it computes itself and does not
-    stand at one place. `serves`: the address at which its main thread waits, or has just waited, for
-    somebody to connect: a server that is idle."""
+    stand at one place. `serves`: the address at which its main thread waits, or has just waited,
+    for somebody to connect: a server that is idle. `wakes_in_s`: when that thread ends its sleep by
+    itself, where it has set itself a time."""
 
     pid: int
     state: str
@@ -62,6 +63,7 @@ class Sight:
     moves_data: bool = False
     at_work: bool = False
     serves: str = ""
+    wakes_in_s: float | None = None
 
     @property
     def stopped(self) -> bool:
@@ -144,8 +146,8 @@ class _Taken:
     """It has read and written so much since it began, where the kernel tells."""
     below: Mapping[int, _Below] = field(default_factory=dict)
     """The processes below it that are none of those that are looked at."""
-    serves: str = ""
-    """The address at which its main thread waits for somebody to connect."""
+    asleep: Asleep = field(default_factory=Asleep)
+    """What its main thread waits for."""
 
 
 def _take(
@@ -161,15 +163,15 @@ def _take(
             taken[pid] = _Taken("", 0.0, (), {})
         else:
             cpu_s = stat.cpu_ticks / TICKS_PER_S
-            moved = _moved_bytes(pid)
+            main_s = slept_s[pid].get(pid, 0.0)
             taken[pid] = _Taken(
                 stat.state,
                 cpu_s,
                 stacks[pid],
                 slept_s[pid],
-                moved,
+                _moved_bytes(pid),
                 below[pid],
-                listens_at(pid, pid),
+                asleep_in(pid, pid, main_s),
             )
     return taken
 
@@ -197,7 +199,8 @@ def _compared(
         found[pid] = replace(
             sight,
             at_work=moves_on or _others_work(first[pid], one, gap_s),
-            serves=one.serves or first[pid].serves,
+            serves=one.asleep.listens_at or first[pid].asleep.listens_at,
+            wakes_in_s=one.asleep.wakes_in_s,
         )
     return found
 

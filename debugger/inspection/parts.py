@@ -134,6 +134,7 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "moves_data": one.moves_data,
         "at_work": one.at_work,
         "serves": one.serves,
+        "wakes_in_s": one.wakes_in_s,
         "lines": list(one.lines),
     }
 
@@ -188,6 +189,7 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         moves_data=bool(told.get("moves_data")),
         at_work=bool(told.get("at_work")),
         serves=_text(told.get("serves", "")),
+        wakes_in_s=None if (wakes := told.get("wakes_in_s")) is None else float(wakes),
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -93,8 +93,8 @@ class Stance:
     known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
     handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
     `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`, `at_work`, `serves`:
-    as the process does, and is.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`, `at_work`, `serves`,
+    `wakes_in_s`: as the process does, and is.
     """
 
     doing: Doing
@@ -112,6 +112,7 @@ class Stance:
     moves_data: bool = False
     at_work: bool = False
     serves: str = ""
+    wakes_in_s: float | None = None
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -256,6 +257,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
             moves_data=sight.moves_data,
             at_work=sight.at_work,
             serves=sight.serves,
+            wakes_in_s=sight.wakes_in_s,
             lines=lines,
         )
     frame, through = found
@@ -293,6 +295,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         moves_data=sight.moves_data,
         at_work=sight.at_work,
         serves=sight.serves,
+        wakes_in_s=sight.wakes_in_s,
         lines=lines,
     )
 

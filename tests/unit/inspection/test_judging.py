@@ -92,6 +92,17 @@ def test_a_server_without_clients_is_not_late() -> None:
     assert verdict(server, works(9e3), worker) == ("missing_rank", [1])
 
 
+def test_who_sleeps_until_a_time_comes_by_itself() -> None:
+    worker, naps = waits("broadcast", still_s=8.0), replace(works(8.0), wakes_in_s=12.0)
+    assert verdict(naps, worker, worker) is None
+    assert verdict(replace(naps, wakes_in_s=900.0), worker) == ("missing_rank", [0])
+    assert verdict(replace(naps, wakes_in_s=None), worker) == ("missing_rank", [0])
+    polls = replace(works(2.0), wakes_in_s=1.0)
+    assert verdict(polls, worker, worker) == ("missing_rank", [0])
+    longer = waits("broadcast", still_s=LIMITS.moving_s)
+    assert verdict(naps, longer, longer) == ("missing_rank", [0])
+
+
 def test_who_has_gone() -> None:
     stuck = waits("barrier")
     found = judge(Look({0: stuck, 1: stuck}, missing=(2,), world_size=3), LIMITS)

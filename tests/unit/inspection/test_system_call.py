@@ -1,14 +1,16 @@
-"""Who sleeps until somebody connects, in each way in which a server does, and who sleeps else."""
+"""Who sleeps until somebody connects, in each way in which a server does, who until a time, and who
+sleeps else."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from debugger.inspection.serving import listens_at
+from debugger.inspection.system_call import Asleep, asleep_in
 from debugger.record.process_stat import read_stat
 
 _SERVER = """
@@ -19,7 +21,7 @@ if way == "unix":
     one = socket.socket(socket.AF_UNIX)
     one.bind(path)
     one.listen()
-print(one.getsockname(), flush=True)
+print(path if way == "unix" else "%s:%d" % one.getsockname(), flush=True)
 async def serve():
     server = await asyncio.start_server(lambda *_: None, sock=one)
     await server.serve_forever()
@@ -45,40 +47,53 @@ elif way == "select_other":
     select.select([here], [], [])
 elif way == "sleep":
     time.sleep(1000)
+elif way == "select_timeout":
+    select.select([], [], [], 1000)
+elif way == "select_other_timeout":
+    here, there = socket.socketpair()
+    select.select([here], [], [], 1000)
 """
 
 
 @pytest.mark.parametrize("way", ["accept", "unix", "select", "poll", "asyncio"])
 def test_who_waits_for_a_client(tmp_path: Path, way: str) -> None:
     address, found = _asleep(way, tmp_path / "socket")
-    assert found == (str(tmp_path / "socket") if way == "unix" else "{}:{}".format(*eval(address)))
+    assert found == Asleep(listens_at=address)
 
 
-@pytest.mark.parametrize("way", ["no_server", "read", "select_other", "sleep"])
+@pytest.mark.parametrize("way", ["sleep", "select_timeout"])
+def test_who_waits_for_a_time(tmp_path: Path, way: str) -> None:
+    _, found = _asleep(way, tmp_path / "socket")
+    assert found.wakes_in_s is not None
+    assert not found.listens_at
+    assert 0 < found.wakes_in_s <= 1000
+
+
+@pytest.mark.parametrize("way", ["no_server", "read", "select_other", "select_other_timeout"])
 def test_who_waits_for_something_else(tmp_path: Path, way: str) -> None:
     """It has a listening socket all the while."""
-    assert _asleep(way, tmp_path / "socket")[1] == ""
+    assert _asleep(way, tmp_path / "socket")[1] == Asleep()
 
 
 def test_who_has_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    assert listens_at(ended.pid, ended.pid) == ""
+    assert asleep_in(ended.pid, ended.pid) == Asleep()
 
 
-def _asleep(way: str, path: Path) -> tuple[str, str]:
+def _asleep(way: str, path: Path) -> tuple[str, Asleep]:
     """What such a process has for an address, and what is seen of it once it sleeps for good."""
     command = [sys.executable, "-c", _SERVER, way, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        quiet, ticks, found = 0, -1, ""
+        quiet, ticks, found = 0, -1, Asleep()
         while quiet < 5:  # it has slept without a break for so many looks
             stat = read_stat(process.pid)
             assert stat is not None
             still = stat.state == "S" and stat.cpu_ticks == ticks
             quiet, ticks = quiet + 1 if still else 0, stat.cpu_ticks
-            found = listens_at(process.pid, process.pid)
-            subprocess.run(["sleep", "0.1"], check=True)
+            found = asleep_in(process.pid, process.pid)
+            time.sleep(0.1)
         process.kill()
     return address, found

@@ -1,0 +1,119 @@
+"""What a thread that sleeps waits for, where that is nothing of the job's: somebody who connects (a
+server that is idle), or a time of its own.
+
+The system call that it sleeps in, its arguments and the file descriptors behind them are what the
+kernel tells of a process to who may trace it. Nothing is written, and the thread sleeps on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .connections import listening
+
+_CALLS = {
+    "x86_64": {
+        **dict.fromkeys((43, 288), "accept"),
+        **dict.fromkeys((232, 281, 441), "epoll"),
+        **dict.fromkeys((7, 271), "poll"),
+        23: "select",
+        270: "pselect",
+        35: "nanosleep",
+        230: "clock_nanosleep",
+    },
+    "aarch64": {
+        **dict.fromkeys((202, 242), "accept"),
+        **dict.fromkeys((22, 441), "epoll"),
+        73: "poll",
+        72: "pselect",
+        101: "nanosleep",
+        115: "clock_nanosleep",
+    },
+}
+"""The numbers of Linux's system calls that wait for files, or for a time."""
+_EPOLLED = re.compile(r"^tfd:\s+(\d+)", re.M)
+_MOST_FILES = 1024
+_ABSOLUTE = 1
+"""The flag of clock_nanosleep that gives the time at which it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """What a thread waits for. `listens_at`: the address at which somebody may connect, `host:port`
+    or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set itself no
+    time."""
+
+    listens_at: str = ""
+    wakes_in_s: float | None = None
+
+
+def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/proc")) -> Asleep:
+    """The same as nothing where the thread does not sleep, or nobody tells. `slept_s`: for so long
+    it has slept, from which a time counts that is not given by the clock."""
+    try:
+        number, *words = (proc / str(pid) / "task" / str(thread) / "syscall").read_text().split()
+        call = _CALLS.get(platform.machine(), {}).get(int(number)) if number.isdigit() else None
+        if call is None:
+            return Asleep()
+        given = [int(word, 16) for word in words]
+        files = [
+            os.readlink(proc / str(pid) / "fd" / str(file))
+            for file in _files(proc / str(pid), call, given)
+        ]
+        inodes = [int(one[8:-1]) for one in files if one.startswith("socket:[")]
+        if inodes:
+            return Asleep(listens_at=next(iter(listening(pid, inodes, proc)), ""))
+        wakes_in_s = None if files else _left_s(proc / str(pid), call, given, slept_s)
+        return Asleep(wakes_in_s=wakes_in_s)
+    except (OSError, ValueError, IndexError, OverflowError, struct.error):
+        return Asleep()
+
+
+def _files(process: Path, call: str, given: list[int]) -> Iterable[int]:
+    """The file descriptors that it waits for."""
+    match call:
+        case "accept":
+            return given[:1]
+        case "epoll":
+            return map(int, _EPOLLED.findall((process / "fdinfo" / str(given[0])).read_text()))
+        case "poll":
+            polled = _memory(process, given[0], 8 * min(given[1], _MOST_FILES))
+            return [file for file, _ in struct.iter_unpack("=iI", polled)]
+        case "select" | "pselect" if given[1]:
+            size = (min(given[0], _MOST_FILES) + 7) // 8
+            bits = int.from_bytes(_memory(process, given[1], size), "little")
+            return [file for file in range(bits.bit_length()) if bits >> file & 1]
+    return []
+
+
+def _left_s(process: Path, call: str, given: list[int], slept_s: float) -> float | None:
+    """Until it wakes up by itself, where it waits for nothing else."""
+    if call == "clock_nanosleep":
+        until_s = _seconds(process, given[2], 1e9)
+        is_absolute = given[1] & _ABSOLUTE
+        return max(0.0, until_s - (time.clock_gettime(given[0]) if is_absolute else slept_s))
+    if call == "nanosleep":
+        return max(0.0, _seconds(process, given[0], 1e9) - slept_s)
+    # `time.sleep` of a Python before 3.11: no files, and a time.
+    if call in ("select", "pselect") and given[4] and not any(given[1:4]):
+        unit = 1e6 if call == "select" else 1e9
+        return max(0.0, _seconds(process, given[4], unit) - slept_s)
+    return None
+
+
+def _seconds(process: Path, address: int, unit: float) -> float:
+    """A `timespec`, or a `timeval`, of the process."""
+    seconds, parts = struct.unpack("=qq", _memory(process, address, 16))
+    return float(seconds) + float(parts) / unit
+
+
+def _memory(process: Path, address: int, size: int) -> bytes:
+    with open(process / "mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, address)
