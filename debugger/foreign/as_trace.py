@@ -7,7 +7,8 @@ send to its receive. What is under way at the end of the record ends there, and 
 
 The argument names are Kineto's, as tools for its traces read them (`Collective name`, `In msg
 nelems`, `Process Group Ranks`, ...); `distributedInfo` stands before the events, for those that
-look for the rank in the first lines of a file.
+look for the rank in the first lines of a file. Steps of the training are known where replicas were
+compared after each (`--check replicas`); they have Kineto's name too, and a track of their own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, gro
 Event = dict[str, Any]
 _SCHEMA_VERSION = 1
 _IN_FLIGHT = "in flight"
+_STEPS_TRACK = 0
 _ISSUING_US = 1
 """So long an asynchronous call takes here: the record does not say when it came back. Readers that
 round to whole microseconds (HolisticTraceAnalysis does, inwards) have -1 of a call without any."""
@@ -124,6 +126,7 @@ def _distributed(rank: Rank) -> Mapping[str, Any]:
 def _of_ranks(made: Sequence[_Traced], base_ns: int) -> Iterator[Event]:
     for one in made:
         yield from _tracks(one)
+        yield from _steps(one, base_ns)
         for call in one.calls:
             yield from _slices(one, call, base_ns)
 
@@ -135,6 +138,26 @@ def _tracks(one: _Traced) -> Iterator[Event]:
     yield _about(rank.rank, 0, "process_sort_index", sort_index=rank.rank)
     for thread, number in one.tracks.items():
         yield _about(rank.rank, number, "thread_name", name=f"calls of thread {thread}")
+
+
+def _steps(one: _Traced, base_ns: int) -> Iterator[Event]:
+    """From the end of one step to that of the next, as the optimiser made them that has made most:
+    not where one in between was not looked at."""
+    made = max((each.digests() for each in one.rank.replicas), key=len, default=())
+    pairs = [(a, b) for a, b in itertools.pairwise(made) if b.step == a.step + 1]
+    if pairs:
+        yield _about(one.rank.rank, _STEPS_TRACK, "thread_name", name="steps")
+    for before, after in pairs:
+        yield {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{after.step}",
+            "pid": one.rank.rank,
+            "tid": _STEPS_TRACK,
+            "ts": _us(before.time_ns, base_ns),
+            "dur": _us(after.time_ns, before.time_ns),
+            "args": {"step": after.step},
+        }
 
 
 def _about(rank: int, track: int, what: str, **args: Any) -> Event:

@@ -6,13 +6,16 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from debugger.cli import main
+from debugger.foreign.as_trace import write_each
 from debugger.record.records import Records, newest_ranks
+from debugger.record.snapshot import Digest
 from fixtures import make_trace_picture, recorded
 
 Events = list[dict[str, Any]]
@@ -88,6 +91,47 @@ def test_a_file_a_rank_begins_with_its_rank(run: Path, tmp_path: Path) -> None:
         args = of(trace["traceEvents"], "X")[0]["args"]
         assert args["Process Group Ranks"] == "[0, 1, 2, 3]"
         assert {"Collective name", "In msg nelems", "Out msg nelems", "dtype"} <= set(args)
+
+
+class OfSteps:
+    """Replicas that were looked at after these steps, a millisecond apart."""
+
+    group, key, axis, columns = ("0", ""), "", "", ()
+
+    def __init__(self, began_ns: int, *steps: int) -> None:
+        self._digests = [
+            Digest((1, step), step, 0, began_ns + step * 1_000_000, None) for step in steps
+        ]
+
+    def digests(self) -> Sequence[Digest]:
+        return self._digests
+
+    def values(self, moment: tuple[int, int]) -> None:
+        return None
+
+    def samples(self, moment: tuple[int, int], column: object) -> Sequence[float]:
+        return ()
+
+
+def test_steps_that_are_on_record_have_kinetos_name(run: Path, tmp_path: Path) -> None:
+    records = Records(run / "ranks")
+    records.look()
+    rank = newest_ranks(records.snapshots()[-1:])[0]
+    assert rank.history is not None
+    began_ns = rank.history.recent(10_000)[0].issued_ns
+    stepped = replace(rank, replicas=(OfSteps(began_ns, 1), OfSteps(began_ns, 1, 2, 3, 5, 6)))
+    write_each({0: stepped, 1: replace(rank, rank=1)}, tmp_path / "each")
+    with_steps, without = (
+        json.loads((tmp_path / "each" / f"rank_{number}.json").read_text())["traceEvents"]
+        for number in (0, 1)
+    )
+    steps = [one for one in of(with_steps, "X") if one["cat"] == "user_annotation"]
+    assert [(one["name"], one["ts"], one["dur"]) for one in steps] == [
+        ("ProfilerStep#2", 1000, 1000),
+        ("ProfilerStep#3", 2000, 1000),
+        ("ProfilerStep#6", 5000, 1000),  # the fifth began nobody knows when
+    ]
+    assert len(of(without, "X")) == len(of(with_steps, "X")) - len(steps)
 
 
 def test_the_picture_in_the_readme_is_of_such_a_trace() -> None:
