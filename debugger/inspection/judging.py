@@ -262,7 +262,7 @@ def _messages(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Find
         # They may be under way, or not be the ones that the other waits for.
         late = to_each_other and _all_wait(waiting, limits.busy_s)
         return _unknown_peers(look, waiting) if late else None
-    if any(is_unknown(waiting[rank]) for rank in cycle):
+    if any(is_unknown(one) or len(one.peers) > 1 for one in map(waiting.__getitem__, cycle)):
         return _unknown_peers(look, waiting)
     steps = [f"{_at(rank, waiting)}" for rank in cycle]
     return _finding(

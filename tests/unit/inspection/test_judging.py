@@ -164,6 +164,9 @@ def test_handles_of_which_the_source_tells_the_peers() -> None:
     # Of two that exchange messages nobody knows which these are: at first they are under way.
     assert verdict(exchanges(1, still_s=9.0), exchanges(0, still_s=9.0)) is None
     assert verdict(exchanges(1), exchanges(0)) == ("deadlock", [0, 1])
+    # Rank 1 waits for 0, which has gone on, or for 2, whose messages go to other ranks than it says.
+    ring = (waits("barrier"), exchanges(0, 2), exchanges(0))
+    assert verdict(*ring) == ("deadlock", [0, 1, 2])
 
 
 def connects(port: int, **more: Any) -> Stance:
