@@ -17,9 +17,9 @@ from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
-from . import judging, surroundings
+from . import surroundings
 from .joining import joined
-from .judging import Look, judge
+from .judging import NOT_IN_RECORD, Look, at_work, judge
 from .lateness import Limits
 from .look import Sight, look
 from .parts import Part, Whole
@@ -37,6 +37,7 @@ from .stance import (
     waits_for_children,
 )
 from .surroundings import Surroundings, look_around
+from .words import evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,12 @@ class Inspection:
             notes.append(
                 f"read from the stacks of {read} processes, which were "
                 f"{'stopped for a moment' if self.native else 'not stopped'}; "
-                f"{', '.join(judging.NOT_IN_RECORD)} of a call are not on a stack"
+                f"{', '.join(NOT_IN_RECORD)} of a call are not on a stack"
             )
         if read < len(self.look.ranks):
             notes.append(needed(self.pids.values()))
         if not self.findings:
-            notes.insert(0, judging.at_work(self.look))
+            notes.insert(0, at_work(self.look))
         elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
         if elsewhere > 0:
             where = "are not on this host, or are not yours to look at"
@@ -107,7 +108,7 @@ class Inspection:
         return [*notes, *map(clean, beside), *map(clean, self.problems)]
 
     def _rank(self, rank: int, one: Stance) -> Document:
-        shown = judging.evidence(one)
+        shown = evidence(one)
         return {
             "pid": self.pids.get(rank, 0),
             "host": clean(self.hosts.get(rank) or socket.gethostname()),

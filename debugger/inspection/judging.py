@@ -27,23 +27,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..diagnosis.findings import Finding, GroupEvidence
 from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
 from .awaiting import awaited, cycle_in, is_unknown, of_anybody, peer_of, sends
 from .in_store import all_in_store, in_store
 from .lateness import Limits, is_idle, late_ranks
 from .stance import Doing, Stance
+from .words import evidence, state
 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
-_STATES = {
-    "stopped": "stopped by a signal",
-    "lock": "waits for a lock",
-    "gil_held": "does not let go of the GIL",
-    "store": "waits for the store",
-}
-
 _TOLD_BY_JOINS = ("ranks", "group_name")
+_MAKE_SEVERAL = {"init_device_mesh", "new_subgroups", "new_subgroups_by_enumeration"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +121,6 @@ def at_work(look: Look) -> str:
         f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
         f"{seconds(int(longest.still_s * 1e9))} at most, while {' and '.join(doing)}; "
         "nothing is wrong that can be seen"
-    )
-
-
-def state(one: Stance) -> str:
-    """What a rank does, in words."""
-    if one.cause in _STATES:
-        return _STATES[one.cause]
-    if one.waits:
-        return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
-    if is_idle(one):
-        return f"waits for somebody to connect at {one.serves}"
-    if one.doing is Doing.UNREADABLE:
-        return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
-    return "computes" if one.running else one.doing.value
-
-
-def evidence(one: Stance) -> RankEvidence:
-    """Where a rank stands, as findings have it."""
-    return RankEvidence(
-        state=state(one),
-        call=None if one.call is None else printable(one.call),
-        location=one.site,
-        stack=tuple(printable(line) for line in one.lines),
     )
 
 
@@ -329,14 +301,10 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
             stores.culprits,
             look,
         )
-    voted = _vote(
-        {
-            rank: tuple(one.arguments.get(name, "") for name in _TOLD_BY_JOINS)
-            if rank in joining
-            else "other"
-            for rank, one in waiting.items()
-        }
-    )
+    made = {rank: _made_by(waiting[rank]) if rank in joining else "other" for rank in waiting}
+    voted = _vote(made)
+    if len(voted.parties) < 2:
+        voted = _vote({rank: _told_by(one) for rank, one in waiting.items()})
     if len(voted.parties) < 2:
         return None
     return _finding(
@@ -345,6 +313,17 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         voted.culprits,
         look,
     )
+
+
+def _made_by(one: Stance) -> Hashable:
+    """What ranks that make the same groups have in common: of those that make several at once, and
+    are each in others of them, no more than how."""
+    name = (one.call or "").partition("(")[0]
+    return name if name in _MAKE_SEVERAL else _told_by(one)
+
+
+def _told_by(one: Stance) -> Hashable:
+    return tuple(one.arguments.get(name, "") for name in _TOLD_BY_JOINS)
 
 
 def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:

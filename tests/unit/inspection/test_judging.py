@@ -27,6 +27,11 @@ def message(op: str, peer: int, tag: int = 0) -> Stance:
     return waits(op, doing=Doing.MESSAGE, group=None, arguments=arguments)
 
 
+def makes(call: str, ranks: str) -> Stance:
+    arguments = {"ranks": ranks}
+    return waits("new_group", doing=Doing.JOIN, call=f"{call}()", arguments=arguments)
+
+
 def works(still_s: float, running: bool = False, cause: str = "user_code") -> Stance:
     site = CallSite("train.py", 30, "load")
     return Stance(Doing.CODE, site=site, still_s=still_s, running=running, cause=cause)
@@ -164,7 +169,7 @@ def test_handles_of_which_the_source_tells_the_peers() -> None:
     # Of two that exchange messages nobody knows which these are: at first they are under way.
     assert verdict(exchanges(1, still_s=9.0), exchanges(0, still_s=9.0)) is None
     assert verdict(exchanges(1), exchanges(0)) == ("deadlock", [0, 1])
-    # Rank 1 waits for 0, which has gone on, or for 2, whose messages go to other ranks than it says.
+    # Rank 1 waits for 0, which has gone on, or for 2, whose messages are not for it.
     ring = (waits("barrier"), exchanges(0, 2), exchanges(0))
     assert verdict(*ring) == ("deadlock", [0, 1, 2])
 
@@ -210,9 +215,17 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
             ("deadlock", [0, 1]),
         ),
         (
-            [waits("new_group", doing=Doing.JOIN, arguments={"ranks": r}) for r in ("a", "a", "b")],
+            [makes("new_group", ranks) for ranks in "aab"],
             ("group_mismatch", [2]),
         ),
+        (  # each makes other groups of one mesh, but for one that has made those of another
+            [
+                *(makes("init_device_mesh", ranks) for ranks in "abc"),
+                waits("all_reduce", group="g"),
+            ],
+            ("group_mismatch", [3]),
+        ),
+        ([makes("init_device_mesh", ranks) for ranks in "aab"], ("group_mismatch", [2])),
         ([waits("all_reduce", still_s=90.0)] * 3, ("stalled", [0, 1, 2])),
     ],
 )
