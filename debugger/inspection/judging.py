@@ -10,7 +10,8 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
    `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
    `moving_s`: a job at work has slow ranks, too. Where others have just come to wait, the job moves
    (the first stage of a pipeline waits for long): then it has to have slept for so long itself, or
-   others have to have waited for `moving_s`.
+   others have to have waited for `moving_s`. A server that waits for a client is not late, and one
+   that sleeps until a time of its own is not where that comes soon.
 3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
    is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
    different tags are a mismatch.
