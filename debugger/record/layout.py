@@ -93,6 +93,10 @@ THREADS = 64
 THREAD = Struct("<IBBHQQIIQQI")
 """version, activity, inferred, pad, native thread id, call number + 1 (0: none),
 detail definition id, call site id, since_ns, serial, version again"""
+SEEN_IDLE, SEEN_STILL, SEEN_ASKING = 1, 2, 3
+"""How a wait came on record of which nobody told (0: the thread told). Idle below its call; at one
+instruction, while its call is under way on a GPU; asking again and again whether the call is over.
+All but the first are guesses."""
 THREAD_BYTES = 64
 THREAD_CALL_AT = 56
 THREAD_CALLS = Struct("<" + f"{THREAD_CALL_AT}xQ" * THREADS)

@@ -277,7 +277,8 @@ class FlightReader(RingReader):
                     detail=self._definitions.detail(detail),
                     site=self._definitions.site(site),
                     inferred=bool(inferred),
-                    on_stream=inferred > 1,
+                    guessed=inferred > layout.SEEN_IDLE,
+                    asks=inferred == layout.SEEN_ASKING,
                 )
             )
         return tuple(waits)

@@ -154,8 +154,9 @@ class Wait:
     `key`, `store`, `address`, `ranks`, ... as fits. `serial` changes with every change of the
     thread's activity: the same serial in two snapshots means that it never moved in between.
     `inferred`: nobody told the layer of this wait; the thread was seen idle below its call.
-    `on_stream`: even that is a guess: the thread stands still while its call is under way on a GPU,
-    and counts among the rank's free threads, so that nothing is proven by it.
+    `guessed`: even that is a guess: the thread stands still while its call is under way on a GPU,
+    or `asks` again and again whether the call is over; it counts among the rank's free threads, so
+    that nothing is proven by it.
     """
 
     thread: int
@@ -166,7 +167,8 @@ class Wait:
     detail: Mapping[str, Any] = field(default_factory=dict)
     site: CallSite | None = None
     inferred: bool = False
-    on_stream: bool = False
+    guessed: bool = False
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

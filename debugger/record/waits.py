@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 
 from . import layout
-from .layout import Activity, Role
+from .layout import SEEN_IDLE, Activity, Role
 from .places import FlightPlaces
 from .signature import MASK
 from .slots import WRITTEN as _WRITTEN
@@ -208,10 +208,10 @@ class FlightWaits(FlightPlaces):
                 self._keep_wait(thread, mark)
 
     def infer(
-        self, ident: int, native_id: int, call: int, site: int, on_stream: bool = False
+        self, ident: int, native_id: int, call: int, site: int, sure: int = SEEN_IDLE
     ) -> None:
         """Another thread was seen idle below a call that nobody told us it waits for (0: no more);
-        `on_stream`: it stands still, while this call is under way on a GPU.
+        `sure`: how much of a guess that is (see `layout`).
 
         Only for a thread that is in no wait of its own.
         """
@@ -220,7 +220,7 @@ class FlightWaits(FlightPlaces):
             if not slot.nested and slot.current <= 0:
                 slot.current = _WRITTEN if call else slot.at_rest
                 activity = _IN_CALL if call else _NONE
-                self._write_wait(slot, activity, 1 + on_stream, native_id, call, 0, site)
+                self._write_wait(slot, activity, sure, native_id, call, 0, site)
 
     def _write_wait(
         self,

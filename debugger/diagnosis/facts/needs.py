@@ -13,6 +13,7 @@
     new_group                        all members create it                          yes
     init_process_group               all ranks of the world come                    yes
     store, destroy, breakpoint       cannot be judged: as good as computing         -
+    any of them, asked for only      as above, once the hang timeout has passed     -
     an asynchronous call, DETAIL     by itself: its thread waits for the others     -
                                      for a second, not for its end
 
@@ -65,7 +66,7 @@ class Needs:
             need = self._find(pending)
             if need and not need.certain and not self._lasted(pending):
                 need = None
-            if need and self._leaves_by_itself(pending):
+            if need and self._may_go_on(pending):
                 need = None
             self._memo[memo] = self._shared.setdefault(need, need) if need else None
         return self._memo[memo]
@@ -199,9 +200,12 @@ class Needs:
             return begun  # torch allows no second one beside it: an initialisation is at its end
         return begun + (self.world.activity(rank, Activity.INIT) is not None)
 
-    def _leaves_by_itself(self, pending: Pending) -> bool:
-        """Whether the thread is in an asynchronous call that it leaves, whoever comes."""
-        call = pending.call
+    def _may_go_on(self, pending: Pending) -> bool:
+        """Whether the thread is in an asynchronous call that it leaves, whoever comes; or asks
+        whether its call is over, and has not done so for long: it may do something else."""
+        call, wait = pending.call, pending.wait
+        if wait.asks and self.world.waited_ns(wait) < self.world.limits.hang_ns:
+            return True
         if call is None or not call.bounded or call.state is not CallState.ISSUED:
             return False
         return self.world.now_ns - call.issued_ns < BOUNDED_S * SECOND_NS

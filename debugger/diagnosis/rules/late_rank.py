@@ -133,7 +133,7 @@ def _acts(world: World, rank: int, waits: Sequence[Pending]) -> bool:
     judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
     if any(pending.wait.activity not in judged for pending in waits):
         return True
-    guessed = sum(pending.wait.on_stream for pending in waits)  # these count as free as well
+    guessed = sum(pending.wait.guessed for pending in waits)  # these count as free as well
     return world.ranks[rank].free_threads > guessed
 
 

@@ -58,7 +58,7 @@ def _stands_still(world: World, rank: int) -> Pending | None:
     """The longest of the waits in which all threads of the rank are."""
     record = world.ranks[rank]
     rows = world.pending(rank)
-    guessed = sum(row.wait.on_stream for row in rows)
+    guessed = sum(row.wait.guessed for row in rows)
     if not rows or rank in world.unrecorded or cause_of(world, rank) == "stopped":
         return None
     # Whoever joins waits for its peers alone, whatever further threads of the program do. And a

@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol
 
 from ...record.slots import GroupSlot
@@ -52,6 +53,18 @@ class Handle(weakref.ref[Tracked]):
     work: Any
 
 
+@dataclass
+class Asked:
+    """A thread that has asked in vain whether a call is over, so many times, at this line. `codes`:
+    the functions in which it did so, innermost first."""
+
+    ident: int
+    native_id: int
+    codes: tuple[CodeType, ...]
+    site: int
+    times: int = 1
+
+
 works: dict[int, Handle] = {}
 """By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
 awaited: dict[int, Tracked] = {}
@@ -59,6 +72,8 @@ awaited: dict[int, Tracked] = {}
 have dropped the handle (DDP does), so it is kept here until the call is done."""
 kept: dict[int, Tracked] = {}
 """Calls of torch's own whose handle the program is given, and need not wait for."""
+asked: dict[int, Asked] = {}
+"""The calls of which the program has asked in vain whether they are over."""
 barriers: dict[int, dict[Function, int]] = {}
 """The last barriers that groups have returned from, for groups where that means that all calls
 before are complete: by the group's index and the function that called it, the barrier's number."""
@@ -115,6 +130,7 @@ def remove(number: int) -> None:
     works.pop(number, None)
     awaited.pop(number, None)
     kept.pop(number, None)
+    asked.pop(number, None)
 
 
 def oldest_awaited() -> int | None:
@@ -147,6 +163,7 @@ def forget() -> None:
     works.clear()
     awaited.clear()
     kept.clear()
+    asked.clear()
     barriers.clear()
     unwaited.clear()
     followed.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
@@ -17,10 +18,11 @@ from ..record.lanes import NOWHERE, Line
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, whole
 from . import gpu_completion, outstanding
-from .outstanding import Handle, dropped
+from .outstanding import Asked, Handle, dropped
 
 _getframe = sys._getframe
 _works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
+_asked = outstanding.asked
 
 
 class TrackedWork(ForwardingWork):
@@ -121,6 +123,8 @@ class TrackedWork(ForwardingWork):
                 _awaited.pop(self._number, None)
             if _kept:
                 _kept.pop(self._number, None)
+            if _asked:
+                _asked.pop(self._number, None)
             writer.finish(self._number, thread)
         return bool(result)
 
@@ -195,7 +199,25 @@ class TrackedWork(ForwardingWork):
         done = self.poll()
         if done:
             self._release()
+        elif self._open:
+            self._was_asked()
         return done
+
+    def _was_asked(self) -> None:
+        """The program asks whether the call is over: it may wait in this way."""
+        asked = _asked.get(self._number)
+        if asked is not None:
+            asked.times += 1
+            return
+        try:
+            frame = _getframe(2)
+        except ValueError:
+            return  # a thread of C++
+        # Who asks of several calls does so in a function within the one that sleeps.
+        above = frame.f_back
+        codes = (frame.f_code,) if above is None else (frame.f_code, above.f_code)
+        thread, native_id = threading.get_ident(), threading.get_native_id()
+        _asked[self._number] = Asked(thread, native_id, codes, self._site(frame))
 
     def poll(self) -> bool:
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""

@@ -14,11 +14,13 @@ from types import FrameType
 
 from distcore.base.background_thread import BackgroundThread
 
+from ...record.layout import SEEN_STILL
 from ...record.process_stat import read_status
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
 from ..record.recorder import Recorder
+from .asking import Asking
 from .unwaited_work import UnwaitedWork
 
 PERIOD_S = 0.1
@@ -43,6 +45,7 @@ class Heartbeat:
         self._still: tuple[object, ...] = ()
         self._still_beats = 0
         self._on_stream: int | None = None
+        self._asking = Asking(recorder)
         self.thread = BackgroundThread(self._run, "distdebug-heartbeat")
 
     def start(self) -> None:
@@ -82,6 +85,7 @@ class Heartbeat:
         self._unwaited.report()
         self._infer()
         self._infer_on_stream()
+        self._asking.beat(not (self._inferred is None and self._on_stream is None))
         serial = writer.serial
         free = self._free_threads()
         frame = frames.of_thread(threading.main_thread().ident)
@@ -152,7 +156,7 @@ class Heartbeat:
             call = 0 if waits_for is None else waits_for + 1
             if self._inferred is None:
                 site = self._site(frame) if frame is not None else 0
-                writer.infer(ident, os.getpid(), call, site, on_stream=True)
+                writer.infer(ident, os.getpid(), call, site, SEEN_STILL)
             self._on_stream = waits_for
 
 

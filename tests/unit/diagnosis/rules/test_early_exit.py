@@ -334,7 +334,7 @@ class TestLate:
         run[3].calls(recv(2), waits=True)
         run[2].goes_on()
         for rank in (0, 1, 3):
-            run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+            run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, guessed=True)
             run[rank].free_threads = 1
         run.passes(30)
         assert run.errors() == []
@@ -348,7 +348,7 @@ class TestLate:
         for rank in (0, 1):
             run[rank].calls(recv(1 - rank), waits=True)
             if guessed:
-                run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, on_stream=True)
+                run[rank].waits[1] = replace(run[rank].waits[1], inferred=True, guessed=True)
                 run[rank].free_threads = 1
         assert [found.kind for found in run.errors()] == ([] if guessed else ["deadlock"])
 

@@ -220,7 +220,7 @@ def test_a_thread_that_stands_still_seems_to_wait_for_its_gpu(
     assert still.waits() == []
     still.beat(1)
     (wait,) = still.waits()
-    assert (wait.call, wait.inferred, wait.on_stream) == (0, True, True)
+    assert (wait.call, wait.inferred, wait.guessed) == (0, True, True)
     work.over = True
     gpu_completion.poll()
     still.beat(1)
