@@ -29,6 +29,7 @@ from .rules.deaths_and_exceptions import endings
 from .rules.divergence import differing_replicas
 from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
+from .rules.group_split import different_splits
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, refine_cause
 from .rules.node_lost import lost_nodes
@@ -86,6 +87,7 @@ def diagnose(
         *candidates_of(split_mismatches, world),
         *candidates_of(message_mismatches, world, channels),
         *candidates_of(creation_mismatches, world),
+        *candidates_of(different_splits, world),
         *candidates_of(joins, world, needs),
         *candidates_of(deadlocks, world, channels, needs),
         *candidates_of(departures, world, channels, needs),

@@ -264,6 +264,19 @@ class DestroyedNote(NoteData):
 
 
 @dataclass(frozen=True, slots=True)
+class SplitNote(NoteData):
+    """The rank has split this group, for the `number`-th time, and is in the part with these global
+    ranks; in none: it is in no part."""
+
+    group: tuple[str, int]
+    number: int
+    ranks: tuple[int, ...]
+
+    KIND = "split"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
 class ForkedNote(NoteData):
     """A forked child called this op on a group of its parent."""
 

@@ -95,7 +95,7 @@ class CheckedGroup(ProcessGroup):
     _inner: Any
     _recorder: Recorder | None
     _record: GroupRecord
-    _wrap_split: Callable[..., Any]
+    _split: Callable[..., Any]
     _refuse: Callable[[str], NoReturn] | None
     _monitored: Callable[..., None]
     _in_cleanup: Callable[[int, bool], None]
@@ -106,7 +106,7 @@ class CheckedGroup(ProcessGroup):
         inner: Any,
         recorder: Recorder,
         record: GroupRecord,
-        wrap_split: Callable[..., Any],
+        split: Callable[..., Any],
         monitored: Callable[..., None],
         in_cleanup: Callable[[int, bool], None],
     ) -> None:
@@ -118,7 +118,7 @@ class CheckedGroup(ProcessGroup):
         self._inner = inner
         self._recorder = recorder
         self._record = record
-        self._wrap_split = wrap_split
+        self._split = split
         self._monitored = monitored
         self._in_cleanup = in_cleanup
         self._refuse = None
@@ -191,7 +191,7 @@ class CheckedGroup(ProcessGroup):
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's; the new group is observed too."""
-        return self._wrap_split(self, self._inner.split_group(*args, **kwargs), args, kwargs)
+        return self._split(self._inner.split_group, *args, **kwargs)
 
     def forbid(self, refuse: Callable[[str], NoReturn]) -> None:
         """From now on every communication calls `refuse`, which raises: this is a forked child."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
+from ...record.notes import SplitNote
 from .. import torch_private
 from ..checks.pipeline import Pipeline
 from ..log.interruptions import is_interruption
@@ -20,6 +22,10 @@ from .forks import Forks
 from .timeouts import Timeouts
 
 _getframe = sys._getframe
+_SPLIT = ("ranks", "timeout", "opts", "group_name")
+"""The arguments of a group's `split_group`."""
+_MOST_SPLITS = 64
+"""So many splits of a group are on record: programs make them at the start."""
 
 
 class Agreement(Protocol):
@@ -189,13 +195,15 @@ class Groups:
         if record is None:
             return None
         outer: CheckedGroup = torch_private.clone_group(self._class, inner, backend)
+        numbers = itertools.count()
 
-        def wrap_split(
-            _parent: CheckedGroup, split: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(_SPLIT, args, strict=False)), **kwargs}
+            if given.get("group_name") is None:
+                self._note_split(record, next(numbers), given.get("ranks"))
+            split = original(*args, **kwargs)
             if split is None:
                 return None
-            given = {**dict(zip(("ranks", "timeout"), args, strict=False)), **kwargs}
             members = [record.ranks[index] for index in given["ranks"]]
             child = self._checked(
                 split,
@@ -209,7 +217,7 @@ class Groups:
             return split if child is None else child
 
         barrier = self._agreement.monitored_barrier(record, store, inner.monitored_barrier)
-        outer.attach(inner, recorder, record, wrap_split, barrier, self._in_cleanup)
+        outer.attach(inner, recorder, record, split_group, barrier, self._in_cleanup)
         if self._adopt is not None:
             self._adopt(outer)
         self._agreement.guard(record, store)
@@ -220,3 +228,16 @@ class Groups:
         self._timeouts.take_over(record, inner)
         self._forks.watch_group(outer)
         return outer
+
+    def _note_split(self, record: GroupRecord, number: int, ranks: Any) -> None:
+        """Before it, for the backend may wait for the others of the part."""
+        if number >= _MOST_SPLITS:
+            return
+        try:
+            part = tuple(record.ranks[index] for index in ranks)
+            part = part if record.ranks[record.group_rank] in part else ()
+        except (TypeError, LookupError):
+            return  # the group will say what is wrong with them
+        note = SplitNote((record.name, record.incarnation), number, part)
+        site = self._recorder.safe_site(_getframe(3))
+        self._recorder.note(note, f"split group {record.shown_name!r}", site)
