@@ -13,7 +13,7 @@ from ..record.run_directory import RunDirectory
 from ..record.snapshot import CallSite, Rank
 from . import listeners, stack_tree
 from .held_locks import HeldLock, held_lock
-from .stacks import ThreadStack, capture
+from .stacks import Frame, ThreadStack, capture
 
 MOST_LOCKS = 4
 
@@ -32,14 +32,15 @@ class Evidence:
         if finding.kind == "missing_rank":
             finding = refine_cause(finding, self._lock_frames(finding))
         ranks = dict(finding.ranks)
-        for rank, lines in self.lines.items():
+        for rank in self.lines:
+            lines = self._lines(rank, finding)
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
         for rank in running.union(absent):
-            site = self._site(rank)
+            site = self._site(rank, finding)
             if site is not None:  # a busy machine's heartbeats may be old
                 known = ranks.get(rank, RankEvidence(state="absent"))
                 ranks[rank] = replace(known, location=site)
@@ -62,28 +63,60 @@ class Evidence:
         threads = self.stacks.get(rank, ())
         return next((one for one in threads if one.name == "MainThread"), None)
 
+    def _standing(self, rank: int, finding: Finding) -> ThreadStack | None:
+        """The main thread; where it joins another one, which is where the rank says that it stands,
+        that one; None where it joins one that has gone on since."""
+        main, known = self._main(rank), finding.ranks.get(rank)
+        site = known.location if known is not None else None
+        if main is None or site is None or not stack_tree.joins(main):
+            return main
+        own = stack_tree.users_frame(main.frames)
+        if own is not None and _is_at(own[0], site):
+            return main
+        for thread in self.stacks.get(rank, ()):
+            found = stack_tree.users_frame(thread.frames)
+            if found is not None and _is_at(found[0], site):
+                return thread
+        return None
+
+    def _lines(self, rank: int, finding: Finding) -> Sequence[str]:
+        """Of the thread that stands for the rank, innermost first, printable."""
+        thread = self._standing(rank, finding)
+        if thread is None or thread is self._main(rank):
+            return self.lines.get(rank, ())
+        return stack_tree.lines_of(thread)
+
     def _lock_frames(self, finding: Finding) -> dict[int, list[str]]:
         """The culprits' stacks, with the kernel's word where a lock has no frame of its own."""
         found = {}
         for rank in finding.culprits:
-            main = self._main(rank)
-            if main is not None:
-                lines = list(self.lines.get(rank, ()))
-                if stack_tree.waits_for_lock(main):
+            thread = self._standing(rank, finding)
+            if thread is not None:
+                lines = list(self._lines(rank, finding))
+                if stack_tree.waits_for_lock(thread):
                     lines.insert(0, "acquire (threading.py)")
                 found[rank] = lines
         return found
 
-    def _site(self, rank: int) -> CallSite | None:
-        main = self._main(rank)
-        found = stack_tree.users_frame(main.frames) if main is not None else None
-        if main is None or found is None:
+    def _site(self, rank: int, finding: Finding) -> CallSite | None:
+        thread = self._standing(rank, finding)
+        found = stack_tree.users_frame(thread.frames) if thread is not None else None
+        if thread is None or found is None:
             return None
         frame, through = found
-        held = held_lock(self.stacks[rank]) if stack_tree.waits_for_lock(main) else None
-        if held is not None:  # the main thread waits for the one that waits for it
+        held = held_lock(self.stacks[rank]) if stack_tree.waits_for_lock(thread) else None
+        if held is not None:  # this thread waits for the one that waits for it
             frame, through = held.waiter, ""
         return CallSite(frame.file, frame.line, frame.function, through)
+
+
+def _is_at(frame: Frame, site: CallSite) -> bool:
+    """Whether it is in the function of that line."""
+    return frame.file == site.file and _name(frame.function) == _name(site.function)
+
+
+def _name(function: str) -> str:
+    return function.rpartition(".")[2]
 
 
 def gather(

@@ -86,6 +86,16 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     return bool(_LOCK_LINE.search(line_of(python[0])))
 
 
+def joins(stack: ThreadStack) -> bool:
+    """Whether the thread waits for the end of another one."""
+    python = [frame for frame in stack.frames if not frame.native]
+    below = python[: _users_line(python)]
+    return any(
+        frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join"
+        for frame in below
+    )
+
+
 def rank_ranges(ranks: Iterable[int], word: str = "rank") -> str:
     """`rank 2`, `ranks 0,1`, `ranks 0-3,7`."""
     numbers = sorted(set(ranks))
@@ -190,9 +200,12 @@ def describe(frame: Frame) -> str:
 def main_lines(threads: Sequence[ThreadStack]) -> list[str]:
     """The main thread's frames, innermost first, printable; empty where it is not there."""
     main = next((one for one in threads if one.name == "MainThread"), None)
-    if main is None:
-        return []
-    return [describe(frame) for frame in own_frames(main.frames) or main.frames]
+    return [] if main is None else lines_of(main)
+
+
+def lines_of(thread: ThreadStack) -> list[str]:
+    """The thread's frames, innermost first, printable."""
+    return [describe(frame) for frame in own_frames(thread.frames) or thread.frames]
 
 
 def _branch(paths: list[_Path]) -> list[Node]:

@@ -27,6 +27,7 @@ PERIOD_S = 0.1
 _LAST_BEAT_S = 1.0
 _STILL_BEATS = 20
 """So many beats long the main thread must stand still to count as waiting for a GPU."""
+_MOST_JOINS = 4
 _JOINING = frozenset({"join", "_wait_for_tstate_lock"})
 
 
@@ -88,13 +89,28 @@ class Heartbeat:
         self._asking.beat(not (self._inferred is None and self._on_stream is None))
         serial = writer.serial
         free = self._free_threads()
-        frame = frames.of_thread(threading.main_thread().ident)
+        frame = self._standing()
         location = self._site(frame) if frame is not None else 0
         writer.heartbeat(free, serial, location)
 
     def _site(self, frame: FrameType | None) -> int:
         """Of the main thread's, which may run meanwhile."""
         return self._recorder.site(frame, of_another=True)
+
+    def _standing(self) -> FrameType | None:
+        """Where the main thread stands; where it joins a thread in user code that is in no recorded
+        wait, where that one does."""
+        frame = frames.of_thread(threading.main_thread().ident)
+        for _ in range(_MOST_JOINS):
+            ident = frames.joined(frame)
+            if ident is None or self._recorder.writer.is_waiting(ident):
+                break
+            other = frames.of_thread(ident)
+            user = call_site.find(other, of_another=True)
+            if user is None or call_site.frame_kind(user.f_code.co_filename) != call_site.USER:
+                break
+            frame = other
+        return frame
 
     def _free_threads(self) -> int:
         """Threads with user code on their stack that are in no recorded wait.

@@ -6,9 +6,10 @@ runs any finaliser that lets go of the GIL) lets another thread run, and if that
 frames too, or starts a thread, it waits for the lock with the GIL in its hand: the process stands
 still for ever. So there is no garbage collection meanwhile.
 
-Nor may there be one in the middle of `f_back` of another thread's frame: that creates an object for
-the frame above, and where a collection lets the thread run and return from it meanwhile, the object
-is of a frame that is no more, and the process crashes (`caller`).
+Nor may there be one in the middle of `f_back` or `f_locals` of another thread's frame: these create
+an object for the frame above, or for the variables, and where a collection lets the thread run and
+return from it meanwhile, the object is of a frame that is no more, and the process crashes
+(`caller`, `joined`).
 
 From Python 3.12 on a collection waits for the next instruction of its thread, and is in no call's
 way.
@@ -20,6 +21,7 @@ import gc
 import operator
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -33,6 +35,7 @@ _WITHOUT_GARBAGE_COLLECTION: tuple[partial[Any], ...] = (
     partial(gc.enable),
 )
 _f_back = operator.attrgetter("f_back")
+_f_locals = operator.attrgetter("f_locals")
 
 
 def of_other_threads() -> dict[int, FrameType]:
@@ -68,13 +71,27 @@ def of_thread(ident: int | None) -> FrameType | None:
 
 def caller(frame: FrameType) -> FrameType | None:
     """The frame that called this one, which may be another thread's: its `f_back`."""
+    found: FrameType | None = _asked(frame, _f_back)
+    return found
+
+
+def joined(frame: FrameType | None) -> int | None:
+    """The `ident` of the thread that another one joins, which stands in this frame; None where it
+    joins none."""
+    while frame is not None and frame.f_globals.get("__name__") == "threading":
+        if frame.f_code.co_name == "join":
+            return getattr(_asked(frame, _f_locals).get("self"), "ident", None)
+        frame = caller(frame)
+    return None
+
+
+def _asked(frame: FrameType, what: Callable[[FrameType], Any]) -> Any:
     if _COLLECTS_LATER or not gc.isenabled():
-        return frame.f_back
+        return what(frame)
     off, _, on = _WITHOUT_GARBAGE_COLLECTION
     try:
-        _, above, _ = map(partial.__call__, (off, partial(_f_back, frame), on))
+        _, found, _ = map(partial.__call__, (off, partial(what, frame), on))
     except BaseException:  # there is no memory
         gc.enable()
         raise
-    found: FrameType | None = above
     return found

@@ -224,3 +224,25 @@ def test_callers_to_the_end() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_which_thread_another_one_joins(on: bool) -> None:
+    over = threading.Event()
+    joined = threading.Thread(target=over.wait)
+    joined.start()
+    joins = threading.Thread(target=joined.join)
+    was = gc.isenabled()
+    try:
+        gc.enable() if on else gc.disable()
+        joins.start()
+        while frames.joined(frames.of_thread(joins.ident)) != joined.ident:
+            pass
+        assert frames.joined(frames.of_thread(joined.ident)) is None
+        assert frames.joined(None) is None
+        assert gc.isenabled() is on
+    finally:
+        over.set()
+        joins.join()
+        joined.join()
+        gc.enable() if was else gc.disable()
