@@ -49,7 +49,8 @@ from .process.main_thread import MainThread
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import Recorder, identity
+from .record.identity import identity
+from .record.recorder import Recorder
 from .replicas import check
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
@@ -127,6 +128,7 @@ class Layer:
         if writer is None:
             writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
+        recorder.lines_in_graph = torch_private.lines_in_graph
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
         self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])

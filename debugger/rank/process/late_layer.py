@@ -24,7 +24,8 @@ from ...record.writer import FlightWriter
 from ..group import outstanding
 from ..group.hooked_group import NOT_SEEN, HookedGroup
 from ..log.own_faults import report_own_fault
-from ..record.recorder import Recorder, identity
+from ..record.identity import identity
+from ..record.recorder import Recorder
 from ..torch_private import group_hooks
 from ..torch_private.gloo_sockets import GlooSockets
 from .exceptions import Exceptions

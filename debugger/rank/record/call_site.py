@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
-from types import FrameType
+from types import CodeType, FrameType
 
 from . import frames
 
@@ -17,6 +17,9 @@ _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdl
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTER = os.path.join("wrapt", "importer.py")
 
+_GRAPH = "<eval_with_key>"
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_INDUCTOR = f"{os.sep}torchinductor_"
 OWN, LIBRARY, USER = 0, 1, 2
 """OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
 
@@ -38,10 +41,10 @@ def frame_kind(filename: str) -> int:
 def _classify(filename: str) -> int:
     if filename.startswith(_BENCHMARKS):
         return USER  # they play the user's part
-    if filename.startswith(
-        (_HERE + os.sep, _DISTCORE, "<frozen", "<__array", "<string>", "<eval_with_key>")
-    ):
+    if filename.startswith((_HERE + os.sep, _DISTCORE, "<frozen", "<__array", "<string>", _GRAPH)):
         return OWN
+    if _INDUCTOR in filename or filename.startswith(os.environ.get(_INDUCTOR_CACHE) or "\0"):
+        return OWN  # what torch.compile has written
     inside = _inside_packages(filename)
     if inside:
         own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
@@ -89,6 +92,21 @@ def through(filename: str, line: int) -> str:
 def is_torch(filename: str) -> bool:
     """Whether a file is one of torch's own."""
     return f"{os.sep}torch{os.sep}" in filename and frame_kind(filename) == OWN
+
+
+def is_compiled(code: CodeType) -> bool:
+    """Whether torch.compile has made this code of a function: its frame stands at the function's
+    first line, whatever it does."""
+    return any(name.startswith("__compiled_fn") for name in code.co_names)
+
+
+def graph_below(frame: FrameType | None, compiled: FrameType) -> FrameType | None:
+    """The frame of the graph from which a compiled function calls, between these two frames."""
+    while frame is not None and frame is not compiled:
+        if frame.f_code.co_filename.startswith(_GRAPH):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def find(frame: FrameType | None, of_another: bool = False) -> FrameType | None:

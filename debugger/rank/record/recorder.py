@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
-
-import torch
 
 from ...record import layout, wording
 from ...record.backend_names import by_device
@@ -33,7 +29,6 @@ from ...record.notes import (
     PartOffNote,
     WithoutGradientNote,
 )
-from ...record.secret_words import masked
 from ...record.signature import (
     OP_CODES,
     Signature,
@@ -54,6 +49,7 @@ from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 _MOST_SITES = 10_000
 DEFAULT_TIMEOUT_S = 1800.0
 """Of a group that was given none."""
+LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
 _OWN, _USER = call_site.OWN, call_site.USER
 
 
@@ -149,13 +145,16 @@ class Recorder:
     world: GroupRecord | None
     sites: dict[tuple[int, ...], tuple[tuple[CodeType, CodeType], int]]
     """Ids of the user's lines by instruction: address of the code, and offset; where an installed
-    package made the call, by its instruction, too. Keeps the codes."""
+    package made the call, by its instruction, too. Keeps the codes. Negative: there the frame's
+    line says nothing, and the graph below tells (see `_in_graph`)."""
 
     def __init__(
         self, writer: FlightWriter, identity: Mapping[str, Any], verdict: Verdict | None = None
     ) -> None:
         """`verdict`: what may end the waits of this process, if anything does."""
         self.waits = Waits(verdict if verdict is not None else NoVerdict())
+        self.lines_in_graph: LinesInGraph = lambda _frame: ()
+        """The lines of a call that the code of a graph makes, innermost first."""
         self.off: set[str] = set()
         """Parts of the layer that have failed, and are switched off."""
         self.start(writer, identity)
@@ -237,7 +236,8 @@ class Recorder:
                 key = (*key, id(library.f_code), library.f_lasti)
         known = self.sites.get(key)
         if known is not None:
-            return known[1]
+            number = known[1]
+            return number if number >= 0 else self._in_graph(frame, found) or -number
         by, codes = "", (code, code)
         if library is not None:
             by = call_site.through(library.f_code.co_filename, library.f_lineno)
@@ -245,8 +245,27 @@ class Recorder:
         number = self.site_at(code.co_filename, found.f_lineno, code.co_name, by)
         if len(self.sites) > _MOST_SITES:
             self.sites.clear()  # a program that makes its code as it goes
-        self.sites[key] = (codes, number)  # the references keep the codes' ids their own
-        return number
+        # The references keep the codes' ids their own.
+        if of_another or not call_site.is_compiled(code):
+            self.sites[key] = (codes, number)
+            return number
+        self.sites[key] = (codes, -number)
+        return self._in_graph(frame, found) or number
+
+    def _in_graph(self, frame: FrameType | None, compiled: FrameType) -> int:
+        """The line that a call has in a function which torch.compile has compiled; 0: not known."""
+        graph = call_site.graph_below(frame, compiled)
+        if graph is None:
+            return 0
+        key = (id(graph.f_code), graph.f_lasti)
+        known = self.sites.get(key)
+        if known is None:
+            lines = self.lines_in_graph(graph)
+            kinds = ((call_site.frame_kind(line[0]), line) for line in lines)
+            line = next((line for kind, line in kinds if kind == _USER), None)
+            number = self.site_at(*line) if line is not None else 0
+            known = self.sites[key] = ((graph.f_code, graph.f_code), number)
+        return known[1]
 
     def safe_site(self, frame: FrameType | None) -> int:
         """`site`, for places where nobody else catches what goes wrong in it."""
@@ -467,17 +486,6 @@ class Recorder:
         else:
             shown = {}
         rank_log.note(note, message, self._places.get(site), shown)
-
-
-def identity() -> dict[str, Any]:
-    """What this process is, beside a rank: for the head of its record."""
-    return {
-        "host": socket.gethostname(),
-        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "parent": os.getppid(),
-    }
 
 
 def _main_ident() -> int:

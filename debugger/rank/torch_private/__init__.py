@@ -8,6 +8,7 @@ from .calls import (
     on_not_in_group,
     open_monitored_barrier,
 )
+from .graphs import lines_in_graph
 from .groups import (
     backend_name,
     clone_group,
@@ -57,6 +58,7 @@ __all__ = [
     "is_hashed_name",
     "is_python_group",
     "keep_uncompiled",
+    "lines_in_graph",
     "on_blocking_messages",
     "on_breakpoint",
     "on_data_end",
