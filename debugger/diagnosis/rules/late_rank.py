@@ -4,7 +4,9 @@ Rules:
 1. The call with the longest wait counts, from the moment its first rank began to wait; for the
    suspicion of an initialisation from the moment its last rank did (as `joining` names the absent).
 2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
-   the rank at the root, which computes, is stopped, or waits for something else.
+   the rank at the root, which computes, is stopped, or waits for something else. A thread that has
+   nothing to do with the call may run meanwhile: what counts is the one that makes the calls of its
+   group.
 3. A rank stopped inside a call holds up the others just as well.
 4. The program's own timeout may end the wait earlier: then the rank is suspected at that moment.
 5. At a breakpoint nobody is late.
@@ -119,22 +121,42 @@ def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
                 waits = world.pending(rank)
                 if pending.wait.activity is Activity.INIT and gave_up(world, rank):
                     continue
-                if _acts(world, rank, waits):
+                if _acts(world, rank, waits, pending):
                     roots.add(rank)
                 else:
                     todo.extend(waits)
     return tuple(sorted(roots))
 
 
-def _acts(world: World, rank: int, waits: Sequence[Pending]) -> bool:
-    """The rank itself is what the others wait for, not somebody behind it."""
+def _acts(world: World, rank: int, waits: Sequence[Pending], wanted: Pending) -> bool:
+    """The rank itself is what the others wait for in `wanted`, not somebody behind it."""
     if not waits or world.ranks[rank].process.state in STOPPED:
         return True
     judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
     if any(pending.wait.activity not in judged for pending in waits):
         return True
     guessed = sum(pending.wait.guessed for pending in waits)  # these count as free as well
-    return world.ranks[rank].free_threads > guessed
+    if world.ranks[rank].free_threads <= guessed:
+        return False
+    return not _awaited_thread_waits(world, rank, waits, wanted)
+
+
+def _awaited_thread_waits(
+    world: World, rank: int, waits: Sequence[Pending], wanted: Pending
+) -> bool:
+    """Whether the thread that should make the call waits itself, while others of the rank run, such
+    as one that writes metrics: the thread that has made the group's calls before, else the main
+    thread."""
+    record, call = world.ranks[rank], wanted.call
+    main = record.pid  # the main thread's id is the process's
+    if call is not None and call.signature.peer is None and record.history is not None:
+        before = record.history.recent(1, call.group)
+        if before:
+            thread = before[-1].thread
+            made = [row for row in waits if row.call and row.call.thread == thread]
+            # Another thread may wait for the handle of an asynchronous call.
+            return any(row.wait.thread == main or not row.call.is_async for row in made if row.call)
+    return any(row.wait.thread == main for row in waits)
 
 
 def _stopped_inside(world: World, pending: Pending) -> Set[int]:
@@ -267,7 +289,7 @@ def _own_timeout(world: World, needs: Needs) -> list[Candidate]:
             if other is not None and other.group == call.group:
                 continue  # it waited as well: its own call tells for whom
             waits = world.pending(rank)
-            if _acts(world, rank, waits):
+            if _acts(world, rank, waits, pending):
                 roots.add(rank)
             else:
                 roots.update(r for row in waits for r in _roots(world, needs, row))

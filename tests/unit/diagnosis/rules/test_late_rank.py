@@ -42,3 +42,44 @@ def test_a_lock_stands_where_the_main_thread_is_not_behind_the_call_of_another()
     assert "runs user code" not in better.message
     assert better.ranks[1].state == "waits for a lock"
     assert refine_cause(found, {1: ["step (train.py:55)"]}).message == found.message
+
+
+def chain_behind_a_busy_thread(is_async: bool = False) -> Run:
+    """Rank 2 is late for a call in which rank 1 waits, and rank 0 waits for rank 1, in which a
+    thread runs that has nothing to do with either."""
+    run = Run(3)
+    run.new_group("a", (0, 1))
+    run.new_group("b", (1, 2))
+    run[0, 1].calls(all_reduce(8), group="a")
+    run[0].calls(all_reduce(8), group="a", waits=True)
+    run[1].calls(all_reduce(4), group="b", waits=True, line=40, is_async=is_async)
+    run[1].free_threads = 1
+    return run
+
+
+def test_a_thread_that_writes_metrics_does_not_make_its_rank_the_late_one() -> None:
+    run = chain_behind_a_busy_thread()
+    run.passes(100)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (2,))
+
+
+def test_the_thread_that_makes_the_groups_calls_is_the_one_that_runs() -> None:
+    """It has made an asynchronous call, for which another thread waits."""
+    run = chain_behind_a_busy_thread(is_async=True)
+    run.passes(100)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (1,))
+
+
+def test_before_its_first_call_of_the_group_the_main_thread_counts() -> None:
+    for thread, culprit in ((1001, 2), (7, 1)):
+        run = Run(3)
+        run.new_group("a", (0, 1))
+        run.new_group("b", (1, 2))
+        run[0].calls(all_reduce(8), group="a", waits=True)
+        run[1].calls(all_reduce(4), group="b", waits=True, thread=thread)
+        run[1].free_threads = 1
+        run.passes(100)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("missing_rank", (culprit,))
