@@ -64,11 +64,11 @@ class Evidence:
         return next((one for one in threads if one.name == "MainThread"), None)
 
     def _standing(self, rank: int, finding: Finding) -> ThreadStack | None:
-        """The main thread; where it joins another one, which is where the rank says that it stands,
-        that one; None where it joins one that has gone on since."""
+        """The main thread; where it waits for another one, and that is where the rank says that it
+        stands, that one; None where that one has gone on since."""
         main, known = self._main(rank), finding.ranks.get(rank)
         site = known.location if known is not None else None
-        if main is None or site is None or not stack_tree.joins(main):
+        if main is None or site is None or not stack_tree.may_wait_for_thread(main):
             return main
         own = stack_tree.users_frame(main.frames)
         if own is not None and _is_at(own[0], site):

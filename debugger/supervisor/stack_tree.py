@@ -86,12 +86,14 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     return bool(_LOCK_LINE.search(line_of(python[0])))
 
 
-def joins(stack: ThreadStack) -> bool:
-    """Whether the thread waits for the end of another one."""
+def may_wait_for_thread(stack: ThreadStack) -> bool:
+    """Whether the thread may wait for another: it joins one, asks a future, or runs a loop."""
     python = [frame for frame in stack.frames if not frame.native]
     below = python[: _users_line(python)]
     return any(
-        frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join"
+        (frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join")
+        or "/concurrent/futures/" in frame.file
+        or "/asyncio/" in frame.file
         for frame in below
     )
 

@@ -98,11 +98,11 @@ class Heartbeat:
         return self._recorder.site(frame, of_another=True)
 
     def _standing(self) -> FrameType | None:
-        """Where the main thread stands; where it joins a thread in user code that is in no recorded
-        wait, where that one does."""
+        """Where the main thread stands; where it waits for a thread in user code that is in no
+        recorded wait, where that one does."""
         frame = frames.of_thread(threading.main_thread().ident)
         for _ in range(_MOST_JOINS):
-            ident = frames.joined(frame)
+            ident = frames.awaited(frame)
             if ident is None or self._recorder.writer.is_waiting(ident):
                 break
             other = frames.of_thread(ident)

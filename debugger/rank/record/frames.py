@@ -9,7 +9,7 @@ still for ever. So there is no garbage collection meanwhile.
 Nor may there be one in the middle of `f_back` or `f_locals` of another thread's frame: these create
 an object for the frame above, or for the variables, and where a collection lets the thread run and
 return from it meanwhile, the object is of a frame that is no more, and the process crashes
-(`caller`, `joined`).
+(`caller`, `awaited`).
 
 From Python 3.12 on a collection waits for the next instruction of its thread, and is in no call's
 way.
@@ -35,6 +35,7 @@ _WITHOUT_GARBAGE_COLLECTION: tuple[partial[Any], ...] = (
     partial(gc.enable),
 )
 _f_back = operator.attrgetter("f_back")
+_POOL = "concurrent.futures.thread"
 _f_locals = operator.attrgetter("f_locals")
 
 
@@ -75,14 +76,37 @@ def caller(frame: FrameType) -> FrameType | None:
     return found
 
 
-def joined(frame: FrameType | None) -> int | None:
-    """The `ident` of the thread that another one joins, which stands in this frame; None where it
-    joins none."""
-    while frame is not None and frame.f_globals.get("__name__") == "threading":
-        if frame.f_code.co_name == "join":
+def awaited(frame: FrameType | None) -> int | None:
+    """The `ident` of the thread that another one, which stands in this frame, waits for: it joins
+    it, asks for the result of what a pool's thread executes, or runs the event loop, while one
+    thread of a pool is at work. None where it waits for none, or nobody can tell for which."""
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "threading" and name == "join":
             return getattr(_asked(frame, _f_locals).get("self"), "ident", None)
+        if module == "concurrent.futures._base" and name in ("result", "exception"):
+            return _at_work(_asked(frame, _f_locals).get("self"))
+        if module.startswith("asyncio."):
+            return _at_work(None)
+        if module not in ("threading", "selectors", "concurrent.futures._base"):
+            return None
         frame = caller(frame)
     return None
+
+
+def _at_work(future: object) -> int | None:
+    """The thread of a pool that works for this future (None: for any); None where it is not one."""
+    found = []
+    for ident, innermost in of_other_threads().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code.co_name == "run" and frame.f_globals.get("__name__") == _POOL:
+                item = _asked(frame, _f_locals).get("self")
+                if future is None or getattr(item, "future", None) is future:
+                    found.append(ident)
+                break
+            frame = caller(frame)
+    return found[0] if len(found) == 1 else None
 
 
 def _asked(frame: FrameType, what: Callable[[FrameType], Any]) -> Any:

@@ -1,8 +1,10 @@
-"""Where an absent rank stands, whose main thread joins another one."""
+"""Where an absent rank stands, whose main thread waits for another one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from debugger.diagnosis.facts.evidence import RUNS
 from debugger.diagnosis.findings import Finding, RankEvidence
@@ -47,8 +49,17 @@ def refined(line: int, function: str, *threads: ThreadStack) -> Finding:
     return Evidence({1: threads}, {1: lines}).refine(late)
 
 
-def test_it_is_where_the_thread_stands() -> None:
-    found = refined(8, "crunch", MAIN, OTHER, WORKER)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        MAIN.frames[0],
+        Frame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 451),
+        Frame("BaseEventLoop._run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1884),
+    ],
+)
+def test_it_is_where_the_thread_stands(frame: Frame) -> None:
+    main = replace(MAIN, frames=(frame, MAIN.frames[1]))
+    found = refined(8, "crunch", main, OTHER, WORKER)
     assert found.ranks[1].location == CallSite(FILE, 9, "crunch")
     assert found.ranks[1].stack[:2] == ("crunch (train.py:9)", "step (train.py:14)")
     assert found.cause == "user_code"

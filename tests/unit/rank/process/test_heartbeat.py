@@ -51,34 +51,34 @@ def test_a_thread_that_waits_for_another_sleeps() -> None:
         thread.join()
 
 
-class Joining:
-    """The main thread joins a thread, whose frames and waits the test decides."""
+class Waiting:
+    """The main thread waits for a thread, whose frames and waits the test decides."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.main, self.other = SimpleNamespace(), sys._getframe()
         found = {threading.main_thread().ident: self.main, 5: self.other}
         monkeypatch.setattr(heartbeat.frames, "of_thread", found.get)
-        monkeypatch.setattr(heartbeat.frames, "joined", self._joined)
+        monkeypatch.setattr(heartbeat.frames, "awaited", self._awaited)
         self.waiting: set[int] = set()
         writer = SimpleNamespace(is_waiting=self.waiting.__contains__)
         recorder: Any = SimpleNamespace(writer=writer)
         unwaited: Any = None
         self.beats = heartbeat.Heartbeat(recorder, unwaited, lambda: None)
 
-    def _joined(self, frame: object) -> int | None:
+    def _awaited(self, frame: object) -> int | None:
         return 5 if frame is self.main else None
 
 
-def test_a_rank_stands_where_the_thread_does_that_it_joins(
+def test_a_rank_stands_where_the_thread_does_that_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = Joining(monkeypatch)
+    case = Waiting(monkeypatch)
     assert case.beats._standing() is case.other
     case.waiting.add(5)  # then that thread's line is known with its call
     assert case.beats._standing() is case.main
 
 
 def test_a_thread_of_nobody_that_can_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Joining(monkeypatch)
+    case = Waiting(monkeypatch)
     monkeypatch.setattr(heartbeat.call_site, "find", lambda _frame, of_another: None)
     assert case.beats._standing() is case.main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -227,22 +229,38 @@ def test_callers_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_which_thread_another_one_joins(on: bool) -> None:
+@pytest.mark.parametrize("how", ["join", "result", "loop"])
+def test_which_thread_another_one_waits_for(how: str, on: bool) -> None:
     over = threading.Event()
-    joined = threading.Thread(target=over.wait)
-    joined.start()
-    joins = threading.Thread(target=joined.join)
-    was = gc.isenabled()
-    try:
-        gc.enable() if on else gc.disable()
-        joins.start()
-        while frames.joined(frames.of_thread(joins.ident)) != joined.ident:
-            pass
-        assert frames.joined(frames.of_thread(joined.ident)) is None
-        assert frames.joined(None) is None
-        assert gc.isenabled() is on
-    finally:
-        over.set()
-        joins.join()
-        joined.join()
-        gc.enable() if was else gc.disable()
+    with ThreadPoolExecutor(2) as pool:
+        future = pool.submit(over.wait)
+        (worker,) = pool._threads
+        bodies: dict[str, Callable[[], object]] = {
+            "join": worker.join,
+            "result": future.result,
+            "loop": lambda: asyncio.run(later(future)),
+        }
+        waits = threading.Thread(target=bodies[how])
+        was = gc.isenabled()
+        try:
+            gc.enable() if on else gc.disable()
+            waits.start()
+            while frames.awaited(frames.of_thread(waits.ident)) != worker.ident:
+                pass
+            assert frames.awaited(frames.of_thread(worker.ident)) is None
+            assert frames.awaited(None) is None
+            assert gc.isenabled() is on
+            if how == "loop":  # two threads work: nobody can tell which of them is waited for
+                begun = threading.Event()
+                pool.submit(lambda: (begun.set(), over.wait()))
+                assert begun.wait(LIMIT_S)
+                assert frames.awaited(frames.of_thread(waits.ident)) is None
+        finally:
+            over.set()
+            pool.shutdown()
+            waits.join()
+            gc.enable() if was else gc.disable()
+
+
+async def later(future: Future[object]) -> None:
+    await asyncio.wrap_future(future)
