@@ -77,7 +77,9 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
     rows = [
         pending
         for pending in world.all_pending()
-        if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
+        if world.waited_ns(pending.wait) >= longer_than_ns
+        and (joins or not _joins(pending))
+        and not _in_background(world, pending, longer_than_ns)
     ]
     seen: set[int] = set()
     for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
@@ -89,6 +91,17 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
         if culprits:
             return Late(pending, culprits, _waiting_with(world, pending, culprits))
     return None
+
+
+def _in_background(world: World, pending: Pending, longer_than_ns: int) -> bool:
+    """Whether a thread beside the main thread waits while its rank goes on with other calls: for
+    the word to stop, say, which comes when the training is over."""
+    record = world.ranks[pending.rank]
+    if pending.call is None or pending.wait.thread == record.pid or record.history is None:
+        return False
+    newest = record.history.recent(1)
+    since_ns = max(pending.wait.since_ns, world.now_ns - longer_than_ns)
+    return bool(newest) and newest[-1].issued_ns > since_ns
 
 
 def _joins(pending: Pending) -> bool:

@@ -83,3 +83,32 @@ def test_before_its_first_call_of_the_group_the_main_thread_counts() -> None:
         run.passes(100)
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("missing_rank", (culprit,))
+
+
+def control_thread(goes_on: bool, thread: int = 7) -> Run:
+    """A thread of rank 1 waits for the word to stop, which rank 0 gives when all is over; both
+    train meanwhile, or do not."""
+    run = Run(2)
+    run.new_group("control", (0, 1))
+    run[1].calls(all_reduce(1), group="control", waits=True, thread=thread, line=40)
+    for _ in range(10):
+        run.passes(10)
+        if goes_on:
+            run[0, 1].calls(all_reduce(8))
+    run[0].free_threads = run[1].free_threads = 1
+    return run
+
+
+def test_a_thread_that_waits_while_its_rank_goes_on_accuses_nobody() -> None:
+    result = control_thread(goes_on=True).diagnose()
+    assert (result.findings, result.notices) == ((), ())
+
+
+def test_a_rank_that_does_not_go_on_does() -> None:
+    (found,) = control_thread(goes_on=False).errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (0,))
+
+
+def test_nor_does_it_help_where_the_main_thread_is_the_one_that_waits() -> None:
+    (found,) = control_thread(goes_on=True, thread=1001).errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (0,))
