@@ -1,7 +1,8 @@
 """Who has left for good while others wait: proven at once.
 
 Rules:
-1. Only waits that need the absent rank count (`needs`), and calls that failed without it.
+1. Only waits that need the absent rank count (`needs`), and calls that failed without it; not of a
+   thread that its own rank leaves behind.
 2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
    group in which others wait, or have failed: early_exit; for the creation of a group:
    group_mismatch. For a send or receive: unmatched_p2p, unless the two have exchanged messages in
@@ -48,7 +49,11 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
         return []
     found: dict[tuple[object, ...], Candidate] = {}
     key: tuple[object, ...]
-    waits = [(pending, needs.of(pending), False) for pending in world.all_pending()]
+    waits = [
+        (pending, needs.of(pending), False)
+        for pending in world.all_pending()
+        if not _is_left_behind(world, pending)
+    ]
     waits += [(pending, None, True) for pending in failed_calls(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
     for pending, need, failed in waits:
@@ -92,6 +97,15 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
 def _has_left(world: World, rank: int) -> bool:
     groups = world.ranks[rank].groups.values()
     return world.finished(rank) or any(group.state is GroupState.DESTROYED for group in groups)
+
+
+def _is_left_behind(world: World, pending: Pending) -> bool:
+    """Whether the rank itself destroys its groups, while this thread beside waits in one of them:
+    one that listens as long as the program runs, say, and ends with it."""
+    return any(
+        row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
+        for row in world.pending(pending.rank)
+    )
 
 
 def _failed_messages(world: World) -> Iterator[Pending]:

@@ -98,6 +98,18 @@ class TestLeft:
         assert (found.kind, found.culprits) == ("early_exit", (2,))
         assert "destroyed the group" in found.message
 
+    def test_a_thread_that_its_own_rank_leaves_behind_waits_for_nobody(self) -> None:
+        """It listens as long as the program runs; rank 0 has left first."""
+        for leaves in (False, True):
+            run = Run(2)
+            run.new_group("control", (0, 1))
+            run[1].calls(broadcast(0), group="control", waits=True, thread=7)
+            if leaves:
+                run[1].waits_in(Activity.DESTROY)
+            run[0].destroys()
+            run[0].destroys("control")
+            assert [found.kind for found in run.errors()] == ([] if leaves else ["early_exit"])
+
     def test_the_others_failed_because_of_it(self) -> None:
         run = waiting()
         run[2].destroys()
