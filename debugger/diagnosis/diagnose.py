@@ -101,6 +101,8 @@ def diagnose(
         *own,
         *map(Candidate, [*candidates_of(recorded, world), *candidates_of(unwaited, world)]),
     ]
+    if not world.limits.compares:
+        candidates = [one for one in candidates if not one.finding.about.of_signatures]
     if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
         candidates += candidates_of(stalled, world)
     candidates = rule(alike, candidates, world, candidates)

@@ -24,7 +24,8 @@ class Limits:
     then, and who has not come yet may have had no core meanwhile; `agreeing_s`: the same where
     they stand before the backend until all have come, and then tell by themselves who is wrong.
     `heartbeat_s`: how often a rank's heartbeat runs. `clock_from_ns`: waits are not counted from
-    earlier than this (Unix time; set it when a pause at a breakpoint has ended).
+    earlier than this (Unix time; set it when a pause at a breakpoint has ended). `compares`: what
+    ranks call is compared; at debug level OFF it is not, and a hang of ranks that disagree is one.
     """
 
     hang_timeout_s: float = 60.0
@@ -34,6 +35,7 @@ class Limits:
     agreeing_s: float = 4.0
     heartbeat_s: float = 0.1
     clock_from_ns: int = 0
+    compares: bool = True
 
     @classmethod
     def of_run(cls, run: Mapping[str, Any]) -> Limits:

@@ -69,7 +69,8 @@ class Watch:
         raises."""
         self._reader = reader
         self._policy = policy
-        self._judge = Judge(policy.limits, on_fault)
+        limits = replace(policy.limits, compares=policy.level != OFF)
+        self._judge = Judge(limits, on_fault)
         self._candidate: tuple[tuple[object, ...], float] | None = None
         self._mark: tuple[object, ...] = ()
         self._last_s = 0.0
@@ -146,7 +147,6 @@ class Watch:
             self._graded(one, snapshot)
             for snapshot, diagnosis in judged.worlds
             for one in diagnosis.findings
-            if not self._is_off(one)
         ]
         for one in findings:
             self.note_time(one)
@@ -196,9 +196,6 @@ class Watch:
                 else 0
             )
             self.detected_after_s[finding.identity] = max(0.0, after_s)
-
-    def _is_off(self, finding: Finding) -> bool:
-        return self._policy.level == OFF and finding.about.of_signatures
 
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
         """A failure that the launcher answers with a restart is only a warning. On several nodes

@@ -151,13 +151,13 @@ def _finding(
         why = f"nothing comes through between ranks {ends}"
     else:
         why = "nothing comes through between some of them"
+    why += ": look at the network between them"
+    if not world.limits.compares and peer is None and len(_ops(world, view, call)) > 1:
+        why = "it is not the same call on all of them: debug level INFO tells whose differs"
     victims = tuple(sorted(set(view.ranks) - set(culprits)))
     return Finding(
         kind="missing_rank",
-        message=(
-            f"suspected: rank {pending.rank} waits in {where} {what}; {why}: "
-            "look at the network between them"
-        ),
+        message=(f"suspected: rank {pending.rank} waits in {where} {what}; {why}"),
         culprits=culprits,
         victims=victims,
         proven=False,
@@ -168,6 +168,13 @@ def _finding(
         observable_ns=observable_ns,
         data={ENTERED: True},
     )
+
+
+def _ops(world: World, view: GroupView, call: Call) -> set[str]:
+    """What the ranks call at the place of this call."""
+    histories = (world.ranks[rank].history for rank in view.states)
+    found = (one.at(call.group, call.seq) for one in histories if one is not None)
+    return {one.signature.op for one in found if one is not None}
 
 
 def _named(world: World) -> set[Link]:

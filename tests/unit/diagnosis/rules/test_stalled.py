@@ -8,7 +8,7 @@ from debugger.diagnosis.limits import Limits
 from debugger.diagnosis.shared_findings import heard_at
 from debugger.record.layout import Activity
 
-from ..builder import Run, all_reduce
+from ..builder import Run, all_reduce, broadcast
 
 ADDRESS = "tcp://10.0.0.1:29500"
 CLIENTS = {"address": ADDRESS, "all_clients": True, "served_at": "10.0.0.1:41000"}
@@ -110,3 +110,17 @@ def test_a_thread_beside_another_wait_may_end_it() -> None:
     run[0].free_threads = 1
     run.passes(3.1)
     assert all(one.kind != "stalled" for one in run.errors())
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_at_debug_level_off_ranks_that_disagree_hang(compares: bool) -> None:
+    """What they call is not compared there, but that nothing moves is seen."""
+    run = Run(3, limits=Limits(compares=compares))
+    run[0, 1].calls(all_reduce(8), waits=True)
+    run[2].calls(broadcast(8), waits=True)
+    assert [found.kind for found in run.errors()] == (["op_mismatch"] if compares else [])
+    run.passes(61)
+    (found,) = run.errors()
+    assert found.kind == ("op_mismatch" if compares else "missing_rank")
+    assert (found.proven, found.culprits) == ((True, (2,)) if compares else (False, (0, 1, 2)))
+    assert ("not the same call on all of them" in found.message) is not compares
