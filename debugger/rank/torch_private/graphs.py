@@ -22,7 +22,7 @@ def lines_in_graph(frame: FrameType) -> list[tuple[str, int, str]]:
         if type(values) is dict:
             values.clear()  # a copy, before Python 3.13, which would keep what the graph lets go
         first = getattr(graph, "_prologue_start", 0)
-        index = graph._lineno_map[frame.f_lineno - first]
+        index = getattr(graph, "_lineno_map", {})[frame.f_lineno - first]
         node = next(islice(graph.graph.nodes, index, None))
         if _COLLECTIVES not in str(node.target):
             return []
