@@ -12,9 +12,12 @@ from tests.support import hook_by_hand
 for _module in (
     "torch.distributed",
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
+    "torch.distributed.optim",  # compiles what it has for TorchScript
     "distcore.tcp.connect",
     "debugger.supervisor.supervisor",
     "debugger.commands.exec",
+    "debugger.commands.plan",
+    "debugger.rank.plan.forker",
     "debugger.cli",
 ):
     importlib.import_module(_module)

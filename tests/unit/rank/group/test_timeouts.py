@@ -33,9 +33,7 @@ def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["of_mine", "of_mine.deep.down"])
-def test_a_module_of_the_users(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_module_of_the_users(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load(monkeypatch, name, tmp_path / "train.py")
     assert timeouts.expected()
 
