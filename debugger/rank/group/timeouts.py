@@ -53,13 +53,13 @@ def expected() -> bool:
 def _files_of_the_user() -> Iterator[str]:
     """Of the modules that are loaded. torch has thousands: none is looked at that lies in a package
     of somebody else's."""
-    files: dict[str, str] = {}
-    """Of the packages; "" where it has none of its own."""
+    looked_into: dict[str, bool] = {}
     for name in list(sys.modules):
         package = name.partition(".")[0]
-        if package not in files:
-            files[package] = _file_of(package)
-        if not files[package] or call_site.frame_kind(files[package]) == call_site.USER:
+        if package not in looked_into:
+            file = _file_of(package)
+            looked_into[package] = not file or call_site.frame_kind(file) == call_site.USER
+        if looked_into[package]:
             file = _file_of(name)
             if file and call_site.frame_kind(file) == call_site.USER:
                 yield file
