@@ -79,7 +79,7 @@ class LogCopies:
             piece = blob[start : start + length]
             start += length
             if not NAME.fullmatch(str(name)) or not 0 <= at <= MOST_FILE_BYTES:
-                raise ValueError("a node tells of a file that is no log")
+                raise ValueError("a node reports a file that is no log")
             path = self._folder / name
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             if name not in self._ours:

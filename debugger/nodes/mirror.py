@@ -94,18 +94,18 @@ class Mirror:
             return
         is_record = RECORD.fullmatch(name) is not None
         if not is_record and not REPLICAS.fullmatch(name):
-            raise MirrorError("a node tells of a file that is no record")
+            raise MirrorError("a node reports a file that is no record")
         if is_record:
             size = layout.FILE_BYTES
         if not 0 < size <= MOST_REPLICA_BYTES:
-            raise MirrorError("a node tells of more than a node has")
+            raise MirrorError("a node reports more than a node has")
         if len(self._copies) >= MOST_FILES:
             if len(self._left_out) < MOST_FILES:
                 self._left_out.add(number)
             return
         ours = self._place(name)
         if any(one.name == ours for one in self._copies.values()):
-            raise MirrorError("a node tells of two files of one name")
+            raise MirrorError("a node reports two files of one name")
         self._copies[number] = Copy(ours, size, is_record)
 
     def named(self, number: int, name: str) -> None:
@@ -188,7 +188,7 @@ class Mirror:
         if number in self._left_out:
             return
         if copy is None:
-            raise MirrorError("a node tells of a process without a record")
+            raise MirrorError("a node reports a process without a record")
         copy.process, copy.last_words = process_of(values, self.offset_ns)
         self.news += 1
 
@@ -266,4 +266,4 @@ def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
         )
         return process, None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):
-        raise MirrorError("what a node tells of a process cannot be read") from None
+        raise MirrorError("what a node reports of a process cannot be read") from None

@@ -74,7 +74,7 @@ class ViewCopies:
             return
         node = whole(data["node"])
         if not 0 < node <= MOST_NODES:
-            raise ValueError("the head tells of a node that none is")
+            raise ValueError("the head reports a node that is none")
         mirror = self._mirrors.get(node)
         if mirror is None:
             mirror = self._mirrors[node] = Mirror(self._directory / "ranks", node)
@@ -91,7 +91,7 @@ class ViewCopies:
             piece = blob[start : start + length]
             start += length
             if not 0 <= at <= at + length <= total <= MOST_FILE_BYTES:
-                raise ValueError("the head tells of a file that is none")
+                raise ValueError("the head reports a file that is none")
             if name in GROWING:
                 self._write(name, at, _shifted(piece, shift_ns), appended=True)
             elif name in REPLACED:
@@ -103,7 +103,7 @@ class ViewCopies:
             elif str(name).startswith("logs/") and LOG.fullmatch(str(name)[len("logs/") :]):
                 self._write(name, at, piece)
             else:
-                raise ValueError("the head tells of a file that no run has")
+                raise ValueError("the head reports a file that no run has")
 
     def _write(self, name: str, at: int, data: bytes, appended: bool = False) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

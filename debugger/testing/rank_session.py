@@ -81,9 +81,10 @@ def _surroundings(rank: int, size: int, request: dict[str, Any], port: int) -> N
         sys.modules["numpy"].random.seed()
     own_streams.into_files(directory / "logs", rank)
     install(str(directory))
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _BELOW_THE_TEST and getattr(module, "__file__", None):
-            call_site.kinds[str(module.__file__)] = call_site.OWN
+    for name in [one for one in sys.modules if one.partition(".")[0] in _BELOW_THE_TEST]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file:
+            call_site.kinds[str(file)] = call_site.OWN
     # Where torch keeps every failed call to itself; pytest would print that for each rank.
     logging.getLogger("c10d-NullHandler-default").setLevel(logging.INFO)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from tests.support.zygote import Zygote
 
 LOOP = """
@@ -40,10 +40,7 @@ def test_the_training_goes_on(size: int | None, tmp_path: Path, zygote: Zygote) 
     (tmp_path / "train.py").write_text(LOOP)
     flags = ["--hang-timeout", "4"]
     command = zygote.start(2, [str(tmp_path / "train.py")], tmp_path, flags)
-    until_s = time.monotonic() + 200
-    while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+    until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)), limit_s=200)
     if size is not None:
         os.truncate(command.directory / "ranks" / "1.flight", size)
     (tmp_path / "cut").touch()

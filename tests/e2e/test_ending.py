@@ -20,6 +20,7 @@ from debugger.record.reader import FlightReader
 from debugger.record.snapshot import Process
 from tests.support import runs
 from tests.support.torch_loaded import Forked
+from tests.support.waiting import until
 from tests.support.zygote import Zygote
 
 FORGIVING = {"DISTDEBUG_RAISE_OWN_FAULTS": ""}  # as for users: here the layer must fail
@@ -93,8 +94,8 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             command = zygote.start(2, program, tmp_path)
             begun = Started(directory, command.process, command.finish)
         started.append(begun)
-        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)), 60)
-        wait_for(lambda: snippet == "checkpoint" or second_call(directory), 60)
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
+        until(lambda: snippet == "checkpoint" or second_call(directory))
         return begun
 
     yield start
@@ -108,13 +109,6 @@ def second_call(directory: Path) -> bool:
     """Whether rank 0 is in it."""
     view = FlightReader(directory / "ranks" / "0.flight").view(Process(alive=True))
     return view.calls == 2 and bool(view.waits)
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def survivors(processes: list[psutil.Process], within_s: float = 30.0) -> list[psutil.Process]:
@@ -201,7 +195,7 @@ def test_a_second_interrupt_ends_at_once(start: Callable[..., Started]) -> None:
     started = start("deaf")
     below = started.family
     started.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "is handed on" in said(started), 60)
+    until(lambda: "is handed on" in said(started))
     began = time.monotonic()
     started.process.send_signal(signal.SIGINT)
     done = started.finish(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import runs
+from tests.support import fixture_table, runs
 from tests.support.zygote import Zygote
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -60,10 +59,6 @@ UNLIKE_AT_DETAIL = {"reshaped_view": "another shape of as many elements is an er
 """Programs whose verdict is another one at DETAIL."""
 
 
-def load(name: str) -> dict[str, Any]:
-    return json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
-
-
 def by_command() -> list[Any]:
     """Every program as a user starts it; mostly long, for each rank imports torch by itself."""
     return [chosen(name, BY_COMMAND) for name in EXPECTED]
@@ -71,7 +66,7 @@ def by_command() -> list[Any]:
 
 def forked(short: set[str], without: Iterable[str] = ()) -> list[Any]:
     """Every program whose ranks torchrun starts, but for those `without`. Long if not `short`."""
-    names = [name for name in EXPECTED if load(name)["command"] == "run"]
+    names = [name for name in EXPECTED if fixture_table.expected(name)["command"] == "run"]
     return [chosen(name, short) for name in names if name not in without]
 
 
@@ -80,7 +75,7 @@ def a_few_of_each() -> set[str]:
     seen: Counter[tuple[str, str | None]] = Counter()
     found = set(TELLING)
     for name in EXPECTED:
-        expected = load(name)
+        expected = fixture_table.expected(name)
         verdict = (expected["outcome"], expected["cause"])
         seen[verdict] += 1
         if seen[verdict] <= (SHORT_CORRECT if verdict[0] == "ok" else SHORT_PER_VERDICT):
@@ -94,13 +89,13 @@ def chosen(name: str, short: set[str]) -> Any:
 
 @pytest.mark.parametrize("name", by_command())
 def test_verdict(name: str, tmp_path: Path) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     check_verdict(expected, run_by_command(expected, tmp_path))
 
 
 @pytest.mark.parametrize("name", forked(a_few_of_each()))
 def test_verdict_of_forked_ranks(name: str, tmp_path: Path, zygote: Zygote) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     check_verdict(expected, run_forked(expected, tmp_path, zygote, {}))
 
 
@@ -108,7 +103,7 @@ def test_verdict_of_forked_ranks(name: str, tmp_path: Path, zygote: Zygote) -> N
 def test_verdict_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """The same with distcore below the layer, where the program says gloo."""
     extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
-    expected = load(name)
+    expected = fixture_table.expected(name)
     check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
 
 
@@ -116,20 +111,20 @@ def test_verdict_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
 @pytest.mark.parametrize("name", UNLIKE_ON_TCP)
 def test_success_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": "1"}
-    done = run_forked(load(name), tmp_path, zygote, extra)
+    done = run_forked(fixture_table.expected(name), tmp_path, zygote, extra)
     assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
 
 
 @pytest.mark.parametrize("name", forked(SHORT_AT_DETAIL, UNLIKE_AT_DETAIL))
 def test_verdict_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """The same where ranks agree before each call."""
-    expected = load(name)
+    expected = fixture_table.expected(name)
     extra = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     check_verdict(expected, run_forked(expected, tmp_path, zygote, extra))
 
 
 def test_another_shape_at_detail(tmp_path: Path, zygote: Zygote) -> None:
-    script = FIXTURES / "scripts" / load("reshaped_view")["script"]
+    script = FIXTURES / "scripts" / fixture_table.expected("reshaped_view")["script"]
     done = zygote.run(3, [str(script)], tmp_path, ["--debug-level", "DETAIL"])
     assert (done.report["outcome"], done.exit_code) == ("shape_mismatch", 91), done.explain()
     assert done.errors[0]["culprits"] == [1], done.explain()
@@ -202,7 +197,7 @@ def check_finding(
 @pytest.mark.parametrize("name", EXPECTED)
 def test_expectation_matches_script(name: str) -> None:
     """The line that is expected is the line that the script marks."""
-    expected = load(name)
+    expected = fixture_table.expected(name)
     lines = (FIXTURES / "scripts" / expected["script"]).read_text().splitlines()
     marked = [number for number, line in enumerate(lines, 1) if "# <- look here" in line]
     assert marked == ([] if expected["line"] is None else [expected["line"]])

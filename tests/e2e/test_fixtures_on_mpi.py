@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import mpi, runs
+from tests.support import fixture_table, mpi, runs
 
-from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, chosen, load
+from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, chosen
 
 EXTRA = {
     "PYTHONPATH": os.pathsep.join((str(ON_TCP), str(FIXTURES.parent))),
@@ -80,7 +80,7 @@ def alike() -> list[Any]:
 
 @pytest.mark.parametrize("name", alike())
 def test_verdict_on_mpi(name: str, tmp_path: Path) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     assert expected["command"] == "run"
     check_verdict(expected, run_on_mpi(expected, tmp_path))
 
@@ -88,7 +88,7 @@ def test_verdict_on_mpi(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", UNLIKE)
 def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path) -> None:
-    expected, unlike = load(name), UNLIKE[name]
+    expected, unlike = fixture_table.expected(name), UNLIKE[name]
     done = run_on_mpi(expected, tmp_path)
     assert (done.report["outcome"], done.exit_code) == (unlike.outcome, unlike.exit_code), (
         done.explain()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from debugger.cli import main
+from tests.support import fixture_table
 from tests.support.foreign_jobs import job, mp_spawn, mpiexec, torchrun
 from tests.support.runs import DISTDEBUG
 from tests.support.standstill import hangs
@@ -104,7 +105,7 @@ def line(script: Path) -> int:
 def test_who_holds_up_a_job_of_torchrun(
     tmp_path: Path, name: str, kind: str, culprits: list[int]
 ) -> None:
-    expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
+    expected = fixture_table.expected(name)
     script = SCRIPTS / expected["script"]
     with job(torchrun(expected["nproc"], [str(script)]), tmp_path) as running:
         report = found_in(running)
@@ -159,7 +160,7 @@ def test_the_key_that_nobody_sets_is_named(tmp_path: Path) -> None:
 def test_other_ways_to_start_ranks(
     tmp_path: Path, start: Callable[[int, Sequence[str]], list[str]], name: str, kind: str
 ) -> None:
-    expected = json.loads((SCRIPTS.parent / "expected" / f"{name}.json").read_text())
+    expected = fixture_table.expected(name)
     words = start(expected["nproc"], [str(SCRIPTS / expected["script"])])
     with job(words, tmp_path) as running:
         assert hangs(running, 6.0, LIMIT_S), (tmp_path / "output").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.support import mpi, runs
+from tests.support.waiting import until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -61,13 +61,6 @@ def words(process: psutil.Process) -> str:
     return " ".join(process.cmdline())
 
 
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
-
-
 @pytest.fixture(name="start")
 def _start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     mpi.python("openmpi")
@@ -98,7 +91,7 @@ def test_a_killed_supervisor_leaves_no_memory_and_other_jobs_keep_theirs(
         assert job.shared.stat().st_mode & 0o777 == 0o700
     doomed.process.kill()
     psutil.wait_procs(doomed.below, timeout=10)
-    until(lambda: not doomed.shared.exists(), 10)
+    until(lambda: not doomed.shared.exists(), limit_s=10)
     assert sum(one.name.startswith("sm_segment.") for one in other.shared.iterdir()) == 2
     (other.folder / "go").touch()
     ended = other.finish()

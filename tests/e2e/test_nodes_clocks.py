@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import runs
+from tests.support import fixture_table, runs
 from tests.support.nodes import Nodes, Unavailable
 from tests.support.on_nodes import (
     FIXTURES,
@@ -18,7 +18,6 @@ from tests.support.on_nodes import (
     check_nothing_is_left,
     check_who_was_where,
     directory_on,
-    expectation,
     needs_one_verdict,
 )
 
@@ -62,7 +61,7 @@ def test_the_clock_is_wrong(make_nodes: Callable[[int], Nodes], offset_s: float)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_verdict_changes(make_nodes: Callable[[int], Nodes], name: str, offset_s: float) -> None:
     """Node 1's clock is wrong, on which is the rank that goes wrong, or the one that suffers."""
-    nodes, expected = make_nodes(2), expectation(name)
+    nodes, expected = make_nodes(2), fixture_table.expected(name)
     layout = Layout.over(2, expected["nproc"])
     launch = Launch(layout, tuple(expected["args"]))
     wrong = replace(launch, extra=tuple(wrong_clock(nodes, offset_s).items()))

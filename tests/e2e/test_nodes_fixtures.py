@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import runs
+from tests.support import fixture_table, runs
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes
 from tests.support.on_nodes import (
@@ -27,7 +27,6 @@ from .test_fixtures import (
     UNLIKE_ON_TCP,
     check_verdict,
     chosen,
-    load,
 )
 
 MARKS = (pytest.mark.root, needs_one_verdict, pytest.mark.timeout(180))
@@ -80,8 +79,10 @@ EVERY = 3
 
 
 def programs(short: set[str], without: Mapping[str, str], every: int = 1) -> list[Any]:
-    names = [name for name in EXPECTED if load(name)["command"] == "run"]
-    names = [name for name in names if name not in without and load(name)["nproc"] > 1]
+    names = [name for name in EXPECTED if fixture_table.expected(name)["command"] == "run"]
+    names = [
+        name for name in names if name not in without and fixture_table.expected(name)["nproc"] > 1
+    ]
     return [on_nodes(name, short) for name in names[::every]]
 
 
@@ -108,7 +109,7 @@ def test_two_nodes_on_tcp(
 def test_a_node_for_each_rank(
     name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
 ) -> None:
-    check(name, make_nodes(load(name)["nproc"]), forked_nodes, "gloo")
+    check(name, make_nodes(fixture_table.expected(name)["nproc"]), forked_nodes, "gloo")
 
 
 @pytest.mark.parametrize(
@@ -117,13 +118,18 @@ def test_a_node_for_each_rank(
 def test_a_node_for_each_rank_on_tcp(
     name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
 ) -> None:
-    check(name, make_nodes(load(name)["nproc"]), forked_nodes, "tcp")
+    check(name, make_nodes(fixture_table.expected(name)["nproc"]), forked_nodes, "tcp")
 
 
 @pytest.mark.parametrize("name", [on_nodes(name, set()) for name in sorted(BY_COMMAND)])
 def test_by_command(name: str, make_nodes: Callable[[int], Nodes]) -> None:
     nodes = make_nodes(2)
-    check_all(name, nodes, Layout.over(2, load(name)["nproc"]), run_on_nodes(nodes, name))
+    check_all(
+        name,
+        nodes,
+        Layout.over(2, fixture_table.expected(name)["nproc"]),
+        run_on_nodes(nodes, name),
+    )
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
@@ -134,11 +140,11 @@ def test_torchrun_below_exec(
     """The launcher is the program's own, and not ours: the supervisors meet all the same."""
     nodes = make_nodes(2)
     ended = run_on_nodes(nodes, name, rendezvous=rendezvous, below_exec=True)
-    check_all(name, nodes, Layout.over(2, load(name)["nproc"]), ended)
+    check_all(name, nodes, Layout.over(2, fixture_table.expected(name)["nproc"]), ended)
 
 
 def check(name: str, nodes: Nodes, forked: ForkedNodes, backend: str) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     layout = Layout.over(len(nodes), expected["nproc"])
     program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
     extra = dict(BACKENDS[backend])
@@ -150,7 +156,7 @@ def check(name: str, nodes: Nodes, forked: ForkedNodes, backend: str) -> None:
 def check_all(name: str, nodes: Nodes, layout: Layout, ended: list[runs.Run]) -> None:
     """On every node the same verdict, and nothing is left on any."""
     for run in ended:
-        check_verdict(load(name), run)
+        check_verdict(fixture_table.expected(name), run)
     if name not in ENDS_IN_WORLDS_OF_ONE:
         check_who_was_where(layout, ended)
     check_nothing_is_left(nodes)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support import runs
+from tests.support import fixture_table, runs
 from tests.support.mpi_on_nodes import MpiNodes, over
 from tests.support.nodes import Command, Nodes
 from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
 
-from .test_fixtures import EXPECTED, FIXTURES, chosen, load
+from .test_fixtures import EXPECTED, FIXTURES, chosen
 from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
 from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
 
@@ -54,7 +54,7 @@ def ended(command: Command) -> int:
 @needs_one_verdict
 @pytest.mark.parametrize("name", programs())
 def test_verdict(name: str, mpi_nodes: MpiNodes) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     layout = Layout.over(2, expected["nproc"])
     program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
     words = [*exec_each(*expected["args"]), *program]

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 
 FORGIVING = {"DISTDEBUG_RAISE_OWN_FAULTS": ""}
 BOTH = """
@@ -81,13 +81,6 @@ def _start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 def shown(tmp_path: Path) -> str:
     return (tmp_path / "shown").read_text()
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
 
 
 def ranks_lines(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import plan_table
+from tests.support import fixture_table, plan_table
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 
@@ -34,7 +34,7 @@ def _chosen() -> list[Any]:
     for name in plan_table.in_scope():
         if name in plan_table.BEYOND:
             continue
-        outcome = plan_table.declared(name)["outcome"]
+        outcome = fixture_table.expected(name)["outcome"]
         seen[outcome] += 1
         short = seen[outcome] <= (SHORT_CORRECT if outcome == "ok" else 1) or name in TELLING
         rows.append(pytest.param(name, marks=[] if short else [pytest.mark.long]))

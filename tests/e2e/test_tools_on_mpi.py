@@ -11,9 +11,9 @@ import pytest
 
 from debugger.record.breakpoints import stops
 from tests.ranks.debugger.test_breakpoints import RESULT, attach
-from tests.support import mpi, runs
+from tests.support import fixture_table, mpi, runs
 
-from .test_fixtures import check_verdict, load
+from .test_fixtures import check_verdict
 from .test_fixtures_on_mpi import EXTRA, run_on_mpi
 
 SCRIPTS = mpi.SCRIPTS
@@ -118,13 +118,13 @@ def test_stacks_of_a_run_that_hangs(way: str, tmp_path: Path) -> None:
     ],
 )
 def test_ranks_agree_first_at_detail(name: str, tmp_path: Path) -> None:
-    expected = load(name)
+    expected = fixture_table.expected(name)
     expected["args"] = [*expected["args"], "--debug-level", "DETAIL"]
     check_verdict(expected, run_on_mpi(expected, tmp_path))
 
 
 def test_another_shape_at_detail(tmp_path: Path) -> None:
-    expected = load("reshaped_view")
+    expected = fixture_table.expected("reshaped_view")
     expected["args"] = [*expected["args"], "--debug-level", "DETAIL"]
     done = run_on_mpi(expected, tmp_path)
     assert (done.report["outcome"], done.exit_code) == ("shape_mismatch", 91), done.explain()

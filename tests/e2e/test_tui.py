@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from debugger.record.run_directory import RunDirectory
 from debugger.record.snapshot import Process
 from tests.support.runs import DISTDEBUG, LIMIT_S
 from tests.support.tmux import Terminal, needs_tmux
+from tests.support.waiting import until
 
 SCRIPT = """
 import pathlib, time
@@ -106,8 +106,8 @@ def test_a_rank_is_stopped_talked_to_and_let_go(tmp_path: Path) -> None:
         calls = _calls(directory)
         terminal.press("c", "Enter")
         terminal.until("LIVE", "Overview", "nothing wrong so far")
-        _until(lambda: " 1     breakpoint" not in terminal.text)
-        _until(lambda: _calls(directory) > calls + 10)
+        until(lambda: " 1     breakpoint" not in terminal.text)
+        until(lambda: _calls(directory) > calls + 10)
         (tmp_path / "go").touch()
         terminal.until("ENDED", "op_mismatch, exit code 91")
         terminal.press("q")
@@ -117,13 +117,6 @@ def test_a_rank_is_stopped_talked_to_and_let_go(tmp_path: Path) -> None:
 def _calls(directory: Path) -> int:
     """Of rank 1, so far."""
     return FlightReader(directory / "ranks" / "1.flight").view(Process(alive=True)).calls
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @needs_tmux
@@ -144,7 +137,7 @@ def test_a_rank_goes_on_and_a_planned_fault_happens_at_a_key(tmp_path: Path) -> 
         terminal.until("Let rank 1 go on from its breakpoint?", "a all ranks")
         terminal.press("y")
         terminal.until("rank 1 goes on")
-        _until(lambda: _calls(directory) > calls + 10)
+        until(lambda: _calls(directory) > calls + 10)
         terminal.press("I")
         terminal.until("Which fault of the plan is to happen now?", fault)
         terminal.press("Enter")

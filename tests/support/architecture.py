@@ -98,7 +98,7 @@ class Violation:
 
 def violations(root: Path) -> list[Violation]:
     """Return every broken rule in the packages under `root`."""
-    files = {file: _module_name(root, file) for file in _sources(root)}
+    files = {file: module_name(root, file) for file in _sources(root)}
     modules = set(files.values())
     found = []
     for file, module in files.items():
@@ -202,7 +202,8 @@ def _sources(root: Path) -> Iterator[Path]:
         yield from sorted((root / package).rglob("*.py"))
 
 
-def _module_name(root: Path, file: Path) -> str:
+def module_name(root: Path, file: Path) -> str:
+    """`debugger.rank.log`, for its file or its folder's `__init__.py`."""
     parts = file.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.architecture import module_name
+
 CHANGES = frozenset(
     (
         "add",
@@ -35,7 +37,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 def kept(root: Path, package: Path) -> dict[str, list[str]]:
     """`log/steps.of_program`, and where it is changed, for all that modules below `package` keep;
     `root` is the folder of the outermost package."""
-    files = {_dotted(file, root): file for file in sorted(package.rglob("*.py"))}
+    files = {module_name(root, file): file for file in sorted(package.rglob("*.py"))}
     trees = {
         module: ast.parse(file.read_text("utf-8"), str(file)) for module, file in files.items()
     }
@@ -56,11 +58,6 @@ def kept(root: Path, package: Path) -> dict[str, list[str]]:
                 where = f"{file.relative_to(package).as_posix()}:{line}"
                 found.setdefault(f"{place}.{last}", []).append(where)
     return found
-
-
-def _dotted(file: Path, root: Path) -> str:
-    parts = file.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _bound(tree: ast.Module) -> set[str]:

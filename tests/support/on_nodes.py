@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from . import runs
+from . import fixture_table, runs
 from .nodes import Command, Node, Nodes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,16 +170,11 @@ def run_on_nodes(
 ) -> list[runs.Run]:
     """Run the program `name` of fixtures/expected on all nodes; what each node's `distdebug` ended
     with, node 0's first. `more` is of `Launch`."""
-    expected = expectation(name)
+    expected = fixture_table.expected(name)
     layout = layout or Layout.over(len(nodes), expected["nproc"])
     launch = Launch(layout, tuple(expected["args"]), backend=backend)
     program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
     return replace(launch, **more).start(nodes, program).finish(limit_s)
-
-
-def expectation(name: str) -> dict[str, Any]:
-    """What fixtures/expected says of a program."""
-    return json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
 
 
 def check_who_was_where(layout: Layout, ended: Sequence[runs.Run]) -> None:

@@ -7,13 +7,12 @@ python -m tests.support.plan_table --ranks 64        # with so many ranks, culpr
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import runs
+from tests.support import fixture_table, runs
 from tests.support.plan_roles import Culprits, FixedCount, Roles
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
@@ -63,27 +62,22 @@ WRITTEN_FOR = {
 """Programs for a fixed count of ranks, where `plan_roles` does not see it; and why."""
 
 
-def declared(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FIXTURES / "expected" / f"{name}.json").read_text())
-    return found
-
-
 def in_scope() -> list[str]:
     """The fixtures whose verdict a record can prove, and the correct ones."""
     names = sorted(path.stem for path in (FIXTURES / "expected").glob("*.json"))
-    rows = {name: declared(name) for name in names}
+    rows = {name: fixture_table.expected(name) for name in names}
     return [
         name for name, row in rows.items() if row["command"] == "run" and row["outcome"] in IN_SCOPE
     ]
 
 
 def script_of(name: str) -> Path:
-    return FIXTURES / "scripts" / str(declared(name)["script"])
+    return FIXTURES / "scripts" / str(fixture_table.expected(name)["script"])
 
 
 def arguments_of(name: str, ranks: int = 0) -> list[str]:
     """The arguments of `distdebug plan` for the fixture, at its own size or with so many ranks."""
-    expected = declared(name)
+    expected = fixture_table.expected(name)
     size = str(ranks or expected["nproc"])
     return ["-n", size, str(script_of(name)), *expected["script_args"]]
 
@@ -99,7 +93,7 @@ def only_for_its_size(name: str, ranks: int) -> str:
 
 def wrong(name: str, done: runs.Run, ranks: int = 0) -> str:
     """What a plan of the fixture, with so many ranks, said otherwise than it declares."""
-    expected = declared(name)
+    expected = fixture_table.expected(name)
     script = script_of(name)
     culprits = None
     if ranks and ranks != expected["nproc"] and expected["culprits"]:
@@ -161,7 +155,7 @@ def main() -> int:
     rows = asked.names or [name for name in in_scope() if name not in BEYOND]
     bad = fixed = 0
     for name in rows:
-        title = f"{name:<36}{declared(name)['outcome']:<20}"
+        title = f"{name:<36}{fixture_table.expected(name)['outcome']:<20}"
         why = only_for_its_size(name, asked.ranks) if asked.ranks else ""
         if why:
             fixed += 1

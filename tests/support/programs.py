@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ from debugger.record.snapshot import (
     GroupKey,
     Note,
     Rank,
-    Snapshot,
 )
 
 WORLD = "0"
@@ -174,8 +173,3 @@ def program_of(rank: Rank) -> Program:
         events=events,
         notes=notes,
     )
-
-
-def programs_of(snapshot: Snapshot) -> Mapping[int, Program]:
-    """Those of all ranks of a recorded world."""
-    return {number: program_of(rank) for number, rank in snapshot.ranks.items()}

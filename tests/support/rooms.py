@@ -12,7 +12,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.architecture import imports
+from tests.support.architecture import imports, module_name
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSES = ("debugger", "debugger.rank", "debugger.diagnosis", "distcore", "tui")
@@ -69,7 +69,7 @@ def house(name: str, root: Path = ROOT) -> House:
     """The rooms of the package `name`, read from its files under `root`."""
     folder = root.joinpath(*name.split("."))
     top = root / name.partition(".")[0]
-    files = {file: _module(root, file) for file in sorted(top.rglob("*.py"))}
+    files = {file: module_name(root, file) for file in sorted(top.rglob("*.py"))}
     modules = set(files.values())
     rooms = {_room(name, module) for module in modules} - {""}
     arrows: dict[str, set[str]] = {room: set() for room in rooms}
@@ -90,11 +90,6 @@ def _room(package: str, module: str) -> str:
     if not module.startswith(package + "."):
         return ""
     return module.removeprefix(package + ".").partition(".")[0]
-
-
-def _module(root: Path, file: Path) -> str:
-    parts = file.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def main() -> None:

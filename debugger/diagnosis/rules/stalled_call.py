@@ -28,7 +28,7 @@ LATEST_NS = SECOND_NS
 
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
-    """At most one finding, for where nobody is missing (see `lateness.missing_ranks`)."""
+    """At most one finding, for where nobody is missing (see `late_rank.missing_ranks`)."""
     if world.paused:
         return []
     seen: set[object] = set()  # of a call that all are in, one rank's view is enough

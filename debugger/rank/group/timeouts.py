@@ -19,6 +19,7 @@ import sys
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,27 @@ def expected() -> bool:
     """Whether this program may come to a breakpoint: the command line asks for some, or a module
     of the user's that is loaded calls for one."""
     return any(os.environ.get(name) for name in ASKING) or any(
-        _mentions_breakpoint(file)
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None))
-        and call_site.frame_kind(file) == call_site.USER
+        _mentions_breakpoint(file) for file in _files_of_the_user()
     )
+
+
+def _files_of_the_user() -> Iterator[str]:
+    """Of the modules that are loaded. torch has thousands: none is looked at that lies in a package
+    of somebody else's."""
+    looked_into: dict[str, bool] = {}
+    for name in list(sys.modules):
+        package = name.partition(".")[0]
+        if package not in looked_into:
+            file = _file_of(package)
+            looked_into[package] = not file or call_site.frame_kind(file) == call_site.USER
+        if looked_into[package]:
+            file = _file_of(name)
+            if file and call_site.frame_kind(file) == call_site.USER:
+                yield file
+
+
+def _file_of(module: str) -> str:
+    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 @functools.cache

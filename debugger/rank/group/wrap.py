@@ -159,7 +159,12 @@ class Groups:
             is_group = isinstance(inner, torch_private.c10d.ProcessGroup)
             if not is_group or isinstance(inner, CheckedGroup):
                 return created  # this rank is no member, or the group existed already
-            ranks = ranks or list(range(inner.size()))
+            size = torch_private.own_size(inner)
+            if size is None or (ranks and len(ranks) != size):
+                # torchft's: it has one rank for torch, and gets others whenever it is configured.
+                self._leave_alone(name, backend, ranks, size)
+                return created
+            ranks = ranks or list(range(size))
             desc = str(given.get("group_desc") or "undefined")
             timeout = given.get("timeout")
             outer = self._checked(inner, ranks, name, desc, timeout, backend, store)
@@ -177,6 +182,14 @@ class Groups:
             report_own_fault(f"recording of group {name!r}", error)
             return created
         return outer, store
+
+    def _leave_alone(self, name: str, backend: str, ranks: list[int], size: int | None) -> None:
+        """Say of a group that chooses its ranks itself that it is not recorded."""
+        sizes = "does not say how many ranks it has"
+        if size is not None:
+            sizes = f"says that its size is {size}, and torch that it is {len(ranks)}"
+        why = f"group {name!r} is not recorded: its backend {backend!r} {sizes}"
+        self._recorder.part_off(f"recording of group {name!r}", why, gaps=True)
 
     def _checked(
         self,

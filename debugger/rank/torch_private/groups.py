@@ -180,6 +180,15 @@ def is_python_group(group: Any) -> bool:
     return type(group) is not c10d.ProcessGroup
 
 
+def own_size(group: Any) -> int | None:
+    """How many ranks the group says that it has; None where it cannot say, as a group in Python
+    that gets them later."""
+    try:
+        return int(group.size())
+    except Exception:
+        return None
+
+
 @functools.cache
 def _shadow_class(group_class: Any, inner_class: Any) -> Any:
     """A subclass of `group_class` that answers by its `_inner` whatever `inner_class` answers in

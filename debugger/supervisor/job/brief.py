@@ -31,7 +31,7 @@ def brief(report: Document) -> Document:
     hosts = report.get("hosts", {})
     told = {host: rows for host, rows in hosts.items() if any(str(one) in about for one in rows)}
     left_out = len(report["ranks"]) - len(ranks)
-    note = f"this is told of {len(ranks)} ranks; of {left_out} more the head's report tells"
+    note = f"this report has {len(ranks)} of the ranks; {left_out} more are in the head's report"
     notes = [*report.get("notes", ()), *([note] if left_out else [])]
     return {**report, "ranks": ranks, "hosts": told, "ddp": [], "notes": notes}
 

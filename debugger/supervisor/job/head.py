@@ -96,11 +96,11 @@ class Head:
         except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
             if message.kind == "digest" and number in self.nodes:
                 self._torn(self.nodes[number])
-            self._say_once(f"refused what node {number} has told: {clean(str(error), 200)}")
+            self._say_once(f"refused what node {number} has sent: {clean(str(error), 200)}")
         except OSError as error:
             self._torn(self.nodes[number])
-            told = clean(str(error), 200)
-            self._say_once(f"what node {number} has told cannot be kept: {told}")
+            reason = clean(str(error), 200)
+            self._say_once(f"what node {number} has sent cannot be kept: {reason}")
 
     def _gone(self, far: Far) -> None:
         """It has left before its ranks had ended: it does not judge by us any more."""

@@ -42,7 +42,7 @@ def take_plan(directory: Path, data: Mapping[str, Any]) -> None:
     for what makes no sense, and OSError."""
     texts = [str(text) for text in data["faults"]]
     if len(texts) > MOST_FAULTS:
-        raise ValueError("the head tells of more faults than a run has")
+        raise ValueError("the head reports more faults than a run has")
     if texts:
         adding.add(directory, _parsed(texts))
 
@@ -95,17 +95,17 @@ class InjectedCopies:
         TypeError or KeyError for what makes no sense, and OSError."""
         plan, first, rows = data["plan"], data["first"], data["rows"]
         if len(plan) > MOST_FAULTS or self._rows + len(rows) > MOST_ROWS:
-            raise ValueError("a node tells of more faults than a run has")
+            raise ValueError("a node reports more faults than a run has")
         self._adopt({int(number): str(text) for number, text in plan})
         for row in rows[max(0, self._rows - int(first)) :]:
             self._rows += 1
             number = self._numbers.get(row["fault"])
             if number is None:
-                raise ValueError("a node tells of a fault that is in no plan")
+                raise ValueError("a node reports a fault that is in no plan")
             time_ns = int(row["time_ns"]) + offset_ns
             line = json.dumps({**row, "fault": number, "time_ns": time_ns}).encode()
             if entry(line) is None:
-                raise ValueError("what a node tells of a fault cannot be read")
+                raise ValueError("what a node reports of a fault cannot be read")
             append(self.directory / FILE, line + b"\n")
 
     def _adopt(self, texts: Mapping[int, str]) -> None:

@@ -220,7 +220,7 @@ def _stop_of(row: Any) -> Stop:
     rank, pid, file, line, function, why, address = row
     numbers = (rank, pid, line)
     if any(type(one) is not int or not 0 <= one < 1 << 32 for one in numbers):
-        raise ValueError("a node tells of a breakpoint that is none")
+        raise ValueError("a node reports a breakpoint that does not exist")
     texts = (printable(str(one), MOST_TEXT) for one in (file, function, why, address))
     file, function, why, address = texts
     return Stop(rank, pid, file, line, function, why, address)

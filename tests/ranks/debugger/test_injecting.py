@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,11 +98,9 @@ def test_a_program_below_distdebug_that_asks_for_none_has_none(
     assert "injected" not in run.report
 
 
-def test_what_is_asked_for_in_vain_is_told() -> None:
+def test_what_is_asked_for_in_vain_is_told(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
     program = "import debugger; debugger.inject('kill(rank=0) @ call 0'); print('unharmed')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = torch_loaded.python(program, tmp_path)
     assert (done.returncode, done.stdout) == (0, "unharmed\n")
     assert done.stderr == (
         "distdebug: NOT INJECTED: kill(rank=0) @ call 0: nothing observes this process; start it "

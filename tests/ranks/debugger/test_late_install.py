@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from tests.support import foreign_jobs
 from tests.support.runs import DISTDEBUG
+from tests.support.waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "late_install.py"
 RANKS = 3
@@ -55,10 +55,7 @@ def job(folder: Path, what: str, script: Path = SCRIPT) -> Iterator[subprocess.P
 
 
 def wait_for(condition: Any, folder: Path) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until_s, (folder / "output").read_text()
-        time.sleep(0.05)
+    until(condition, (folder / "output").read_text, LIMIT_S)
 
 
 def install(running: subprocess.Popen[bytes], folder: Path, within_s: float) -> Any:

@@ -160,6 +160,22 @@ def test_groups_that_are_written_in_python(tmp_path: Path, torch_loaded: TorchLo
     assert told.message == "recording of ranks that are threads is switched off"
 
 
+def test_groups_that_choose_their_ranks_themselves(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    script = SCRIPTS / "resized_groups.py"
+    run = ranks.forked(torch_loaded, tmp_path / "run", 1, script)
+    assert run.run() == 0, run.explain()
+    assert "is switched off" not in run.explain()
+    (view,) = run.views()
+    unknown, other = (note.message for note in view.notes if note.kind == "layer_off")
+    own = "is not recorded: its backend 'resized'"
+    assert unknown == f"group '1' {own} does not say how many ranks it has"
+    assert other == f"group '2' {own} says that its size is 2, and torch that it is 1"
+    # The world's, and that of the one that torch knows rightly.
+    assert len(ranks.calls(view, script)) == 2
+
+
 @pytest.mark.skipif(not has_dist2(), reason="this torch has no torch.distributed._dist2")
 def test_groups_that_torch_does_not_register_are_told_of(
     tmp_path: Path, torch_loaded: TorchLoaded

@@ -95,10 +95,8 @@ class ListHistory:
 
     calls: list[Call] = field(default_factory=list)
     forgotten: int = 0
-    lookups: int = 0
 
     def call(self, number: int) -> Call | None:
-        self.lookups += 1
         if self.forgotten <= number < len(self.calls):
             return self.calls[number]
         return None
@@ -109,11 +107,9 @@ class ListHistory:
                 yield call
 
     def at(self, group: GroupKey, seq: int) -> Call | None:
-        self.lookups += 1
         return next((call for call in self._collectives(group) if call.seq == seq), None)
 
     def message(self, channel: Channel, seq: int) -> Call | None:
-        self.lookups += 1
         wanted = (channel.group, channel.op, channel.peer, channel.tag)
         for call in self.calls[self.forgotten :]:
             signature = call.signature
@@ -123,7 +119,6 @@ class ListHistory:
         return None
 
     def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        self.lookups += 1
         rows = self.calls[self.forgotten :] if group is None else list(self._collectives(group))
         return rows[-count:] if count > 0 else []
 
@@ -131,7 +126,6 @@ class ListHistory:
         return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
-        self.lookups += 1
         if issued == 0:
             return (0, 0, 0)
         call = self.at(group, issued - 1)

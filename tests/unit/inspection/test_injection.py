@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from debugger.inspection import injection
 from debugger.inspection.installable import NotInstallable, Target, _places
 from debugger.record.process_stat import read_stat
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 AT_WORK = """
@@ -65,18 +65,11 @@ def python(text: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     try:
-        wait_for(folder / "up")
+        until((folder / "up").exists)
         yield running
     finally:
         running.kill()
         running.communicate()
-
-
-def wait_for(path: Path) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < until_s, path
-        time.sleep(0.01)
 
 
 def of(pid: int) -> Target:
@@ -97,7 +90,7 @@ def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:
     with python(AT_WORK, tmp_path) as running:
         done = injection.inject(of(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
         assert 0 < done.stopped_ms < injection._LONGEST_STOP_S * 1000
-        wait_for(tmp_path / "came")
+        until((tmp_path / "came").exists)
         stat = read_stat(running.pid)
         assert stat is not None
         assert stat.state in "RS"
@@ -129,7 +122,7 @@ def test_who_is_within_c_is_left_alone_until_it_comes_back(tmp_path: Path) -> No
         assert running.stdin is not None
         running.stdin.write("x")
         running.stdin.flush()
-        wait_for(tmp_path / "came")
+        until((tmp_path / "came").exists)
         assert running.wait(LIMIT_S) == 0
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from debugger.launch import mpi_rank, mpi_scratch
 from debugger.supervisor.launch import Launch
-from tests.unit.supervisor.process_tools import LIMIT_S, REPOSITORY, until
+from tests.support.waiting import until
+from tests.unit.supervisor.process_tools import LIMIT_S, REPOSITORY
 
 SUPERVISOR = """
 import sys

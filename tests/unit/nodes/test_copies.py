@@ -207,7 +207,7 @@ def test_what_a_process_wrote_as_a_signal_ended_it_is_told(node: Node, tmp_path:
     (meant,) = CrashNote.among(node.meant().ranks[1].notes)
     assert (note.site, note.data) == (meant.site, meant.data)
     (row, _) = node.sampler._processes.values()
-    with pytest.raises(MirrorError, match="what a node tells of a process cannot be read"):
+    with pytest.raises(MirrorError, match="what a node reports of a process cannot be read"):
         node.mirror.seen(0, [*row[:-1], [["x"], "no line"]])
 
 

@@ -1,12 +1,12 @@
-"""Helpers for tests with real processes: short programs, and waiting without guessing."""
+"""Helpers for tests with real processes: short programs, and their pids."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT_S = 45.0
@@ -18,15 +18,6 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code]
 
 
-def until(condition: Callable[[], object], timeout_s: float = LIMIT_S, what: str = "") -> None:
-    """Waits for a condition; fails with its name when the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
-        time.sleep(0.01)
-
-
 def alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -36,14 +27,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-def pids_in(path: Path, count: int, timeout_s: float = LIMIT_S) -> list[int]:
+def pids_in(path: Path, count: int, limit_s: float = LIMIT_S) -> list[int]:
     """The pids that processes of the test have written to a file, one a line."""
 
     def read() -> list[int]:
         text = path.read_text() if path.exists() else ""
         return [int(line) for line in text.split("\n")[:-1]]
 
-    until(lambda: len(read()) >= count, timeout_s, f"{count} pids in {path.name}")
+    until(lambda: len(read()) >= count, f"{count} pids in {path.name}", limit_s)
     return read()
 
 

@@ -11,7 +11,8 @@ import pytest
 from debugger.supervisor import warden
 from debugger.supervisor.ending import end_tree
 from debugger.supervisor.launch import Launch
-from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python, until
+from tests.support.waiting import until
+from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,6 +16,7 @@ import pytest
 from debugger.errors import UsageError
 from debugger.record.exits import ExitStatus
 from debugger.supervisor.launch import Launch
+from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import (
     LIMIT_S,
     REPOSITORY,
@@ -23,7 +24,6 @@ from tests.unit.supervisor.process_tools import (
     kill_quietly,
     pids_in,
     python,
-    until,
 )
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,7 +15,8 @@ from debugger.record.exits import ExitLog
 from debugger.record.process_stat import read_stat
 from debugger.supervisor.oom import OomWatch
 from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable
-from tests.unit.supervisor.process_tools import python, until
+from tests.support.waiting import until
+from tests.unit.supervisor.process_tools import python
 
 pytestmark = pytest.mark.timeout(120)
 

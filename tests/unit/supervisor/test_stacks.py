@@ -14,7 +14,7 @@ from debugger.record.process_stat import read_stat
 from debugger.supervisor import stacks
 from debugger.supervisor.stack_tree import render, waits_for_lock
 from debugger.supervisor.stacks import ThreadStack, parse_faulthandler
-from tests.unit.supervisor.process_tools import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from debugger.nodes.agreed import job_key as of_nodes
 from distcore.bootstrap.job_key import job_key
 from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session
@@ -127,6 +128,12 @@ def test_ranks_with_different_keys_are_told(
         assert isinstance(error, RendezvousError), error
         assert "all ranks must have the same key of the job" in str(error)
         assert "DISTCORE_KEY_FILE" in str(error)
+
+
+def test_the_file_of_a_job_key_serves_for_groups_too(key_file: Path) -> None:
+    """As debugger/README.md says of several nodes, which both read it."""
+    key_file.write_text(secrets.token_hex(32) + "\n")
+    assert job_key().strip() == of_nodes(key_file, {})
 
 
 def test_files_that_are_no_key(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

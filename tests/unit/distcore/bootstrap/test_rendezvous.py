@@ -30,6 +30,7 @@ from distcore.errors import (
     StoreFailed,
 )
 from tests.support import system_threads
+from tests.support.waiting import until
 
 LIMIT_S = 20.0
 SOON_S = LIMIT_S / 2
@@ -308,7 +309,7 @@ class TestJoining:
         join([store] * 3, only=[2], timeout_s=0.05)
         others = start(join, [store] * 3, only=[0, 1])
         # Rank 0 has taken the old data for the rank when somebody has answered it.
-        wait_until(lambda: store.num_keys() > 4)
+        until(lambda: store.num_keys() > 4, limit_s=LIMIT_S)
         assert isinstance(join([store] * 3, only=[2])[0], Rendezvous)
         assert all(isinstance(each, Rendezvous) for each in others.result(LIMIT_S))
 
@@ -345,7 +346,7 @@ class TestJoining:
     def test_a_rank_with_a_double_says_so(self, join: Any, start: Any) -> None:
         store = HashStore()
         first = start(join, [store] * 2, only=[1])
-        wait_until(lambda: store.check([f"{PREFIX}/rank/1"]))
+        until(lambda: store.check([f"{PREFIX}/rank/1"]), limit_s=LIMIT_S)
         began = time.monotonic()
         join([store] * 2, only=[1], timeout_s=5)
         [error] = first.result(LIMIT_S)
@@ -399,13 +400,6 @@ class TestJoining:
         with pytest.raises(Interrupted), interrupted():
             Rendezvous(HashStore(), NAME, 0, 2, LIMIT_S)
         assert listener._process.listener is None
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = soon()
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Interrupted(Exception):
@@ -488,7 +482,7 @@ class TestDialling:
 def test_what_nobody_fetched_is_closed_in_the_end(join: Any) -> None:
     rank_0, rank_1 = join([HashStore()] * 2)
     with rank_0.connect(1, 0, soon()) as connection:
-        wait_until(lambda: bool(rank_1._arrived))
+        until(lambda: bool(rank_1._arrived), limit_s=LIMIT_S)
         rank_1.close()
         connection.settimeout(LIMIT_S)
         assert connection.recv(1) == b""
