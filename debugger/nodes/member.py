@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -26,9 +27,10 @@ ANSWER_S = 10.0
 """A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
-RELAY_SILENT_S = 1.6
-"""A node whose relay has said nothing for so long tries to reach the head, which misses the relay
-later than that, and is to have heard of those below it by then."""
+RELAY_LATE_S, RELAY_SILENT_S = 0.9, 1.6
+"""A node whose relay has said nothing for so long asks the head for a connection, and after the
+longer time goes over to that: the head misses the relay later than that, and is to have heard of
+those below it by then."""
 RELAY_CLOSED_S = 0.3
 RELAY_ANSWERS_S = 5.0
 """So long it is tried to come below a relay."""
@@ -36,6 +38,20 @@ HEAD_SPOKE_S = 1.0
 """A head that its relay had heard so lately is not silent when the relay is."""
 EMPTY_S = 3.0
 """So long a relay waits at its end for those below it to leave."""
+
+
+@dataclass(slots=True)
+class _Next:
+    """Who is tried: the relay at `offer`, or (None) the head itself; until when. `answered`: its
+    host has taken a connection; `proving`, `proved`: the keys of both ends, just now."""
+
+    offer: Offer | None
+    until_s: float
+    dealer: Any
+    monitor: Any
+    answered: bool = False
+    proving: bool = False
+    proved: bool = False
 
 
 class Connection(Link):
@@ -80,8 +96,7 @@ class Connection(Link):
         self._via_heard = Heard()
         self._via_head_s = self._via_since_s = self._via_closed_s = 0.0
         self._via_welcomed = False
-        self._next: tuple[Offer | None, float, Any, Any] | None = None
-        """Who is tried, a relay or (None) the head itself: until when, and the sockets."""
+        self._next: _Next | None = None
 
     def connect(self, offer: Offer, hello: Mapping[str, Any]) -> None:
         """Meet the head there."""
@@ -172,8 +187,8 @@ class Connection(Link):
         return dealer, monitor
 
     def _sockets(self) -> list[Any]:
-        following = () if self._next is None else self._next[3:]
-        return [one for one in (self._dealer, self._monitor, *following) if one is not None]
+        following = None if self._next is None else self._next.monitor
+        return [one for one in (self._dealer, self._monitor, following) if one is not None]
 
     @property
     def _peers(self) -> Any:
@@ -225,20 +240,40 @@ class Connection(Link):
         """Try to reach that relay; until it is reached all stays as it is."""
         if self._relay is None and self._via is None and self._next is None:
             until_s = time.monotonic() + RELAY_ANSWERS_S
-            self._next = (offer, until_s, *self._dial(offer))
+            self._next = _Next(offer, until_s, *self._dial(offer))
 
     def _happened_next(self, told: Mapping[str, Any]) -> None:
-        if self._next is None:
+        following, event = self._next, told["event"]
+        if following is None:
             return
-        if told["event"] == zmq.EVENT_CONNECTED:
+        following.proving = event == zmq.EVENT_CONNECTED
+        following.proved = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if following.proving:
             resend_steadily(told["value"])
-        if told["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            return  # if it does not come to that, it is given up
-        if self._next[0] is None and not self._uneasy:
-            self._give_up_next()
+            if not following.answered and following.offer is None:
+                self._head_is_there()
+            following.answered = True
+        self._go_over()
+
+    def _head_is_there(self) -> None:
+        """Its host takes connections, and the relay is silent: it has as long as ever to speak. One
+        that the relay had missed already has not."""
+        if self._via_head_s < HEAD_SPOKE_S:
+            self._heard.spoke(self._listening.total_s)
+
+    def _go_over(self) -> None:
+        """To whoever was tried and has answered, if it is time."""
+        following = self._next
+        if following is None or not following.proved:
+            return
+        if following.offer is None and not self._uneasy(RELAY_SILENT_S):
             return
         before = (self._dealer, self._monitor)
-        self._via, _, self._dealer, self._monitor = self._next
+        self._via, self._dealer, self._monitor = (
+            following.offer,
+            following.dealer,
+            following.monitor,
+        )
         self._next = None
         _close(*before)
         self._via_heard, self._via_welcomed, self._via_head_s = Heard(), False, 0.0
@@ -257,33 +292,35 @@ class Connection(Link):
             self.connected = False
             self._via_closed_s = self._via_closed_s or time.monotonic()
 
-    @property
-    def _uneasy(self) -> bool:
-        """Whether it is time to look for the head itself: the relay is silent, or has closed, or
-        says that the head is silent, or it has never led to the head."""
+    def _uneasy(self, after_s: float) -> bool:
+        """Whether it is time to look for the head itself: the relay is silent for so long, or has
+        closed, or says that the head is silent, or it has never led to the head."""
         now_s = time.monotonic()
         silent_s = self._via_heard.silent_s(self._listening.total_s)
         closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
         useless = not self._via_welcomed and now_s - self._via_since_s > RELAY_ANSWERS_S
-        return max(silent_s, self._via_head_s) > RELAY_SILENT_S or bool(closed or useless)
+        return max(silent_s, self._via_head_s) > after_s or bool(closed or useless)
 
     def _tick(self) -> None:
+        following = self._next
         if self._via is None:
-            if self._next is not None and time.monotonic() > self._next[1]:
+            if following is not None and time.monotonic() > following.until_s:
                 self._give_up_next()
             return
         # The relay is left when the head has answered, and may have spoken again by then: who
         # broke with it at once would be missed by it after an interruption that loses nobody.
-        if not self._uneasy:
+        if following is None:
+            if self._uneasy(RELAY_LATE_S) and self.offer is not None:
+                self._next = _Next(None, 0.0, *self._dial(self.offer))
+        elif self._uneasy(RELAY_LATE_S):
+            self._go_over()
+        elif not following.proving:
+            # Not while keys are proved: the head would take it for a stranger's attempt.
             self._give_up_next()
-        elif self._next is None and self.offer is not None:
-            self._next = (None, 0.0, *self._dial(self.offer))
-            if self._via_head_s < HEAD_SPOKE_S:
-                self._heard.spoke(self._listening.total_s)  # it has as long as ever to answer
 
     def _give_up_next(self) -> None:
         if self._next is not None:
-            _close(*self._next[2:])
+            _close(self._next.dealer, self._next.monitor)
             self._next = None
 
     def _of_the_tree(self, message: Message) -> None:

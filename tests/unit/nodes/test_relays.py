@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -192,6 +193,37 @@ def test_a_head_that_is_lost_is_missed_below_a_relay(job: Job) -> None:
     until(lambda: all(node.lost for node in job.nodes), "somebody waits for ever")
     assert time.monotonic() - began_s < LOST_AFTER_S + 2
     assert all("has said nothing for" in node.lost for node in job.nodes)
+
+
+def test_a_relay_and_the_head_are_lost_together(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of both: that of the head takes no connection any more, and is missed as soon as by
+    those that speak to it."""
+    job.join(4)
+    node = job.nodes[2]
+    with socket.create_server((LOOPBACK, 0), backlog=0) as nobody, socket.socket() as first:
+        port = nobody.getsockname()[1]
+        first.connect((LOOPBACK, port))  # its queue is full: whoever comes now hears nothing
+        assert node.offer is not None
+        monkeypatch.setattr(node, "offer", replace(node.offer, port=port))
+        off(job.nodes[0]._relay, job.nodes[0], job.head)
+        began_s = node._listening.total_s
+        until(lambda: node.lost, "it waits for ever")
+        assert node._listening.total_s - began_s < LOST_AFTER_S + 0.4
+        assert "has said nothing for" in node.lost
+
+
+def test_a_head_that_is_slow_when_a_relay_is_lost(job: Job) -> None:
+    """The twin: it takes connections, and answers later than a head may be silent otherwise."""
+    job.join(4)
+    node = job.nodes[2]
+    job.head._allowed.discard(node.key)
+    off(job.nodes[0]._relay, job.nodes[0])
+    began_s = node._listening.total_s
+    until(lambda: node._listening.total_s - began_s > LOST_AFTER_S + 0.4, "it does not listen")
+    assert (node.lost, 3 in job.below) == ("", True)
+    job.head.allow(node.key)
+    until(lambda: 3 not in job.below, "it does not come")
+    assert node.lost == ""
 
 
 def test_a_relay_that_cannot_be_reached_is_done_without(
