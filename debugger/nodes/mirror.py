@@ -170,17 +170,20 @@ class Mirror:
             raise OSError(28, "no space left on device")
 
     def correct(self, offset_ns: int) -> None:
-        """This much added to the node's monotonic clock gives our Unix time."""
+        """This much added to the node's monotonic clock gives our Unix time. Clocks drift apart, so
+        that this is no news where all ranks have gone on calling since more was told of them."""
         by_ns = offset_ns - self.offset_ns
         if not by_ns:
             return
         self.offset_ns = offset_ns
+        records = [one for one in self._copies.values() if one.is_record and one.begun]
+        urgent = any(one.urgent == one.changes for one in records)
         for copy in self._copies.values():
             if copy.process.ended_ns is not None:
                 ended_ns = copy.process.ended_ns + by_ns
                 copy.process = replace(copy.process, ended_ns=ended_ns)
-            if copy.is_record and copy.begun:
-                self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], True)
+        for copy in records:
+            self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], urgent)
 
     def seen(self, number: int, values: Any) -> None:
         """What the node's system says of the process: `process_values`. Raises MirrorError."""

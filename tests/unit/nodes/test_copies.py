@@ -418,8 +418,12 @@ def test_that_ranks_go_on_calling_is_no_news(node: Node) -> None:
             author.call()
         assert node.tell().data.get("busy") is True
         assert not is_news()
+    node.mirror.correct(node.mirror.offset_ns + 10**6)
+    assert not is_news(), "clocks drift apart: of 2,048 nodes one is known better all the time"
     node.tell()
     assert is_news(), "they stand still"
+    node.mirror.correct(node.mirror.offset_ns + 10**6)
+    assert is_news(), "a cause is found by the order of times"
     node.tell()
     assert not is_news(), "they still do"
     for author in node.authors.values():
