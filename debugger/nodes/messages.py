@@ -3,7 +3,7 @@
     node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
                      interrupted, files, watch, request, bye
     head -> node     welcome, refused, ping, pace, anew, plan, verdict, stacks, fill, action,
-                     prompt, view, reply, report, stop, end; hello: say once more who you are
+                     stops, prompt, view, reply, report, stop, end; hello: say once more who you are
     of the tree      relay, allow, through (head -> node), relaying, heard (node -> head): see relay
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than

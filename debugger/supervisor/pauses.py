@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ..record.breakpoints import Stop, stops
@@ -17,11 +17,13 @@ class Pauses:
         self._find = find
         self._told: dict[str, Stop] = {}
 
-    def look(self) -> tuple[list[str], bool]:
-        """Notices of what has changed since the last look; whether somebody stands now."""
-        now = {stop.name: stop for stop in self._find(self._directory)}
+    def look(self, told_elsewhere: Collection[str] = ()) -> tuple[list[str], bool]:
+        """Notices of what has changed since the last look; whether somebody stands now.
+        `told_elsewhere`: the names of those of which another supervisor gives notice."""
+        found = self._find(self._directory)
+        now = {stop.name: stop for stop in found if stop.name not in told_elsewhere}
         before, self._told = self._told, now
         left = [stop for name, stop in before.items() if name not in now]
         came = [stop for name, stop in now.items() if before.get(name) != stop]
         notices = [f"{stop.who} has left its breakpoint ({stop.place})" for stop in left]
-        return notices + [stop.notice(self._run) for stop in came], bool(now)
+        return notices + [stop.notice(self._run) for stop in came], bool(found)

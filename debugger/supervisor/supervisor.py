@@ -325,7 +325,9 @@ class Supervisor:
 
     def _tell_pauses(self) -> None:
         """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
-        notices, paused = self._pauses.look()
+        # Of ranks of other nodes the head gives notice, and their own node.
+        far = self._job.far_stops if self._job.member is not None else ()
+        notices, paused = self._pauses.look(far)
         for notice in notices:
             self._announcements.keep("breakpoint", notice)
         if paused:

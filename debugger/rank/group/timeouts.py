@@ -174,13 +174,14 @@ class Timeouts:
             self._owner = os.getpid()
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
-        if not self._asked and any_asked(self._directory):
-            self._take_over_all()
         now_ns = time.monotonic_ns()
         step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
         self._looked_ns = now_ns
-        if self._look_for_stops(now_ns / 1e9):
+        stands = self._look_for_stops(now_ns / 1e9)
+        if stands:
             step_ns = 0
+        if not self._asked and (stands or any_asked(self._directory)):
+            self._take_over_all()
         if not self._groups:
             return
         made = {index: record.slot.issued for index, record in self._groups.items()}

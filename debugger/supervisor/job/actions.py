@@ -45,7 +45,7 @@ class JobActions:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
 
     def _far(self) -> Collection[str]:
-        return self._job.head.far_stops if self._job.head is not None else ()
+        return self._job.far_stops
 
     def table(self) -> dict[str, Action]:
         """By name, as requests say them."""
@@ -92,6 +92,8 @@ class JobActions:
 
     def _break(self, request: Mapping[str, Any]) -> str:
         node = self._node_of(request)
+        if self._job.head is not None:
+            self._job.head.expect_stop()
         return self._ask(node, request) if node else self._local["break"](request)
 
     def _continue(self, request: Mapping[str, Any]) -> str:

@@ -87,6 +87,7 @@ class Head:
             if known.silent:
                 known.lost = True
                 self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+        self._prompts.tell(lambda: self.reachable)
         self.views.look()
 
     def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
@@ -140,7 +141,7 @@ class Head:
             case "stops":
                 self._prompts.stand(number, data["stops"])
             case "prompt":
-                self._prompts.heard(data, message.blob)
+                self._prompts.heard(number, data, message.blob)
             case "answer":
                 if type(data["number"]) is int and 0 < data["number"] <= self._asked:
                     self._answers[data["number"]] = (
@@ -174,6 +175,7 @@ class Head:
             self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
+        self._prompts.anew(number)
         self._listener.send(number, plan_message(self._directory.path))
         self._tell_pace(number)
         if self._own_ranks:
@@ -395,7 +397,11 @@ class Head:
     @property
     def far_stops(self) -> Collection[str]:
         """The names of breakpoints of other nodes, as they stand in the run directory here."""
-        return self._prompts.names
+        return self._prompts.far
+
+    def expect_stop(self) -> None:
+        """A rank is asked to stand at a breakpoint: who waits for it is to be ready for that."""
+        self._prompts.expect(self.reachable)
 
     @property
     def has_all_stacks(self) -> bool:

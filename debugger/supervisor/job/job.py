@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -286,6 +286,12 @@ class Job:
     def role(self) -> str:
         """ALONE, HEAD or MEMBER."""
         return HEAD if self.head is not None else MEMBER if self.member is not None else ALONE
+
+    @property
+    def far_stops(self) -> Collection[str]:
+        """The names of breakpoints of other nodes, as they stand in the run directory here."""
+        one = self.head or self.member
+        return () if one is None else one.far_stops
 
     @property
     def judged_elsewhere(self) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...diagnosis.findings import Finding
@@ -88,6 +88,7 @@ class Member:
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
             self.view.lost(self.lost)
+            self._prompts.close()
             return
         self.view.look()
         if self.welcomed and self._connection.ahead < self._sampler.pace.ahead:
@@ -125,6 +126,9 @@ class Member:
         elif message.kind == "prompt":
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._prompts.heard(data, message.blob)
+        elif message.kind == "stops":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                self._prompts.stand(data)
         elif message.kind == "action":
             number, request = data.get("number"), data.get("request")
             if type(number) is int and isinstance(request, Mapping):
@@ -176,6 +180,11 @@ class Member:
     def host(self) -> str:
         """The head's."""
         return clean(self._connection.host, 120)
+
+    @property
+    def far_stops(self) -> Collection[str]:
+        """The names of breakpoints of other nodes, as they stand in the run directory here."""
+        return self._prompts.far
 
     def lost_node(self, own: Iterable[int]) -> LostNode:
         """The head, that is silent; or this node, where that was suspended and the head has given
