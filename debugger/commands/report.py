@@ -96,6 +96,7 @@ class ReportCommand(Command):
             report, faults = on_the_spot.report(directory)
             faults = [directory.as_known(fault) for fault in faults]
             report["notes"] = [directory.as_known(note) for note in report["notes"]]
+            _told_as_view(report, directory)
             if faults and not report["ranks"]:
                 raise UsageError(faults[0])
         else:
@@ -116,6 +117,20 @@ def _check_that_something_is_there(run: str | None) -> None:
         raise UsageError(
             f"{run} holds neither a run of distdebug (there is no run.json in it) nor a dump of "
             "torch's flight recorder"
+        )
+
+
+def _told_as_view(report: Document, directory: RunDirectory) -> None:
+    """What is seen of all nodes from one of them is kept there while somebody looks, no longer."""
+    from ..record import job_view
+
+    node = job_view.node_of_view(directory.path)
+    if node is not None:
+        report["run_dir"] = str(node)
+        head = job_view.head_of(node)
+        report["notes"].append(
+            f"this is what the head ({head}) has on record now; when the run has ended, the report "
+            "of all nodes is there and here, and their logs and stacks are there"
         )
 
 

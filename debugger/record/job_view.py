@@ -44,6 +44,18 @@ def is_watched(directory: Path) -> bool:
     return False
 
 
+def node_of_view(directory: Path) -> Path | None:
+    """The run directory of the node from which this one, of all nodes, is seen; None where it is
+    none."""
+    node = directory.parent
+    return node if directory.name == FOLDER and (node / HEAD).exists() else None
+
+
+def head_of(directory: Path) -> str:
+    """The host of the head of this node."""
+    return printable(str(read_object(directory / HEAD).get("host", "")), 120)
+
+
 class JobView:
     """From the run directory of a node, which may have no head. `sentence`: what there is to say
     about what is seen; `lost`: why there is no head any more, "" while there is one."""
@@ -69,8 +81,8 @@ class JobView:
             self._look()
             if time.monotonic() > until_s:
                 self.sentence = (
-                    f"the head ({self._head}) has not told all within {seconds:.0f} s: "
-                    "what follows is of this node alone"
+                    f"the head ({head_of(self._directory)}) has not told all within "
+                    f"{seconds:.0f} s: what follows is of this node alone"
                 )
             time.sleep(0.02)
 
@@ -78,10 +90,6 @@ class JobView:
     def has_head(self) -> bool:
         """Whether this is a node with a head, and its run goes on."""
         return (self._directory / HEAD).exists() and is_live(self._directory)
-
-    @property
-    def _head(self) -> str:
-        return printable(str(read_object(self._directory / HEAD).get("host", "")), 120)
 
     def _look(self) -> None:
         if self._lock < 0 and self.has_head:

@@ -140,6 +140,8 @@ def test_commands_on_another_node_show_all_ranks_and_nobody_is_told_afterwards(
     shown = asked(nodes[1], "report", str(directory))
     assert "RUNNING" in shown, shown
     assert "rank 0 on node0; rank 1 on node1" in shown, shown
+    assert "this is what the head (node0) has on record now" in " ".join(shown.split()), shown
+    assert f"{directory}/job" not in shown, shown
     shown = asked(nodes[1], "logs", str(directory))
     assert "[rank 0] rank 0 says hello" in shown, shown
     assert "[rank 1] rank 1 says hello" in shown, shown
