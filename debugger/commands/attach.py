@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.breakpoints import Stop, connect, stops
+from ..record.job_view import node_of_view
 from ..record.run_directory import RunDirectory
 from ..record.sanitize import clean
 from ..supervisor.terminal import show_prompt
@@ -47,6 +48,8 @@ class AttachCommand(Command):
                 "ranks is at a breakpoint; see `distdebug report`"
             )
         directory = RunDirectory.open(args.run).path
+        # In a view of all nodes stands a link to the prompts that are reached from this one.
+        directory = node_of_view(directory) or directory
         stop = _chosen(directory, args.rank)
         if stop.address:
             raise UsageError(f"{stop.notice('')}")

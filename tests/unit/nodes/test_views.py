@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from debugger.cli import main
 from debugger.nodes.messages import Message
 from debugger.nodes.patches import Patch, packed
 from debugger.nodes.view_files import ViewCopies
 from debugger.nodes.view_source import BLOCK
+from debugger.record.breakpoints import BREAKPOINT, Stop, announce, listen
 from debugger.record.job_view import FOLDER, HEAD, JobView, is_watched
 from debugger.record.run_directory import RunDirectory
 from debugger.record.writer import FlightWriter
@@ -134,6 +137,23 @@ def test_where_there_is_no_head_the_node_itself_is_seen(tmp_path: Path) -> None:
     assert (view.path, view.sentence, view.lost) == (directory.path, "", "")
     assert not is_watched(directory.path)
     view.close()
+
+
+def test_prompts_are_opened_where_all_nodes_are_seen(
+    two: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the app does it: what it shows is the run of all nodes, the prompts are this node's."""
+    shown: list[Path] = []
+    monkeypatch.setattr(
+        "debugger.commands.attach.show_prompt",
+        lambda connection, _stop, directory, once: shown.append(directory) or connection.close(),
+    )
+    two.looks()
+    stop = Stop(1, os.getppid(), "/a/train.py", 7, "step", BREAKPOINT, "")
+    announce(two.node_directory.path, stop)
+    with listen(two.node_directory.path, stop):
+        assert main(["attach", str(two.folder), "--rank", "1"]) == 0
+    assert shown == [two.node_directory.path]
 
 
 @pytest.mark.parametrize(
