@@ -81,7 +81,8 @@ class Job:
         return told
 
     def close(self) -> None:
-        for one in (self.head, *self.nodes.values()):
+        self.head.close()
+        for one in self.nodes.values():
             one.close()
 
 

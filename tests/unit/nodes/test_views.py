@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,10 +145,13 @@ def test_prompts_are_opened_where_all_nodes_are_seen(
 ) -> None:
     """As the app does it: what it shows is the run of all nodes, the prompts are this node's."""
     shown: list[Path] = []
-    monkeypatch.setattr(
-        "debugger.commands.attach.show_prompt",
-        lambda connection, _stop, directory, once: shown.append(directory) or connection.close(),
-    )
+
+    def show(connection: socket.socket, _stop: Stop, directory: Path, once: bool) -> None:
+        shown.append(directory)
+        assert not once
+        connection.close()
+
+    monkeypatch.setattr("debugger.commands.attach.show_prompt", show)
     two.looks()
     stop = Stop(1, os.getppid(), "/a/train.py", 7, "step", BREAKPOINT, "")
     announce(two.node_directory.path, stop)
