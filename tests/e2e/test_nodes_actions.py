@@ -32,6 +32,17 @@ def once_it_is_known(directory: Path, action: str, rank: int) -> str:
         time.sleep(0.05)
 
 
+def stands(directory: Path, rank: int) -> None:
+    """Have a rank stop at a breakpoint, and wait until it has."""
+    until_s = time.monotonic() + LIMIT_S
+    said = once_it_is_known(directory, "break", rank)
+    while "is at a breakpoint" not in said:
+        assert time.monotonic() < until_s, said
+        with pytest.raises(ControlError) as refusal:
+            ask(directory, "break", {"rank": rank})
+        said = str(refusal.value)
+
+
 def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
     make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
 ) -> None:
@@ -67,12 +78,7 @@ def test_a_rank_of_another_node_stops_goes_on_and_shows_its_stack(
         "sh", "-c", f"printf 'p 40 + 2\\n' | {runs.DISTDEBUG} attach {head} --rank 1"
     )
     assert "42" in said, said
-    said = ask(head, "break", {"rank": 1})
-    while "is at a breakpoint" not in said:
-        assert time.monotonic() < until_s, said
-        with pytest.raises(ControlError) as refusal:
-            ask(head, "break", {"rank": 1})
-        said = str(refusal.value)
+    stands(head, 1)
     assert ask(head, "continue", {"rank": 1}) == "rank 1 goes on"
     with pytest.raises(ControlError, match="no rank is at a breakpoint"):
         ask(head, "continue", {})
@@ -99,4 +105,49 @@ def test_stop_asked_of_one_node_ends_all(
     ask(commands[number].directory, "stop", {})
     for done in (command.finish(LIMIT_S) for command in commands):
         assert (done.report["outcome"], done.errors) == ("interrupted", []), done.explain()
+    check_nothing_is_left(nodes)
+
+
+WAITS = """
+import pathlib, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+here = pathlib.Path(sys.argv[1])
+dist.init_process_group("gloo", timeout=timedelta(seconds={timeout_s}))
+values, stop = torch.ones(4), torch.zeros(1)
+while not stop.item():
+    dist.all_reduce(values)
+    (here / str(dist.get_rank())).touch()
+    stop.fill_((here / "go").exists())
+    dist.broadcast(stop, 0)
+dist.destroy_process_group()
+"""
+TIMEOUT_S = 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_waits_for_one_that_stands_on_another_node(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes, rank: int
+) -> None:
+    """It does not run into the timeout of its group, wherever the two of them are."""
+    nodes = make_nodes(3)
+    here = nodes.directory / "here"
+    here.mkdir()
+    script = nodes.directory / "train.py"
+    script.write_text(WAITS.format(timeout_s=TIMEOUT_S))
+    program = [str(script), str(here)]
+    commands = forked_nodes.start(nodes, Layout((1, 1, 1)), program, ("--hang-timeout", "60"))
+    until_s = time.monotonic() + LIMIT_S
+    while len(list(here.iterdir())) < 3:
+        assert time.monotonic() < until_s, commands[0].stderr.read_text()
+        time.sleep(0.05)
+    head = commands[0].directory
+    stands(head, rank)
+    time.sleep(1.5 * TIMEOUT_S)  # for which it stands
+    assert ask(head, "continue", {"rank": rank}) == f"rank {rank} goes on"
+    (here / "go").touch()
+    for done in (command.finish(LIMIT_S) for command in commands):
+        assert (done.report["outcome"], done.report["findings"]) == ("ok", []), done.explain()
     check_nothing_is_left(nodes)

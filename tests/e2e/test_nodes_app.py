@@ -4,7 +4,7 @@ and the commands; nothing is sent while nobody looks, and a lost head is said in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,11 @@ LIMIT_S = 90.0
 
 class Going:
     """A job of so many nodes with a rank each, that calls until it is let go wrong; the first node
-    is the head."""
+    is the head. `extra` is of the environment."""
 
-    def __init__(self, nodes: Nodes, forked: ForkedNodes, *flags: str) -> None:
+    def __init__(
+        self, nodes: Nodes, forked: ForkedNodes, *flags: str, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.nodes = nodes
         self.here = nodes.directory / "here"
         self.here.mkdir()
@@ -64,7 +66,7 @@ class Going:
         script.write_text(PROGRAM.format(here=str(self.here)))
         layout = Layout((1,) * len(nodes))
         self.commands: list[Command] = forked.start(
-            nodes, layout, [str(script)], ("--hang-timeout", "60", *flags)
+            nodes, layout, [str(script)], ("--hang-timeout", "60", *flags), extra
         )
         for rank in range(len(nodes)):
             self.until((self.here / str(rank)).exists, f"rank {rank} calls")
