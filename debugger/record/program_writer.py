@@ -38,7 +38,7 @@ from typing import Any
 
 from . import layout
 from .layout import ASYNC_FLAG, Activity, Definition, GroupState, Phase
-from .slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
+from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 from .writer import FlightWriter
 
 FOLDER = "programs"
@@ -159,16 +159,16 @@ class ProgramWriter(FlightWriter):
     # -- events --------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, site: int, flags: int
+        self, group: GroupSlot, call: CallDescription, place: Place, flags: int
     ) -> tuple[int, ThreadSlot]:
-        number, thread = super().begin(group, call, site, flags)
+        number, thread = super().begin(group, call, place, flags)
         channel = -1 if call.channel is None else call.channel.index
         self.put(
             "call",
             number,
             group.index,
             self._kind(call),
-            site,
+            place.site,
             flags,
             self._thread_number(),
             channel,

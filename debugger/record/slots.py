@@ -34,6 +34,21 @@ class CallDescription:
         self.has_shapes = self.exact != self.agree
 
 
+class Place:
+    """A line that makes calls of one group, by the id of its `site`; and what all slots of the ring
+    that they take have in common, as long as they are this `call`, with these `flags` and on this
+    `thread` (`common`: those bytes)."""
+
+    __slots__ = ("call", "common", "flags", "site", "thread")
+
+    def __init__(self, site: int) -> None:
+        self.site = site
+        self.call: CallDescription | None = None
+        self.thread: ThreadSlot | None = None
+        self.flags = 0
+        self.common = b""
+
+
 class GroupSlot:
     """A group's place in the record, and the running values that the writer keeps for it; it writes
     a checkpoint after the call with the number `checkpoint_at`."""

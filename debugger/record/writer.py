@@ -21,7 +21,7 @@ from . import layout
 from .layout import CallState
 from .refused_calls import RefusedCalls
 from .signature import CHAIN_STEP, MASK
-from .slots import CallDescription, GroupSlot, ThreadSlot
+from .slots import CallDescription, GroupSlot, Place, ThreadSlot
 
 _now = time.monotonic_ns
 _ident = threading.get_ident
@@ -29,7 +29,8 @@ _ident = threading.get_ident
 # The machine's own structs pack a third faster than "<" ones, into the same bytes: every field is
 # aligned, and FlightFile refuses big-endian machines.
 # A byte of padding is written as 0 at no cost, where a number 0 costs as much as any other.
-_pack_slot = Struct("@QHHBBBxIIIIQQQQQ16xQ").pack_into
+_COMMON = Struct("@HHBBBxII")
+_pack_slot = Struct(f"@Q{_COMMON.size}sIIQQQQQ16xQ").pack_into
 
 _RING = layout.RING
 _RING_OFFSET = layout.RING_OFFSET
@@ -55,7 +56,7 @@ class FlightWriter(RefusedCalls):
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, site: int, flags: int
+        self, group: GroupSlot, call: CallDescription, place: Place, flags: int
     ) -> tuple[int, ThreadSlot]:
         """Record that a call is about to enter the backend, and that this thread is in it.
 
@@ -66,6 +67,11 @@ class FlightWriter(RefusedCalls):
             thread = self._threads[_ident()]
         except KeyError:
             thread = self.thread()
+        # Half of the slot is as in the last call from there: packing it costs 0.1 µs.
+        if place.call is call and place.thread is thread and place.flags == flags:
+            common = place.common
+        else:
+            common = _prepare(group, call, place, flags, thread)
         now = _now()
         # Its number, its place in its group or channel, and the chains. From here to the end of
         # `_pack_slot` no other thread can come between: see the file's docstring.
@@ -101,13 +107,7 @@ class FlightWriter(RefusedCalls):
             self._ring,
             ring_word * 8,
             mark,
-            group.index,
-            thread.index,
-            call.op_code,
-            _ISSUED,
-            flags,
-            call.signature_id,
-            site,
+            common,
             previous & _LOW_32,
             channel_index,
             seq,
@@ -130,7 +130,7 @@ class FlightWriter(RefusedCalls):
             self._keep_old_waits()
         # The thread is in it: one word says so, unless it is in something else already.
         if thread.current or thread.nested:
-            self._enter_within(mark, site)
+            self._enter_within(mark, place.site)
         else:
             thread.current = mark
             thread.ring_word = ring_word
@@ -250,3 +250,18 @@ class FlightWriter(RefusedCalls):
         the id of the main thread's call site."""
         layout.BEAT.pack_into(self._map, layout.BEAT_AT, free_threads, 0, serial, location)
         self._words[_HEARTBEAT_WORD] = _now()
+
+
+def _prepare(
+    group: GroupSlot, call: CallDescription, place: Place, flags: int, thread: ThreadSlot
+) -> bytes:
+    """What the slots of such calls have in common, which the place has from now on, too."""
+    common = _COMMON.pack(
+        group.index, thread.index, call.op_code, _ISSUED, flags, call.signature_id, place.site
+    )
+    # No other thread comes between these.
+    place.call = call
+    place.thread = thread
+    place.flags = flags
+    place.common = common
+    return common

@@ -48,7 +48,7 @@ from debugger.record import layout, steady_clock
 from debugger.record.control import ControlError, ask
 from debugger.record.layout import Definition
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.slots import CallDescription, GroupSlot
+from debugger.record.slots import CallDescription, GroupSlot, Place
 from debugger.record.snapshot import Process
 from debugger.record.writer import FlightWriter
 from tests.support import runs
@@ -117,7 +117,7 @@ class Recorded:
             channel=None,
             volatile=None,
         )
-        return self._writer.begin(self._group, described, self._site, 0)
+        return self._writer.begin(self._group, described, Place(self._site), 0)
 
     def first_of(self, node: int, place: int) -> list[Piece]:
         """Told of that rank: it is the same but for who it is."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...record.layout import ASYNC_FLAG
 from ...record.signature import RULES
-from ...record.slots import ThreadSlot
+from ...record.slots import Place, ThreadSlot
 from .. import torch_private
 from ..log.own_faults import report_own_fault
 from ..record import describe
@@ -172,7 +172,7 @@ class HookedGroup:
             left = self._begun.pop(ident, None)
             if left is not None:
                 self._refused(recorder, left)
-            number, thread = recorder.writer.begin(self.record.slot, known, site, ASYNC_FLAG)
+            number, thread = recorder.writer.begin(self.record.slot, known, Place(site), ASYNC_FLAG)
             self._begun[ident] = _Begun(number, thread, known, told.op_id)
         except Exception as error:
             self.switch_off(error)
@@ -230,7 +230,8 @@ class HookedGroup:
                 if call.made_ns <= moment_ns:
                     continue
                 writer = recorder.writer
-                number, thread = writer.begin(self.record.slot, call.known, call.site, ASYNC_FLAG)
+                place = Place(call.site)
+                number, thread = writer.begin(self.record.slot, call.known, place, ASYNC_FLAG)
                 writer.hand_over(number, thread)
                 call.number = number
                 if call.issued:

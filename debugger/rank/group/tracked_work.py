@@ -118,15 +118,16 @@ class TrackedWork(ForwardingWork):
             self._was_waited_for(thread)
         else:  # the same, without the cost of calling it
             self._open = False
-            _works.pop(self._number, None)
+            number = self._number
+            _works.pop(number, None)
             if _awaited:
-                _awaited.pop(self._number, None)
+                _awaited.pop(number, None)
             if _kept:
-                _kept.pop(self._number, None)
+                _kept.pop(number, None)
             if _asked:
-                _asked.pop(self._number, None)
-            writer.finish(self._number, thread)
-        return bool(result)
+                _asked.pop(number, None)
+            writer.finish(number, thread)
+        return result is True or bool(result)
 
     def _gave_up(self, error: BaseException, thread: ThreadSlot | None) -> None:
         """The wait has ended with this error: the call, too, unless it goes on. That is so where
@@ -294,9 +295,5 @@ class _WaitedFor(OverWork):
         return "<work that was waited for>"
 
 
-_WAITED_FOR = _WaitedFor()
-
-
-def waited_for(work: Any) -> Any:
-    """What stands for a message that is over; None if it was none."""
-    return None if work is None else _WAITED_FOR
+WAITED_FOR = _WaitedFor()
+"""What stands for a message that is over."""

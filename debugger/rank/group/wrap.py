@@ -93,6 +93,7 @@ class Groups:
     def observe(self) -> None:
         """From now on every new group is observed."""
         torch_private.try_a_front()
+        torch_private.try_tensor_guards()
         torch_private.on_group_creation(self._creation)
         torch_private.coalesce_messages(CheckedGroup)
         torch_private.show_to_hooks(CheckedGroup)

@@ -33,7 +33,7 @@ UNKNOWN_SIZE = -1
 _ACCELERATOR = "cuda" if _found is None else str(_found.type)
 
 
-def _look_again(error: Exception) -> None:
+def look_again(error: Exception) -> None:
     """The arguments are of another form than was expected, unless the handler of a signal has
     raised this, which may run anywhere."""
     if is_interruption(error):
@@ -80,7 +80,7 @@ def _root(args: Arguments, position: int) -> int:
     try:
         return int(options.rootRank)
     except AttributeError as error:
-        _look_again(error)
+        look_again(error)
         return int(options)
 
 
@@ -90,7 +90,7 @@ def _reduce_op(args: Arguments, position: int = 1) -> int:
     try:
         return hash(args[position].reduceOp)
     except (IndexError, AttributeError) as error:  # an overload without an options object
-        _look_again(error)
+        look_again(error)
         given: Any = args[position] if len(args) > position else _SUM
         kind: Any = getattr(given, "op", given)
         return int(kind)
@@ -164,10 +164,10 @@ def getter(options: Any, name: str) -> Callable[[Any], Any]:
     return getattr(found, "__func__", found) or operator.attrgetter(name)
 
 
-_reduce_op_of = getter(_AllreduceOptions, "reduceOp")
-_reduce_op_of_scatter = getter(_ReduceScatterOptions, "reduceOp")
-_root_of_broadcast = getter(_BroadcastOptions, "rootRank")
-_number_of: Callable[[Any], int] = getattr(dist.ReduceOp.__hash__, "__func__", hash)
+reduce_op_of = getter(_AllreduceOptions, "reduceOp")
+reduce_op_of_scatter = getter(_ReduceScatterOptions, "reduceOp")
+root_of_broadcast = getter(_BroadcastOptions, "rootRank")
+number_of: Callable[[Any], int] = getattr(dist.ReduceOp.__hash__, "__func__", hash)
 _form_of = operator.attrgetter("dtype", "shape")
 _OTHER_FORM = (TypeError, ValueError, AttributeError, IndexError)
 
@@ -177,11 +177,11 @@ def _all_reduce_key(args: Arguments) -> Facts:
         tensors, options = args
         if tensors.__class__ is list:
             [tensor] = tensors
-            number = _number_of(_reduce_op_of(options))
+            number = number_of(reduce_op_of(options))
             # The one call that takes sparse tensors, which do not meet others.
             return (tensor.dtype, tensor.shape, tensor.is_cpu, number, tensor.layout)
     except _OTHER_FORM as error:
-        _look_again(error)
+        look_again(error)
     return _in_place_reducing(args)
 
 
@@ -190,9 +190,9 @@ def _broadcast_key(args: Arguments) -> Facts:
         tensors, options = args
         if tensors.__class__ is list:
             [tensor] = tensors
-            return (tensor.dtype, tensor.shape, tensor.is_cpu, _root_of_broadcast(options))
+            return (tensor.dtype, tensor.shape, tensor.is_cpu, root_of_broadcast(options))
     except _OTHER_FORM as error:
-        _look_again(error)
+        look_again(error)
     return _broadcast(args)
 
 
@@ -202,7 +202,7 @@ def _gather_key(args: Arguments) -> Facts:
         if outputs.__class__ is list:
             return (given.dtype, given.shape, given.is_cpu, *map(_form_of, outputs))
     except _OTHER_FORM as error:
-        _look_again(error)
+        look_again(error)
     return _gathering(args)
 
 
@@ -211,17 +211,17 @@ def _gather_into_one_key(args: Arguments) -> Facts:
         output, given = args[0], args[1]
         return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape)
     except _OTHER_FORM as error:
-        _look_again(error)
+        look_again(error)
         return _gathering(args)
 
 
 def _scatter_from_one_key(args: Arguments) -> Facts:
     try:
         output, given, options = args
-        number = _number_of(_reduce_op_of_scatter(options))
+        number = number_of(reduce_op_of_scatter(options))
         return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape, number)
     except _OTHER_FORM as error:
-        _look_again(error)
+        look_again(error)
         return _reduce_scattering(args)
 
 
@@ -234,7 +234,7 @@ def _message_key(args: Arguments) -> Facts:
                 peer, tag = int(peer), int(tag)
             return (tensor.dtype, tensor.shape, tensor.is_cpu, peer, tag)
         except _OTHER_FORM as error:
-            _look_again(error)
+            look_again(error)
     return _send_or_recv(args)
 
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...record.slots import Place
 from . import call_site
 from .describe import Facts, getter
+from .likeness import Same
 from .recorder import GroupRecord, Known, Recorder
 
 _MOST_LINES = 1000
+_MOST_TRIES = 16
 _DEPRECATED = f"{os.sep}typing_extensions.py"
 
 
@@ -26,26 +29,30 @@ BLOCKING = frozenset(
 """torch's functions that wait for the handle that the group gives them, and drop it."""
 
 
-class Line:
-    """A line of the user's code from which calls come: its `site`; `fronts`, torch's public
+class Line(Place):
+    """A line of the user's code from which calls come: `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
     that the line is in, which must not be freed, for it is known by its address; how many frames
     above the group's method a function of torch's stood that waits for the handle by itself
     (`blocks_at`; 0: none did), which is looked at again with each call; the sites of the lines of
-    that code that have waited for such a call, by instruction (`waits`); and the newest call from
-    here (`known`), for most lines make the same one each time."""
+    that code that have waited for such a call, by instruction (`waits`); the newest call from here
+    (`known`), for most lines make the same one each time; and, once it came twice, what tells
+    whether the next is like it (`same`), which is made anew `tries_left` times at most, for it
+    costs as much as it saves in ten calls."""
 
-    __slots__ = ("blocks_at", "code", "fronts", "known", "site", "waits")
+    __slots__ = ("blocks_at", "code", "fronts", "known", "same", "tries_left", "waits")
 
     def __init__(
         self, site: int, fronts: tuple[CodeType, ...], code: CodeType | None, blocks_at: int = 0
     ) -> None:
-        self.site = site
+        super().__init__(site)
         self.fronts = fronts
         self.code = code
         self.blocks_at = blocks_at
         self.waits: dict[int, int] = {}
         self.known: Known | None = None
+        self.same: Same | None = None
+        self.tries_left = _MOST_TRIES
 
 
 NOWHERE = Line(0, (), None)

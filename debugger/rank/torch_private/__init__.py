@@ -30,6 +30,7 @@ from .operators import record_operators
 from .probe import patch
 from .python_groups import has_threads_for_ranks, on_unregistered_groups
 from .self_test import try_a_front
+from .tensor_guards import tensor_guard, try_tensor_guards
 from .tools import keep_uncompiled, on_breakpoint, take_debug_level
 from .training import (
     cannot_look,
@@ -82,5 +83,7 @@ __all__ = [
     "show_to_hooks",
     "take_debug_level",
     "take_times",
+    "tensor_guard",
     "try_a_front",
+    "try_tensor_guards",
 ]

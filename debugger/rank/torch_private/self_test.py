@@ -31,10 +31,14 @@ def try_a_front() -> None:
     """Switch the observation of groups off, if one in front of another does not do its work."""
     if not CREATION.works:
         return
-    is_new = bool(torch_versions.too_new(torch.__version__))
-    unlike = _in_child(_outcome) if is_new else _outcome()
+    unlike = tried(_outcome)
     if unlike:
         CREATION.switch_off(f"a trial with torch {torch.__version__} went wrong ({unlike})")
+
+
+def tried(trial: Callable[[], str]) -> str:
+    """What it says is not as known; in a forked child where torch is newer than all known ones."""
+    return _in_child(trial) if torch_versions.too_new(torch.__version__) else trial()
 
 
 def _outcome() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from debugger.record.layout import Definition, GroupState
 from debugger.record.run_directory import BASE, RunDirectory
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.slots import CallDescription
+from debugger.record.slots import CallDescription, Place
 from debugger.record.writer import FlightWriter
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 from tests.unit.reports.documents import of_run
@@ -55,7 +55,7 @@ def record(directory: RunDirectory, rank: int, size: int, calls: list[Signature]
             volatile=None,
         )
         site = writer.define(Definition.SITE, json.dumps([SITE, 80 + rank, "step"]))
-        call, thread = writer.begin(group, description, site, 0)
+        call, thread = writer.begin(group, description, Place(site), 0)
         if number < len(calls) - 1:
             writer.finish(call, thread)
     return writer

@@ -24,7 +24,7 @@ from debugger.record.signature import (
     exact_key,
     hash64,
 )
-from debugger.record.slots import CallDescription, ChannelSlot, GroupSlot, ThreadSlot
+from debugger.record.slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 from debugger.record.snapshot import CallSite, Process
 from debugger.record.writer import FlightWriter
 from tests.support.chains import extend_chain
@@ -72,7 +72,7 @@ class Author:
     def call(
         self, signature: Signature = ALL_REDUCE, channel: ChannelSlot | None = None
     ) -> tuple[int, ThreadSlot]:
-        return self.writer.begin(self.group, self.describe(signature, channel), self.site, 0)
+        return self.writer.begin(self.group, self.describe(signature, channel), Place(self.site), 0)
 
 
 @pytest.fixture(name="author")
@@ -239,7 +239,7 @@ def test_signatures_that_never_repeat_go_to_the_volatile_area(author: Author) ->
         signature_id=layout.VOLATILE_SIGNATURE,
         volatile=text.to_json().encode(),
     )
-    author.writer.begin(author.group, description, author.site, 0)
+    author.writer.begin(author.group, description, Place(author.site), 0)
     call = read(author).call(0)
     assert call is not None
     assert call.signature == text
@@ -526,3 +526,30 @@ def test_any_bytes_can_be_read(author: Author) -> None:
         for channel in view.channels:
             reader.message(channel, 0)
         reader.close()
+
+
+def test_a_place_whose_calls_differ(author: Author) -> None:
+    """What its slots have in common is packed once, and anew for another call, flag or thread."""
+    place = Place(author.site)
+    calls = [author.describe(), author.describe(Signature("barrier"))]
+    flags = (0, layout.ASYNC_FLAG)
+
+    def make(call: CallDescription, flag: int) -> None:
+        number, thread = author.writer.begin(author.group, call, place, flag)
+        author.writer.complete(number, thread)
+
+    made = [(call, flag) for call in calls for flag in flags for _ in range(2)]
+    for call, flag in made:
+        make(call, flag)
+        other = threading.Thread(target=make, args=(call, flag))
+        other.start()
+        other.join()
+    rows = [
+        layout.SLOT.unpack_from(author.writer._map, layout.RING_OFFSET + at * layout.SLOT.size)
+        for at in range(2 * len(made))
+    ]
+    for at, row in enumerate(rows):
+        call, flag = made[at // 2]
+        assert (row[0], row[1], row[3], row[5]) == (at + 1, author.group.index, call.op_code, flag)
+        assert row[6:8] == (call.signature_id, author.site)
+        assert (row[2] != rows[0][2]) == bool(at % 2)

@@ -12,7 +12,7 @@ from debugger.record import layout
 from debugger.record.layout import Activity, Definition
 from debugger.record.reader import FlightReader
 from debugger.record.signature import OP_CODES
-from debugger.record.slots import CallDescription, ThreadSlot
+from debugger.record.slots import CallDescription, Place, ThreadSlot
 from debugger.record.snapshot import CallSite, Process, Wait
 from debugger.record.writer import FlightWriter
 
@@ -50,7 +50,7 @@ class Rank:
         }
 
     def begin(self) -> tuple[int, ThreadSlot]:
-        return self.writer.begin(self._group, self._call, self.lines[7], 0)
+        return self.writer.begin(self._group, self._call, Place(self.lines[7]), 0)
 
     def hands_over(self) -> int:
         number, thread = self.begin()

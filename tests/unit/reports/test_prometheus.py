@@ -16,7 +16,7 @@ from debugger.errors import UsageError
 from debugger.record.layout import RING, Definition, GroupState
 from debugger.record.reader import FlightReader
 from debugger.record.signature import OP_CODES, Signature, agreement_key, hash64
-from debugger.record.slots import CallDescription, GroupSlot
+from debugger.record.slots import CallDescription, GroupSlot, Place
 from debugger.record.snapshot import Process, Rank
 from debugger.record.writer import FlightWriter
 from debugger.reports import prometheus
@@ -133,7 +133,7 @@ class Author:
 
     def calls(self, count: int) -> None:
         for _ in range(count):
-            number, thread = self.writer.begin(self.group, self.call, 0, 0)
+            number, thread = self.writer.begin(self.group, self.call, Place(0), 0)
             self.writer.finish(number, thread)
 
     def rank(self) -> Rank:
@@ -175,7 +175,7 @@ def test_what_was_overwritten_is_counted_as_unseen(author: Author) -> None:
 
 def test_a_call_that_ends_later_has_its_seconds_then(author: Author) -> None:
     totals = CallTotals()
-    number, thread = author.writer.begin(author.group, author.call, 0, 0)
+    number, thread = author.writer.begin(author.group, author.call, Place(0), 0)
     totals.take([author.rank()])
     (one,) = totals.ops.values()
     assert (one.calls, one.seconds) == (1, 0)
