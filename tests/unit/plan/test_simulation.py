@@ -419,6 +419,27 @@ def test_nothing_is_concluded_from_a_rank_that_is_not_known_to_its_end() -> None
     assert not judged.outcome.through
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_main_thread_that_joins_stands_in_what_the_others_stand_in(joins: bool) -> None:
+    """Where it does not, it may as well make the call that the others wait for."""
+    from debugger.plan.program import CutOff
+
+    made = Programs(3)
+    made.each(all_reduce(4))
+    for rank in (0, 1):
+        made[rank].makes(barrier(), thread=1)
+        made[rank].events.append(CutOff("it waits", stuck=True, joins=joins))
+    made.end([2])
+    assert errors(made) == ([("early_exit", (2,))] if joins else [])
+    for rank in (0, 1):
+        made[rank].events.pop()
+        made[rank].ends()
+    made[2].events.pop()
+    made[2].makes(barrier())
+    made[2].ends()
+    assert is_well(made)
+
+
 def test_whom_the_plan_does_not_have_nobody_waits_for() -> None:
     made = Programs(8)
     made.each(all_reduce(4))
