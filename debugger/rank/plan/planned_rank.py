@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...record.program_writer import program_path
-from .wire import Message, Unpacker
+from .wire import Message, Unpacker, packed
 
 _MOST_CHECKS = 50
 """Who has asked so often for keys that are not there, and for nothing else, is in a loop that waits
@@ -48,6 +48,8 @@ class Planned:
     requests: dict[int, Request] = field(default_factory=dict)
     """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
     then."""
+    of_others: set[int] = field(default_factory=set)
+    """The numbers of those that are not its main thread's."""
     measure_at_s: float = 0.0
     began_s: float = 0.0
     cpu_ticks: int = -1
@@ -83,6 +85,12 @@ class Planned:
         self.vain_checks += 1
         return self.vain_checks > _MOST_CHECKS
 
+    def say(self, number: int, answer: Message) -> None:
+        """Answer the request with this number."""
+        if self.connection is not None:
+            with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
+                self.connection.sendall(packed([number, *answer[0]], answer[1]))
+
     def kill(self) -> None:
         """End its process, and everything that it has started; somebody has yet to wait for it."""
         self.kill_started()
@@ -102,3 +110,8 @@ class Planned:
             with path.open("ab") as file:
                 file.write(b"" if whole else b"\n")
                 file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+    def note_cut(self, directory: Path, why: str, stuck: bool) -> None:
+        """That nothing more is known of it. `stuck`: it waits for what never comes."""
+        stands = (self.stands if stuck else None) or Standing()
+        self.note(directory, ["cut", why, stands.site, stuck, stands.word == JOINS])

@@ -23,8 +23,8 @@ from typing import Any
 
 from . import memory
 from .board import Board, waits_for
-from .planned_rank import JOINS, MOVES, Planned, Standing
-from .wire import LOOK, Message, Unpacker, packed
+from .planned_rank import MOVES, Planned, Standing
+from .wire import LOOK, Message, Unpacker
 
 _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
@@ -83,6 +83,7 @@ class Scheduler:
         self._newest: socket.socket | None = None
         self._first = True
         self._woken_in_vain = 0
+        self._in_vain: set[tuple[int, int]] = set()  # rank and number of such a sleep
         self._now_s = 0.0
         """Of planned time. Who sleeps up to then is woken beside those that run."""
         self._moved = False  # whether a rank has done anything since this was looked at
@@ -148,7 +149,7 @@ class Scheduler:
         self.runs += 1
         planned.runs += 1
         planned.unpacker = Unpacker()
-        planned.requests = {}
+        planned.requests, planned.of_others = {}, set()
         planned.measure_at_s = 0.0
         planned.told_to_end_s = planned.used_s = planned.asked_s = 0.0
         planned.alone, planned.rests, planned.stands = True, False, None
@@ -175,7 +176,7 @@ class Scheduler:
             (planned.asked_s, planned.rank, number)
             for planned in self._waiting.values()
             for number, request in planned.requests.items()
-            if request[0][0] == "sleep"
+            if request[0][0] == "sleep" and (planned.rank, number) not in self._in_vain
         ]
         if not sleepers:
             return False
@@ -183,11 +184,16 @@ class Scheduler:
         if until_s > before_s:
             return False
         self._now_s = max(self._now_s, until_s)
-        planned = self._waiting.pop(rank)
+        planned = self._waiting[rank]
+        in_vain = self._woken_in_vain >= _MOST_VAIN and until_s > self._happened_s + _VAIN_S
+        if in_vain and number in planned.of_others:
+            self._in_vain.add((rank, number))  # what is for itself, such as a watch
+            return True
+        del self._waiting[rank]
         request = planned.requests.pop(number)
         planned.slept_s = max(planned.slept_s, until_s)
         self._woken_in_vain += 1
-        if self._woken_in_vain > _MOST_VAIN and planned.slept_s > self._happened_s + _VAIN_S:
+        if in_vain:
             self.cut[rank] = "it asks and sleeps again and again, and nothing comes of it"
             planned.kill()
             self._running[rank] = planned  # until its end is seen
@@ -195,7 +201,7 @@ class Scheduler:
         asked = request[0][2:]  # where it only looks again and again
         answer = self._board.answer(rank, asked, request[1]) if asked else None
         self._goes_on(planned)
-        self._say(planned, number, answer or ([], []))
+        planned.say(number, answer or ([], []))
         return True
 
     def _answer_one(self, planned: Planned) -> bool:
@@ -205,7 +211,7 @@ class Scheduler:
             answer = self._board.answer(planned.rank, *request)
             if answer is not None:
                 del planned.requests[number]
-                self._say(planned, number, answer)
+                planned.say(number, answer)
                 return True
         return False
 
@@ -247,11 +253,14 @@ class Scheduler:
             planned.stands = Standing(*words[1:])
             return
         if number >= 0:
-            planned.alone, words = bool(words[0]), words[1:]
+            planned.alone, is_main, *words = words
+            if not is_main:
+                planned.of_others.add(number)
         planned.rests, planned.stands = False, None
         self._moved = True
         if words[0] != "sleep" and words[:2] != ["store", "check"]:
             self._woken_in_vain = 0
+            self._in_vain.clear()
             self._happened_s = max(self._happened_s, planned.slept_s)
         if words[0] in ("offer", "send", "expect", "remember"):
             self._board.told(planned.rank, words, values)
@@ -274,17 +283,10 @@ class Scheduler:
                 planned.requests[number] = (["sleep", _CHECK_S, *words], values)
                 self._park(planned)
             elif answer is not None:
-                self._say(planned, number, answer)
+                planned.say(number, answer)
             else:
                 planned.requests[number] = (words, values)
                 self._park(planned)
-
-    def _say(self, planned: Planned, number: int, answer: Any) -> None:
-        if planned.connection is not None:
-            try:
-                planned.connection.sendall(packed([number, *answer[0]], answer[1]))
-            except OSError:
-                pass  # it has ended, which is seen elsewhere
 
     def _park(self, planned: Planned) -> None:
         """It cannot go on for now, or one of its threads cannot."""
@@ -369,15 +371,11 @@ class Scheduler:
             # All ranks are on this machine together, which none of them would be in a run.
             self.cut.setdefault(planned.rank, _FULL)
         if planned.rank in self.cut:
-            self._note_cut(planned, planned.rank in self._stuck)
+            why, stuck = self.cut[planned.rank], planned.rank in self._stuck
+            planned.note_cut(self._directory, why, stuck)
             return
         self.ended[planned.rank] = status
         planned.note(self._directory, ["ended", *((code, None) if code >= 0 else (None, -code))])
-
-    def _note_cut(self, planned: Planned, stuck: bool) -> None:
-        stands = (planned.stands if stuck else None) or Standing()
-        row = ["cut", self.cut[planned.rank], stands.site, stuck, stands.word == JOINS]
-        planned.note(self._directory, row)
 
     def _look(self, now_s: float) -> None:
         """At those that run: whose time is up, and whether the memory is."""
@@ -422,7 +420,7 @@ class Scheduler:
         planned = self._waiting.pop(rank)
         del planned.requests[number]
         self._goes_on(planned)
-        self._say(planned, number, self._board.timed_out(rank))
+        planned.say(number, self._board.timed_out(rank))
         return True
 
     def _somebody_moves(self) -> bool:
@@ -450,7 +448,7 @@ class Scheduler:
         self._listen(after_s)
         for one in unsure:
             one.stands = None
-            self._say(one, LOOK, ([], []))
+            one.say(LOOK, ([], []))
         until_s = time.monotonic() + self._limits.time_s
         while any(one.stands is None for one in unsure) and time.monotonic() < until_s:
             if self._moved:
@@ -471,14 +469,15 @@ class Scheduler:
     def _end_all(self) -> None:
         """Those that are left wait for one another, or for what nobody gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
-            words = next((request[0] for request in planned.requests.values()), [])
+            asked = [request[0] for request in planned.requests.values()]
+            words = min(asked, key=lambda one: one[0] == "sleep", default=[])
             self.cut[planned.rank] = waits_for(words)
             self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
             planned.kill()
             self._reap(planned)
         for planned in list(self._ended_for_room.values()):
-            self._note_cut(planned, stuck=True)
+            planned.note_cut(self._directory, self.cut[planned.rank], stuck=True)
         self._waiting.clear()
         self._ended_for_room.clear()
 

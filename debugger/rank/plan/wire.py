@@ -90,8 +90,9 @@ class PlannerLine:
         """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
         number = next(self._numbers)
         alone = threading.active_count() == 1
+        is_main = alone or threading.current_thread() is threading.main_thread()
         with self._sending:
-            self._connection.sendall(packed([number, alone, *words], values))
+            self._connection.sendall(packed([number, alone, is_main, *words], values))
         while True:
             with self._changed:
                 while number not in self._answers and self._somebody_reads:
