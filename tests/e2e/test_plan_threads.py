@@ -11,7 +11,7 @@ from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 
 BEGINS = """
-import queue, sys, threading, time
+import asyncio, queue, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -20,17 +20,22 @@ flag = torch.tensor([1])
 dist.all_reduce(flag)
 """
 WAYS = """
-done, results, ways = threading.Event(), queue.Queue(), sys.argv[1:]
-
-def together():
-    dist.all_reduce(flag)  # <- victim
-    done.set()
-    results.put(flag)
+ways = sys.argv[1:]
 
 def run(way):
+    done, results = threading.Event(), queue.Queue()
+
+    def together():
+        dist.all_reduce(flag)  # <- victim
+        done.set()
+        results.put(flag)
+
     if way == "future":
         with ThreadPoolExecutor(1) as pool:
             pool.submit(together).result()
+        return
+    if way == "asyncio":
+        asyncio.run(asyncio.to_thread(together))
         return
     thread = threading.Thread(target=together, daemon=True)
     thread.start()
@@ -40,6 +45,7 @@ for way in ways:
     if rank < size - 1 or len(ways) > 1:
         run(way)
 """
+THREADS = ("join", "future", "queue", "event", "asyncio")
 AT_THE_END = """
 if rank < size - 1:
     threading.Thread(target=lambda: dist.all_reduce(flag)).start()  # <- victim
@@ -86,7 +92,7 @@ def line_of(script: Path) -> int:
     return next(at for at, line in enumerate(lines, 1) if line.endswith("# <- victim"))
 
 
-@pytest.mark.parametrize("way", ["join", "future", "queue", "event", "at the end", "watched"])
+@pytest.mark.parametrize("way", [*THREADS, "at the end", "watched"])
 def test_a_thread_s_wait_is_the_rank_s(tmp_path: Path, way: str, torch_loaded: TorchLoaded) -> None:
     script = tmp_path / "train.py"
     script.write_text(BEGINS + {"at the end": AT_THE_END, "watched": WATCHED}.get(way, WAYS))
@@ -103,9 +109,7 @@ def test_a_thread_that_comes_through_lets_the_main_thread_go_on(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(BEGINS + WAYS)
-    done = plan(
-        torch_loaded, ["-n", "3", str(script), *["join", "future", "queue", "event"]], tmp_path
-    )
+    done = plan(torch_loaded, ["-n", "3", str(script), *THREADS], tmp_path)
     assert (done.exit_code, done.report["findings"]) == (0, [])
 
 

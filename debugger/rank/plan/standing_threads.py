@@ -9,6 +9,7 @@ stands in that call.
 from __future__ import annotations
 
 import os
+import selectors
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
@@ -91,13 +92,21 @@ def _stands_in(frame: FrameType, native: int | None) -> _In:
     above = frames.caller(frame)
     if frame.f_code in _ASKING or (above is not None and above.f_code in _ASKING):
         return _In.ASK
-    if module == "threading" and name in _WAITS:
+    if (module == "threading" and name in _WAITS) or _in_bare_loop(frame):
         limit_s = frames.variables(frame).get("timeout")
         in_time = limit_s is not None and 0 <= limit_s <= LONGEST_S
         return _In.TIMED_LOCK if in_time else _In.LOCK
     if (module, name) == _IDLE or (native is not None and _in_lock(native)):
         return _In.LOCK
     return _In.ELSE
+
+
+def _in_bare_loop(frame: FrameType) -> bool:
+    """Whether the thread is in asyncio's loop, which has nothing but what wakes it to look at."""
+    if frame.f_globals.get("__name__") != "selectors" or frame.f_code.co_name != "select":
+        return False
+    selector = frames.variables(frame).get("self")
+    return isinstance(selector, selectors.BaseSelector) and len(selector.get_map() or ()) == 1
 
 
 def _in_lock(native: int) -> bool:
