@@ -77,6 +77,10 @@ if rank == 0:
     if sys.argv[1] == "pool":
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.map(works, [None])
+    elif sys.argv[1] == "timer":
+        rings = threading.Event()
+        threading.Timer(0.6, rings.set).start()
+        rings.wait()
     else:
         thread.join(timeout=0.6)
     dist.all_reduce(flag)
@@ -113,7 +117,7 @@ def test_a_thread_that_comes_through_lets_the_main_thread_go_on(
     assert (done.exit_code, done.report["findings"]) == (0, [])
 
 
-@pytest.mark.parametrize("way", ["pool", "limit of time"])
+@pytest.mark.parametrize("way", ["pool", "timer", "limit of time"])
 def test_a_main_thread_that_goes_on_by_itself_is_given_its_time(
     tmp_path: Path, way: str, torch_loaded: TorchLoaded
 ) -> None:

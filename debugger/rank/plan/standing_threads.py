@@ -57,6 +57,9 @@ class StandingThreads:
         stands = {ident: _stands_in(frame, names.get(ident)) for ident, frame in found.items()}
         main = threading.main_thread().ident or 0
         users = {ident for ident, frame in found.items() if _is_users(frame)}
+        # A timer will call what the program gave it.
+        timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+        users |= {one.ident or 0 for one in timers}
         others = {ident: one for ident, one in stands.items() if ident != main}
         word, unsure = MOVES, False
         where = stands.get(main, _In.ASK)  # it is this one
