@@ -200,6 +200,20 @@ def test_a_group_that_some_make_alone() -> None:
     assert [kind for kind, _ in errors(made)] == ["group_mismatch"]
 
 
+@pytest.mark.parametrize("makers", [2, 4])
+def test_a_group_that_only_its_members_make_is_warned_of(makers: int) -> None:
+    """They do not wait for the others; the next group that all make would be another one."""
+    made = Programs(4)
+    for rank in range(makers):
+        made[rank].creates("1", [0, 1])
+    for rank in (0, 1):
+        made[rank].makes(all_reduce(4), "1")
+    made.each(barrier())
+    made.end()
+    assert errors(made) == []
+    assert warnings(made) == (["group_mismatch"] if makers == 2 else [])
+
+
 def test_a_rank_without_the_default_group() -> None:
     made = Programs(3)
     made[2].groups.clear()
