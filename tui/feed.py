@@ -211,6 +211,7 @@ class _Run:
         faults = (*no_report, *self._records.faults.values(), *self._own_faults.values())
         ranks = newest_ranks(snapshots)
         stand = stage is not Stage.ENDED or source.stands
+        table = files.table_in(self.directory.traffic_text) if source is Source.PLAN else ()
         graph = waits(snapshots[-1], limits) if snapshots and stand else Waits()
         return self._draw(
             Picture(
@@ -233,6 +234,7 @@ class _Run:
                 stood=files.stood_in_report(report),
                 source=source,
                 told=told_in_report(report),
+                table=table,
                 # Dumps do not say when a call was over, on which strips are built.
                 timeline=None
                 if source is Source.DUMPS or (brief and _many(ranks))

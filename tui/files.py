@@ -29,6 +29,8 @@ MOST_LOG_LINES = 2000
 MOST_LOG_TEXT = 8000
 MOST_EVENTS_BYTES = 1 << 20
 MOST_STACK_DEPTH = 400
+MOST_TABLE_BYTES = 1 << 14
+MOST_TABLE_WIDTH = 400
 MOST_RANK_DIGITS = 9
 MOST_NUMBER = 1 << 63
 
@@ -52,6 +54,12 @@ def tail(path: Path, most_bytes: int) -> bytes:
     except OSError:
         return b""
     return data if start == 0 else data.partition(b"\n")[2]
+
+
+def table_in(path: Path) -> tuple[str, ...]:
+    """The lines of a table for people."""
+    rows = tail(path, MOST_TABLE_BYTES).decode(errors="replace").splitlines()
+    return tuple(safe(row, MOST_TABLE_WIDTH) for row in rows)
 
 
 class HostSamples:

@@ -258,6 +258,8 @@ class Picture:
     source: Source = Source.RUN
     told: tuple[Told, ...] = ()
     """What the report of a plan, or of dumps, says beside its findings."""
+    table: tuple[str, ...] = ()
+    """Calls, bytes and times by group and op, of a plan: lines of text."""
     states: Mapping[int, State] = field(default_factory=dict)
     rows: Mapping[int, RankRow] = field(default_factory=dict)
     ranks: Mapping[int, Rank] = field(default_factory=dict)

@@ -159,6 +159,7 @@ def _planned(
         seconds=(time.time_ns() - started_ns) / 1e9,
         steps=own.steps,
         strict=own.strict,
+        accelerator=outcome.accelerator,
     )
     programs = read_programs(directory.path)
     if itself:

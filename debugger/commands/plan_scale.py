@@ -93,8 +93,8 @@ def tell(
     own: argparse.Namespace,
     run: Path | None,
 ) -> None:
-    """Write plan.json; print the table where nothing is wrong, and the comparison where there is a
-    run to compare with."""
+    """Write plan.json and traffic.txt; print the table where nothing is wrong, and the comparison
+    where there is a run to compare with."""
     from ..plan.traffic import calls, document, table
 
     ranks = calls.of_programs(programs)
@@ -104,7 +104,9 @@ def tell(
         **{name: report.get(name) for name in ("plan", "undecided", "classes")},
         "traffic": document.as_json(found),
     }
-    lines = list(document.lines(found)) if report["outcome"] == "ok" else []
+    table_lines = list(document.lines(found))
+    directory.write_text(directory.traffic_text.name, "\n".join(table_lines) + "\n")
+    lines = table_lines if report["outcome"] == "ok" else []
     if run is not None:
         from ..plan.compare import document as comparison
         from ..plan.compare.comparison import compare

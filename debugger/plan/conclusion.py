@@ -3,6 +3,7 @@ a run would have left it: a flight record for each rank, and the report in all i
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ EXIT_FAILED = 1
 MANY_RANKS = 256
 CALLS_OF_MANY = 256
 """Of so many ranks, records hold the last calls only: they are there to be looked at."""
+_OF_GPUS = re.compile("cuda|nvidia", re.IGNORECASE)
 MOST_READ = 4096
 """Of what a rank wrote, in characters."""
 
@@ -32,7 +34,8 @@ MOST_READ = 4096
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
     """How the ranks were planned. `command`: as it was typed; `of`: the ranks of the whole job;
-    `strict`: a warning fails the plan, too."""
+    `strict`: a warning fails the plan, too; `accelerator`: what answered calls for `cuda`, if not
+    torch ("none")."""
 
     command: Sequence[str]
     of: int
@@ -40,6 +43,7 @@ class PlanFacts:
     seconds: float
     steps: int = 0
     strict: bool = False
+    accelerator: str = "none"
     notes: Sequence[str] = ()
 
 
@@ -93,7 +97,12 @@ def _report(
         exit_code=code,
         findings=[(finding, None) for finding in judgement.findings],
         ranks=judgement.outcome.now.ranks,
-        notes=[*facts.notes, *_not_planned(programs, facts.of), *directory.failures],
+        notes=[
+            *facts.notes,
+            *_not_planned(programs, facts.of),
+            *_without_gpus(judgement, facts),
+            *directory.failures,
+        ],
     )
     made["off"] = []  # what is not known of a plan is said in its own words
     made["undecided"] = [
@@ -144,6 +153,16 @@ def _not_planned(programs: Mapping[int, Program], of: int) -> Iterator[str]:
             f"{ranks_text(absent)} {'are' if len(absent) > 1 else 'is'} not planned: what all "
             "planned ranks of a group give alike is taken to be given there, too, and else is not "
             "known"
+        )
+
+
+def _without_gpus(judgement: Judgement, facts: PlanFacts) -> Iterator[str]:
+    """A program is one for CPUs, as its source says, and asks for GPUs all the same."""
+    raised = [one.message for one in judgement.findings if one.kind == "rank_exception"]
+    if facts.accelerator == "none" and any(map(_OF_GPUS.search, raised)):
+        yield (
+            "calls for cuda are not answered in this plan, for nothing in the program says that it "
+            "is for GPUs alone, such as the backend nccl: `--accelerator cuda` has them answered"
         )
 
 

@@ -81,10 +81,10 @@ def simulate(
     world_size = max((program.world_size for program in programs.values()), default=0)
     if len(programs) < world_size:
         world_size = 0  # nothing follows from the absence of the others
-    now = Snapshot(taken_ns, world_size, ranks)
-    before = replace(
-        now, taken_ns=last_ns + 1, ranks={number: replace(rank) for number, rank in ranks.items()}
-    )
+    finished = world_size > 0 and not any(rank.process.alive for rank in ranks.values())
+    now = Snapshot(taken_ns, world_size, ranks, finished=finished)
+    earlier = {number: replace(rank) for number, rank in ranks.items()}
+    before = replace(now, taken_ns=last_ns + 1, ranks=earlier, finished=False)
     return Outcome(now, before, simulation.ranks, last_ns)
 
 

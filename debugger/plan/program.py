@@ -61,13 +61,15 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class CutOff:
     """Nothing more is known of the rank: its time or memory was up, or it waits for ever for what
-    nobody gives (`stuck`). `activity` and `detail`: what for, where it is no call (see `Wait`)."""
+    nobody gives (`stuck`). `activity` and `detail`: what for, where it is no call (see `Wait`).
+    `joins`: its main thread waits for the others, at `site`."""
 
     why: str
     site: CallSite | None = None
     activity: Activity | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
     stuck: bool = False
+    joins: bool = False
 
 
 Event = Made | Waited | Created | Destroyed | Ended | CutOff

@@ -276,23 +276,24 @@ class _Reader:
             self._ended = True
             self._events.append(Ended(exit_code, signal))
 
-    def _on_cut(self, why: str, site: int, waits: bool = False) -> None:
+    def _on_cut(self, why: str, site: int, waits: bool = False, joins: bool = False) -> None:
         """By whoever ran the ranks. `waits`: the rank was in something that never ends; that it was
-        in a wait for a call is on record only where the program itself waits for it."""
+        in a wait for a call is on record only where the program itself waits for it. `joins`: its
+        main thread waited for its others, one of which was in that."""
         if self._ended:
             return
         self._ended = True
         found = self._sites.get(site)
-        last = self._events[-1] if self._events else None
         if waits and self._waits:
             activity, detail, site = self._waits[-1]
             found = self._sites.get(site, found)
             about = self._details.get(detail, {})
             self._events.append(CutOff(str(why), found, Activity(activity), about))
             return
-        if waits and isinstance(last, Made) and last.call.is_async:
-            self._events.append(Waited(last.call.number, last.call.site))
-        self._events.append(CutOff(str(why), found, stuck=bool(waits)))
+        match self._events[-1:]:
+            case [Made(call)] if waits and call.is_async and (call.thread or not joins):
+                self._events.append(Waited(call.number, call.site))
+        self._events.append(CutOff(str(why), found, stuck=bool(waits), joins=bool(joins)))
 
 
 def _stream(number: int) -> int:

@@ -35,7 +35,8 @@ class InTurn:
 
 @dataclass(frozen=True, slots=True)
 class AllThreads:
-    """The process ends when its other threads have done what they do."""
+    """The process ends, or its main thread goes on, when its other threads have done what they
+    do."""
 
 
 Doing = Event | Note | Joins | InTurn | AllThreads
@@ -105,7 +106,7 @@ def by_thread(program: Program) -> list[list[Doing]]:
             found.setdefault(thread, []).append(InTurn(where, turn))
         elif isinstance(row, Waited):
             thread = of_call.get(row.number, main)
-        elif isinstance(row, Ended):
+        elif isinstance(row, Ended) or (isinstance(row, CutOff) and row.joins):
             found[main].append(AllThreads())
         found.setdefault(thread, []).append(row)
     return list(found.values())

@@ -62,7 +62,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the running of a plan's ranks went. `statuses` are raw, by rank; `cut`: why nothing more
-    is known of a rank. `runs`: processes that were started."""
+    is known of a rank. `runs`: processes that were started. `accelerator`: what answered calls for
+    `cuda`; "none": torch."""
 
     statuses: Mapping[int, int]
     cut: Mapping[int, str]
@@ -70,6 +71,7 @@ class Outcome:
     seconds: float
     most_private_bytes: int
     most_waiting: int
+    accelerator: str = "none"
 
     NAME = "planned.json"
     REFUSAL = "not_planned.txt"
@@ -90,6 +92,7 @@ class Outcome:
                 float(found["seconds"]),
                 int(found["most_private_bytes"]),
                 int(found["most_waiting"]),
+                str(found["accelerator"]),
             )
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
             return None

@@ -20,7 +20,7 @@ A line is a list that begins with a word:
     ["undecided", site, what]
     ["enough"]                                        it ends, for it has made all steps asked for
     ["phase", phase, exit code]
-    ["ended", exit code, signal] ["cut", why, site, waits]     by whoever runs the ranks
+    ["ended", exit code, signal] ["cut", why, site, waits, joins]     by whoever runs the ranks
 """
 
 from __future__ import annotations

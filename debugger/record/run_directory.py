@@ -169,6 +169,11 @@ class RunDirectory:
         return self.path / "report.txt"
 
     @property
+    def traffic_text(self) -> Path:
+        """Of a plan: calls, bytes and times by group and op, as a table for people."""
+        return self.path / "traffic.txt"
+
+    @property
     def junit(self) -> Path:
         return self.path / "junit.xml"
 

@@ -110,9 +110,10 @@ class _Text:
         return f"after {self.document['duration_s']:.1f} s"
 
     def _hosts(self) -> Iterator[str]:
-        """Who is where, if not all are on one host, and something is wrong."""
+        """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it
+        gives each of its nodes a name."""
         hosts = self.document.get("hosts")
-        if not isinstance(hosts, Mapping) or len(hosts) < 2:
+        if not isinstance(hosts, Mapping) or len(hosts) < 2 or planned.is_plan(self.document):
             return
         if self.document["outcome"] != "ok":
             rows = list(hosts.items())

@@ -179,7 +179,7 @@ def check_finding(
         assert sorted(found["culprits"]) == sorted(expected["culprits"]), done.explain()
     if expected["cause"] is not None:
         assert found["cause"] == expected["cause"], done.explain()
-    if found["proven"] and found["severity"] == "error":
+    if found["proven"] and found["severity"] == "error" and "plan" not in done.report:
         # A safety net: typically 0.2 s, but the machine may be busy with another test.
         assert found["detected_after_s"] is not None, done.explain()
         assert found["detected_after_s"] < 30, done.explain()

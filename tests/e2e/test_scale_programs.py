@@ -100,6 +100,7 @@ def test_a_plan_makes_the_calls_of_a_run(
     assert real["rows"]
     assert real == told
     assert json.loads((plan.directory / "plan.json").read_text())["traffic"] == told
+    assert (plan.directory / "traffic.txt").read_text() in plan.stderr
 
 
 @pytest.mark.timeout(500)

@@ -214,6 +214,8 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
         word = (one.word, "warn" if one.doubt else "title")
         first, *rest = wrap(one.word + one.text, width - 2)
         lines += [line(word, first.removeprefix(one.word)), *(line("  ", row) for row in rest)]
+    for row in picture.table:
+        lines += [line(part) for part in ([row] if len(row) <= width else wrap(row, width))]
     for sign, rows in (("… ", picture.notices), ("! ", picture.faults)):
         for text in rows:
             lines += [line((sign, "warn"), row) for row in wrap(text, width - 2)]

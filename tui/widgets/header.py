@@ -155,8 +155,10 @@ def _told_lines(picture: Picture, width: int) -> list[Line]:
         cut = width_of(row) > width
         lines.append((*clip(row, width - 2), (" …", "dim")) if cut else row)
     left = len(picture.told) - len(shown)
-    if left:
-        lines.append(line((f"  and {left} more; d shows all", "dim")))
+    more = [f"{left} more"] if left else []
+    more += ["calls, bytes and times by group and op"] if picture.table else []
+    if more:
+        lines.append(line((f"  and {', and '.join(more)}; d shows all", "dim")))
     return lines
 
 

@@ -4,7 +4,7 @@ step, with what a link of given latency and bandwidth would need for them."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -79,18 +79,25 @@ class Traffic:
 class _Sum:
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     size_bytes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    done: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+    """How many of the calls of each rank each algorithm can do."""
     link_bytes: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     time_us: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def amount(self) -> Amount:
-        """Of all ranks that are in it."""
+        """Of all ranks that are in it, by the algorithms that can do all of their calls."""
+        able = {
+            algorithm
+            for algorithm in {name for _, name in self.done}
+            if all(self.done.get((rank, algorithm)) == calls for rank, calls in self.calls.items())
+        }
         return Amount(
             calls=_span(self.calls.values()),
             size_bytes=_span(self.size_bytes.values()),
             total_calls=sum(self.calls.values()),
             total_bytes=sum(self.size_bytes.values()),
-            link_bytes=_most(self.link_bytes),
-            time_us=_most(self.time_us),
+            link_bytes=_most(self.link_bytes, able),
+            time_us=_most(self.time_us, able),
         )
 
 
@@ -188,6 +195,7 @@ def _add(total: _Sum, rank: int, price: Priced) -> None:
     total.calls[rank] += 1
     total.size_bytes[rank] += size_bytes
     for cost, time_us in timed:
+        total.done[rank, cost.algorithm] += 1
         total.link_bytes[rank, cost.algorithm] += cost.size_bytes
         total.time_us[rank, cost.algorithm] += time_us
 
@@ -197,8 +205,9 @@ def _span(values: Iterable[int]) -> Span:
     return (min(found, default=0), max(found, default=0))
 
 
-def _most(values: Mapping[tuple[int, str], float]) -> dict[str, float]:
+def _most(values: Mapping[tuple[int, str], float], of: Container[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for (_, algorithm), value in values.items():
-        found[algorithm] = max(found.get(algorithm, 0.0), value)
+        if algorithm in of:
+            found[algorithm] = max(found.get(algorithm, 0.0), value)
     return found

@@ -36,6 +36,7 @@ from .layer import PlannedLayer
 from .node import Place, answer_for_host, answer_for_schedulers
 from .refusal import line_of_user, on_started_ranks, refuse
 from .sent_objects import SentObjects
+from .standing_threads import StandingThreads
 from .steps import Steps
 from .store import PlannedStore
 from .taint import Taint
@@ -92,6 +93,7 @@ def main(
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
+    line.stands = StandingThreads(functools.partial(_line_of_another, layer)).tell
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
     layer.places = _accelerator(request)
@@ -120,6 +122,11 @@ def _accelerator(request: Request) -> Places | None:
     if request.accelerator != "cuda":
         return None
     return planned_accelerator.pretend(request.local_size)
+
+
+def _line_of_another(layer: PlannedLayer, frame: types.FrameType | None) -> int:
+    """The number of the line at which another thread stands."""
+    return layer.recorder.site(frame, of_another=True) if frame is not None else 0
 
 
 def _tell_modules(line: PlannerLine) -> None:

@@ -73,6 +73,7 @@ class Forker:
             time.monotonic() - began_s,
             scheduler.most_bytes,
             scheduler.most_waiting,
+            self._request.accelerator,
         )
         path = self._request.directory / Outcome.NAME
         path.write_text(outcome.to_json())

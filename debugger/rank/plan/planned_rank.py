@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .wire import Message, Unpacker
+from ...record.program_writer import program_path
+from .wire import Message, Unpacker, packed
 
 _MOST_CHECKS = 50
 """Who has asked so often for keys that are not there, and for nothing else, is in a loop that waits
 for them: each further look is as a sleep."""
 
+ASKS, JOINS, MOVES = "asks", "joins", "moves"
+"""The main thread waits for an answer; it waits for threads that do; something may still happen."""
+
 Request = tuple[list[Any], list[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the threads of a rank stand (see `standing_threads`). `doubtful`: one stands in what
+    nobody here knows; `site`: the line of the main thread that joins others; `slept`: the number of
+    each thread, and how often it has slept so far."""
+
+    word: str = MOVES
+    doubtful: bool = False
+    site: int = 0
+    slept: Sequence[Sequence[int | None]] = ()
 
 
 @dataclass(slots=True)
@@ -27,6 +48,8 @@ class Planned:
     requests: dict[int, Request] = field(default_factory=dict)
     """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
     then."""
+    of_others: set[int] = field(default_factory=set)
+    """The numbers of those that are not its main thread's."""
     measure_at_s: float = 0.0
     began_s: float = 0.0
     cpu_ticks: int = -1
@@ -40,8 +63,19 @@ class Planned:
     told_to_end_s: float = 0.0
     vain_checks: int = 0
     private_bytes: int = 0
+    alone: bool = True
+    """The thread that asked last is the only one of Python's."""
+    stands: Standing | None = None
+    """What it said last of its threads."""
+    rests: bool = False
+    """None of its threads can do anything before an answer comes."""
     runs: int = 0
     waited: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """It waits for what others do, and does not just sleep."""
+        return all(request[0][0] != "sleep" for request in self.requests.values())
 
     def looks_in_vain(self, words: Sequence[Any], answer: Message | None) -> bool:
         """Whether this is one more look of a loop that waits for keys."""
@@ -50,3 +84,34 @@ class Planned:
             return False
         self.vain_checks += 1
         return self.vain_checks > _MOST_CHECKS
+
+    def say(self, number: int, answer: Message) -> None:
+        """Answer the request with this number."""
+        if self.connection is not None:
+            with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
+                self.connection.sendall(packed([number, *answer[0]], answer[1]))
+
+    def kill(self) -> None:
+        """End its process, and everything that it has started; somebody has yet to wait for it."""
+        self.kill_started()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def kill_started(self) -> None:
+        """End what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def note(self, directory: Path, row: Sequence[Any]) -> None:
+        """The last line of its program, which its process could not write."""
+        path = program_path(directory, self.rank)
+        with contextlib.suppress(OSError):  # else its program is read as one that breaks off
+            whole = not path.exists() or path.read_bytes().endswith(b"\n")
+            with path.open("ab") as file:
+                file.write(b"" if whole else b"\n")
+                file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+    def note_cut(self, directory: Path, why: str, stuck: bool) -> None:
+        """That nothing more is known of it. `stuck`: it waits for what never comes."""
+        stands = (self.stands if stuck else None) or Standing()
+        self.note(directory, ["cut", why, stands.site, stuck, stands.word == JOINS])

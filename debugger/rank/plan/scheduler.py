@@ -9,7 +9,7 @@ program does the same again, and is told what it was told before.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import selectors
 import signal
@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...record.program_writer import program_path
 from . import memory
 from .board import Board, waits_for
-from .planned_rank import Planned
-from .wire import Message, Unpacker, packed
+from .planned_rank import MOVES, Planned, Standing
+from .wire import LOOK, Message, Unpacker
 
 _CHUNK = 1 << 18
 _LONGEST_WAIT_S = 60.0
@@ -84,6 +83,10 @@ class Scheduler:
         self._newest: socket.socket | None = None
         self._first = True
         self._woken_in_vain = 0
+        self._in_vain: set[tuple[int, int]] = set()  # rank and number of such a sleep
+        self._now_s = 0.0
+        """Of planned time. Who sleeps up to then is woken beside those that run."""
+        self._moved = False  # whether a rank has done anything since this was looked at
         self._happened_s = 0.0
         """When something else than sleep was last heard of, in planned time."""
         self.ended: dict[int, int] = {}
@@ -98,10 +101,8 @@ class Scheduler:
         """Of private memory, the most that one rank had when it was looked at."""
 
     def __repr__(self) -> str:
-        return (
-            f"<Scheduler: {len(self._running)} run, {len(self._waiting)} wait, "
-            f"{len(self._new)} are to come>"
-        )
+        run, wait, come = map(len, (self._running, self._waiting, self._new))
+        return f"<Scheduler: {run} run, {wait} wait, {come} are to come>"
 
     def run(self) -> None:
         """Until all is over."""
@@ -109,19 +110,13 @@ class Scheduler:
         while True:
             self._start()
             if not self._running:
-                if self._waiting or self._ended_for_room:
-                    if not self._let_time_pass() and not self._others_still_run():
-                        self._end_all()
-                        return
-                    continue
-                if not self._new:
+                if not (self._waiting or self._ended_for_room or self._new):
                     return
-            for key, _ in self._selector.select(_LOOK_EVERY_S):
-                planned: Planned = key.data[1]
-                if key.data[0] == "line":
-                    self._hear(planned)
-                else:
-                    self._reap(planned)
+                if not self._somebody_moves() and not self._let_time_pass():
+                    self._end_all()
+                    return
+                continue
+            self._listen(_LOOK_EVERY_S)
             if self._board.refuted:
                 self._start_anew()
             now_s = time.monotonic()
@@ -144,7 +139,7 @@ class Scheduler:
             # The first rank runs alone: the others are to find what it has imported.
             if self._new and not (self._first and self.runs):
                 self._begin(Planned(self._new.popleft()))
-            elif not self._wake_one():
+            elif not self._wake_one(self._now_s):
                 return
 
     def _begin(self, planned: Planned) -> None:
@@ -154,9 +149,10 @@ class Scheduler:
         self.runs += 1
         planned.runs += 1
         planned.unpacker = Unpacker()
-        planned.requests = {}
+        planned.requests, planned.of_others = {}, set()
         planned.measure_at_s = 0.0
         planned.told_to_end_s = planned.used_s = planned.asked_s = 0.0
+        planned.alone, planned.rests, planned.stands = True, False, None
         planned.since_s = planned.began_s = time.monotonic()
         planned.pid = self._fork(planned.rank, theirs)
         theirs.close()
@@ -174,30 +170,38 @@ class Scheduler:
                 return True
         return False
 
-    def _wake_one(self) -> bool:
-        """Who sleeps is woken when nobody else can begin or go on: no time passes meanwhile."""
+    def _wake_one(self, before_s: float = math.inf) -> bool:
+        """Wake who has slept longest, if that is up to `before_s`."""
         sleepers = [
             (planned.asked_s, planned.rank, number)
             for planned in self._waiting.values()
             for number, request in planned.requests.items()
-            if request[0][0] == "sleep"
+            if request[0][0] == "sleep" and (planned.rank, number) not in self._in_vain
         ]
         if not sleepers:
             return False
         until_s, rank, number = min(sleepers)
-        planned = self._waiting.pop(rank)
+        if until_s > before_s:
+            return False
+        self._now_s = max(self._now_s, until_s)
+        planned = self._waiting[rank]
+        in_vain = self._woken_in_vain >= _MOST_VAIN and until_s > self._happened_s + _VAIN_S
+        if in_vain and number in planned.of_others:
+            self._in_vain.add((rank, number))  # what is for itself, such as a watch
+            return True
+        del self._waiting[rank]
         request = planned.requests.pop(number)
         planned.slept_s = max(planned.slept_s, until_s)
         self._woken_in_vain += 1
-        if self._woken_in_vain > _MOST_VAIN and planned.slept_s > self._happened_s + _VAIN_S:
+        if in_vain:
             self.cut[rank] = "it asks and sleeps again and again, and nothing comes of it"
-            self._kill(planned)
+            planned.kill()
             self._running[rank] = planned  # until its end is seen
             return True
         asked = request[0][2:]  # where it only looks again and again
         answer = self._board.answer(rank, asked, request[1]) if asked else None
         self._goes_on(planned)
-        self._say(planned, number, answer or ([], []))
+        planned.say(number, answer or ([], []))
         return True
 
     def _answer_one(self, planned: Planned) -> bool:
@@ -207,13 +211,14 @@ class Scheduler:
             answer = self._board.answer(planned.rank, *request)
             if answer is not None:
                 del planned.requests[number]
-                self._say(planned, number, answer)
+                planned.say(number, answer)
                 return True
         return False
 
     def _goes_on(self, planned: Planned) -> None:
         planned.since_s = time.monotonic()
         planned.cpu_ticks = -1
+        planned.rests, planned.stands = False, None
         self._running[planned.rank] = planned
 
     def _restart_one(self) -> bool:
@@ -244,8 +249,18 @@ class Scheduler:
 
     def _told(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
         number, words = words[0], words[1:]
+        if words[0] == "stands":
+            planned.stands = Standing(*words[1:])
+            return
+        if number >= 0:
+            planned.alone, is_main, *words = words
+            if not is_main:
+                planned.of_others.add(number)
+        planned.rests, planned.stands = False, None
+        self._moved = True
         if words[0] != "sleep" and words[:2] != ["store", "check"]:
             self._woken_in_vain = 0
+            self._in_vain.clear()
             self._happened_s = max(self._happened_s, planned.slept_s)
         if words[0] in ("offer", "send", "expect", "remember"):
             self._board.told(planned.rank, words, values)
@@ -268,17 +283,10 @@ class Scheduler:
                 planned.requests[number] = (["sleep", _CHECK_S, *words], values)
                 self._park(planned)
             elif answer is not None:
-                self._say(planned, number, answer)
+                planned.say(number, answer)
             else:
                 planned.requests[number] = (words, values)
                 self._park(planned)
-
-    def _say(self, planned: Planned, number: int, answer: Any) -> None:
-        if planned.connection is not None:
-            try:
-                planned.connection.sendall(packed([number, *answer[0]], answer[1]))
-            except OSError:
-                pass  # it has ended, which is seen elsewhere
 
     def _park(self, planned: Planned) -> None:
         """It cannot go on for now, or one of its threads cannot."""
@@ -300,16 +308,16 @@ class Scheduler:
         held = sum(one.private_bytes for one in self._waiting.values())
         while held > self._limits.memory_bytes and len(self._waiting) > 1:
             # Who sleeps may be the one that all others wait for.
-            if (_waits(planned) and self._wake_one()) or self._assume():
+            if (planned.waits and self._wake_one()) or self._assume():
                 break
             # Not who sleeps: it need not wait for anything that others have yet to do.
-            latest = next(filter(_waits, reversed(self._waiting.values())), None)
+            latest = next((one for one in reversed(self._waiting.values()) if one.waits), None)
             if latest is None:
                 break
             held -= latest.private_bytes
             del self._waiting[latest.rank]
             self._ended_for_room[latest.rank] = latest
-            self._kill(latest)
+            latest.kill()
             self._reap(latest)
 
     def _assume(self) -> bool:
@@ -328,23 +336,16 @@ class Scheduler:
         self.by_symmetry = False
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._ended_for_room[planned.rank] = planned  # nothing is noted of their ends
-            self._kill(planned)
+            planned.kill()
             self._reap(planned)
         for known in (self._running, self._waiting, self._ended_for_room, self.ended, self.cut):
             known.clear()
         self._stuck.clear()
         self._board = Board()
+        self._now_s = self._happened_s = 0.0
         self._new = deque(self._ranks)
 
     # -- ending --------------------------------------------------------------------------------
-
-    def _kill(self, planned: Planned) -> None:
-        """End its process, and everything that it has started; see `_reap`."""
-        for end in (os.killpg, os.kill):
-            try:
-                end(planned.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
 
     def _reap(self, planned: Planned) -> None:
         for key in list(self._selector.get_map().values()):
@@ -364,36 +365,17 @@ class Scheduler:
             return
         if planned.rank in self._waiting and planned.rank not in self.cut:
             del self._waiting[planned.rank]
-        self._kill_group(planned.pid)
-        if _was_killed(status) and memory.out_of_memory_kills() > self._kills_before:
+        planned.kill_started()
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL and memory.out_of_memory_kills() > self._kills_before:
             # All ranks are on this machine together, which none of them would be in a run.
             self.cut.setdefault(planned.rank, _FULL)
         if planned.rank in self.cut:
-            stuck = planned.rank in self._stuck
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, stuck])
+            why, stuck = self.cut[planned.rank], planned.rank in self._stuck
+            planned.note_cut(self._directory, why, stuck)
             return
         self.ended[planned.rank] = status
-        if os.WIFSIGNALED(status):
-            self._note(planned.rank, ["ended", None, os.WTERMSIG(status)])
-        else:
-            self._note(planned.rank, ["ended", os.WEXITSTATUS(status), None])
-
-    def _kill_group(self, pid: int) -> None:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
-
-    def _note(self, rank: int, row: list[Any]) -> None:
-        """The last line of a rank's program, which its process could not write."""
-        path = program_path(self._directory, rank)
-        try:
-            whole = not path.exists() or path.read_bytes().endswith(b"\n")
-            with path.open("ab") as file:
-                file.write(b"" if whole else b"\n")
-                file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-        except OSError:
-            pass  # its program is read as one that breaks off
+        planned.note(self._directory, ["ended", *((code, None) if code >= 0 else (None, -code))])
 
     def _look(self, now_s: float) -> None:
         """At those that run: whose time is up, and whether the memory is."""
@@ -408,7 +390,7 @@ class Scheduler:
             used_s = planned.used_s + now_s - planned.since_s
             if planned.told_to_end_s and now_s - planned.told_to_end_s > _GRACE_S:
                 self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
-                self._kill(planned)
+                planned.kill()
             elif used_s > self._limits.time_s and not planned.told_to_end_s:
                 planned.told_to_end_s = now_s
                 try:
@@ -418,11 +400,13 @@ class Scheduler:
         if self._running and memory.is_short():
             largest = max(self._running.values(), key=lambda one: memory.private_bytes(one.pid))
             self.cut.setdefault(largest.rank, _FULL)
-            self._kill(largest)
+            largest.kill()
 
     def _let_time_pass(self) -> bool:
-        """Nobody can go on, so waits for keys come to their time limit: the shortest one first.
-        False where no wait has one."""
+        """Nobody can go on: so who sleeps is woken, and when nobody does, waits for keys come to
+        their time limit, the shortest one first. False where no wait has one."""
+        if self._wake_one():
+            return True
         timed = [
             (planned.limit_s, planned.rank, number)
             for planned in self._waiting.values()
@@ -436,34 +420,64 @@ class Scheduler:
         planned = self._waiting.pop(rank)
         del planned.requests[number]
         self._goes_on(planned)
-        self._say(planned, number, self._board.timed_out(rank))
+        planned.say(number, self._board.timed_out(rank))
         return True
 
-    def _others_still_run(self) -> bool:
-        """Whether a rank that waits has another thread that does something, or has said it."""
-        before = {one.rank: memory.cpu_ticks(one.pid) for one in self._waiting.values()}
-        heard = self._selector.select(_LOOK_EVERY_S)
-        for key, _ in heard:
+    def _somebody_moves(self) -> bool:
+        """Whether a rank that waits may yet do something by another of its threads, or has done so.
+        Those that may are given their time, as all that run."""
+        unsure = [one for one in self._waiting.values() if not (one.alone or one.rests)]
+        if not self._stand_still(unsure, 0.0):
+            return True
+        before = {one.rank: one.stands for one in unsure}
+        doubtful = any(one.stands is not None and one.stands.doubtful for one in unsure)
+        if not self._stand_still(unsure, _LOOK_EVERY_S if doubtful else 0.0):
+            return True
+        for one in unsure:
+            found = one.stands or Standing()
+            one.rests = found == before[one.rank] and found.word != MOVES
+            if not one.rests:
+                del self._waiting[one.rank]
+                self._goes_on(one)
+        return bool(self._running)
+
+    def _stand_still(self, unsure: list[Planned], after_s: float) -> bool:
+        """Have these say where their threads stand, after some time. False where any rank has done
+        anything else meanwhile."""
+        self._moved = False
+        self._listen(after_s)
+        for one in unsure:
+            one.stands = None
+            one.say(LOOK, ([], []))
+        until_s = time.monotonic() + self._limits.time_s
+        while any(one.stands is None for one in unsure) and time.monotonic() < until_s:
+            if self._moved:
+                return False
+            self._listen(_LOOK_EVERY_S)
+        return not self._moved
+
+    def _listen(self, longest_s: float) -> None:
+        """To whoever says something, or ends."""
+        for key, _ in self._selector.select(longest_s):
             planned: Planned = key.data[1]
             if key.data[0] == "line":
                 self._hear(planned)
             else:
+                self._moved = True
                 self._reap(planned)
-        return bool(heard) or any(
-            memory.cpu_ticks(one.pid) > before.get(one.rank, 0) for one in self._waiting.values()
-        )
 
     def _end_all(self) -> None:
         """Those that are left wait for one another, or for what nobody gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
-            words = next((request[0] for request in planned.requests.values()), [])
+            asked = [request[0] for request in planned.requests.values()]
+            words = min(asked, key=lambda one: one[0] == "sleep", default=[])
             self.cut[planned.rank] = waits_for(words)
             self._stuck.add(planned.rank)
         for planned in list(self._waiting.values()):
-            self._kill(planned)
+            planned.kill()
             self._reap(planned)
         for planned in list(self._ended_for_room.values()):
-            self._note(planned.rank, ["cut", self.cut[planned.rank], 0, True])
+            planned.note_cut(self._directory, self.cut[planned.rank], stuck=True)
         self._waiting.clear()
         self._ended_for_room.clear()
 
@@ -480,12 +494,4 @@ class Scheduler:
     def close(self) -> None:
         """End whoever is left."""
         for planned in [*self._running.values(), *self._waiting.values()]:
-            self._kill(planned)
-
-
-def _was_killed(status: int) -> bool:
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def _waits(planned: Planned) -> bool:
-    return all(request[0][0] != "sleep" for request in planned.requests.values())
+            planned.kill()

@@ -21,7 +21,7 @@ import gc
 import operator
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -73,6 +73,12 @@ def of_thread(ident: int | None) -> FrameType | None:
 def caller(frame: FrameType) -> FrameType | None:
     """The frame that called this one, which may be another thread's: its `f_back`."""
     found: FrameType | None = _asked(frame, _f_back)
+    return found
+
+
+def variables(frame: FrameType) -> Mapping[str, Any]:
+    """The local variables of this frame, which may be another thread's: its `f_locals`."""
+    found: Mapping[str, Any] = _asked(frame, _f_locals)
     return found
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from debugger.plan.conclusion import PlanFacts, conclude
 from debugger.plan.model import Model
 from debugger.plan.program import CutOff, Undecided
@@ -37,6 +39,38 @@ def pipeline() -> Programs:
             made[rank].makes(send(rank + 1, 8))
     made.end()
     return made
+
+
+@pytest.mark.parametrize(
+    ("message", "accelerator", "told"),
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled", "none", True),
+        ("AssertionError: Torch not compiled with CUDA enabled", "cuda", False),
+        ("ValueError: no data", "none", False),
+    ],
+)
+def test_a_program_for_cpus_that_asks_for_a_gpu_is_told_how_it_gets_one(
+    tmp_path: Path, message: str, accelerator: str, told: bool
+) -> None:
+    made = Programs(2)
+    for rank in range(2):
+        made[rank].raises(message)
+        made[rank].ends(1)
+    _, report = concluded(tmp_path, made, of=2, accelerator=accelerator)
+    assert any("--accelerator cuda" in note for note in report["notes"]) is told
+
+
+def test_no_hosts_are_told_of_a_plan_which_has_none(tmp_path: Path) -> None:
+    made = Programs(2)
+    for rank in range(2):
+        made[rank].raises("ValueError: no data")
+        made[rank].ends(1)
+    programs = {rank: replace(one, host=f"node-{rank}") for rank, one in made.programs().items()}
+    directory = RunDirectory.create(tmp_path / "base", tmp_path / "run")
+    report = conclude(directory, programs, Model(), FACTS)
+    directory.close()
+    assert list(report["hosts"]) == ["node-0", "node-1"]
+    assert "node-1" not in directory.report_text.read_text()
 
 
 def test_a_plan_in_which_nothing_is_wrong(tmp_path: Path) -> None:

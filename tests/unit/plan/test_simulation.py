@@ -200,6 +200,20 @@ def test_a_group_that_some_make_alone() -> None:
     assert [kind for kind, _ in errors(made)] == ["group_mismatch"]
 
 
+@pytest.mark.parametrize("makers", [2, 4])
+def test_a_group_that_only_its_members_make_is_warned_of(makers: int) -> None:
+    """They do not wait for the others; the next group that all make would be another one."""
+    made = Programs(4)
+    for rank in range(makers):
+        made[rank].creates("1", [0, 1])
+    for rank in (0, 1):
+        made[rank].makes(all_reduce(4), "1")
+    made.each(barrier())
+    made.end()
+    assert errors(made) == []
+    assert warnings(made) == (["group_mismatch"] if makers == 2 else [])
+
+
 def test_a_rank_without_the_default_group() -> None:
     made = Programs(3)
     made[2].groups.clear()
@@ -417,6 +431,27 @@ def test_nothing_is_concluded_from_a_rank_that_is_not_known_to_its_end() -> None
     assert judged.findings == []
     assert judged.outcome.unknown == {1: "it ran for 120 s"}
     assert not judged.outcome.through
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_main_thread_that_joins_stands_in_what_the_others_stand_in(joins: bool) -> None:
+    """Where it does not, it may as well make the call that the others wait for."""
+    from debugger.plan.program import CutOff
+
+    made = Programs(3)
+    made.each(all_reduce(4))
+    for rank in (0, 1):
+        made[rank].makes(barrier(), thread=1)
+        made[rank].events.append(CutOff("it waits", stuck=True, joins=joins))
+    made.end([2])
+    assert errors(made) == ([("early_exit", (2,))] if joins else [])
+    for rank in (0, 1):
+        made[rank].events.pop()
+        made[rank].ends()
+    made[2].events.pop()
+    made[2].makes(barrier())
+    made[2].ends()
+    assert is_well(made)
 
 
 def test_whom_the_plan_does_not_have_nobody_waits_for() -> None:

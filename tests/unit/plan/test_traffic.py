@@ -7,6 +7,7 @@ from debugger.plan.traffic.costs import Link
 from debugger.plan.traffic.steps import Loop, loop_of
 from debugger.plan.traffic.table import GroupRole, traffic
 from tests.support.plan_worlds import World, all_reduce, broadcast, recv, send
+from tests.unit.diagnosis.builder import all_to_all
 
 
 def test_a_loop_is_found_between_what_comes_before_and_after() -> None:
@@ -98,3 +99,19 @@ def test_ranks_differ_in_messages() -> None:
 
 def test_nothing_on_record() -> None:
     assert list(document.lines(traffic([]))) == ["no call is on record"]
+
+
+def test_an_algorithm_that_cannot_do_all_of_the_calls_is_no_choice() -> None:
+    """Bruck's is for equal splits: beside uneven ones it would take less, having done less."""
+    even, uneven = all_to_all([6] * 4, [6] * 4), all_to_all([21, 1, 1, 1], [6] * 4)
+    found = []
+    for signatures in ([even], [even, uneven]):
+        world = World(4)
+        for signature in signatures:
+            world.each(lambda _, made=signature: made)
+        (row,) = traffic(world.ranks(), Link(10, 1)).rows
+        found.append((row.whole.fastest, dict(row.whole.link_bytes)))
+    assert found == [
+        ("bruck", {"pairwise": 72.0, "bruck": 96.0}),
+        ("pairwise", {"pairwise": 72.0 + 92.0}),
+    ]

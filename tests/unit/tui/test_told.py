@@ -229,6 +229,25 @@ def test_a_plan_in_which_nothing_is_wrong_has_ranks_that_finished(tmp_path: Path
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_plan_has_its_table_of_traffic_among_the_details(tmp_path: Path, wide: bool) -> None:
+    directory = planned(tmp_path, missing=None, undecided=0)
+    rows = ["calls and bytes in the whole run", f"  default_pg {' ' * 60} all_reduce   24 B"]
+    directory.traffic_text.write_text("\n".join(rows) + "\n")
+
+    async def check() -> None:
+        async with opened(directory.path, a_year_later, (120 if wide else 60, 30)) as driver:
+            assert "and calls, bytes and times by group and op; d shows all" in driver.text
+            assert "24 B" not in driver.text
+            await driver.press("d")
+            assert rows[0] in driver.text
+            assert (rows[1] in driver.text) is wide
+            assert "24 B" in driver.text
+            assert driver.app.guard.kept == {}
+
+    asyncio.run(check())
+
+
 def test_a_run_tells_none_of_it() -> None:
     run = {key: value for key, value in PLAN.items() if key != "plan"} | {"notes": ["a note"]}
     assert source_of(run) is Source.RUN

@@ -1,9 +1,10 @@
-"""A planned rank that is killed: by itself, or by the kernel, which has no memory left for all
-ranks of the job on one machine."""
+"""A planned rank that is killed, by itself, or by the kernel, which has no memory left for all
+ranks of the job on one machine; and when those are woken that sleep."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from debugger.rank.plan import memory
 from debugger.rank.plan.scheduler import Limits, Scheduler
+from debugger.rank.plan.wire import PlannerLine
 from debugger.record.program_writer import program_path
 
 
@@ -44,3 +46,27 @@ def test_whoever_else_is_killed_has_died(tmp_path: Path, monkeypatch: pytest.Mon
     scheduler = killed(tmp_path, [4, 4], monkeypatch)
     assert (scheduler.cut, scheduler.ended) == ({}, {0: signal.SIGKILL})
     assert '["ended",null,9]' in program_path(tmp_path, 0).read_text()
+
+
+def test_no_time_passes_while_a_rank_runs(tmp_path: Path) -> None:
+    """Who looks again and again for what another one makes would have looked often in vain."""
+    woken, wakes = os.pipe()
+
+    def fork(rank: int, connection: socket.socket) -> int:
+        pid = os.fork()
+        if not pid:
+            if rank == 0:
+                PlannerLine(connection).ask(["sleep", 1.0])
+                os.write(wakes, b"woken")
+                os._exit(0)
+            too_early, _, _ = select.select([woken], [], [], 0.5)
+            os._exit(1 if too_early else 0)
+        return pid
+
+    program_path(tmp_path, 0).parent.mkdir(parents=True)
+    limits = Limits(jobs=2, memory_bytes=1 << 30, time_s=60)
+    scheduler = Scheduler(tmp_path, [0, 1], limits, fork, lambda _modules: None)
+    scheduler.run()
+    os.close(woken)
+    os.close(wakes)
+    assert scheduler.ended == {0: 0, 1: 0}
