@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,27 @@ ANSWER_S = 5.0
 
 def is_watched(directory: Path) -> bool:
     """Whether somebody looks at the job from this run directory of a node."""
+    with left_alone(directory) as nobody:
+        return not nobody
+
+
+@contextlib.contextmanager
+def left_alone(directory: Path) -> Iterator[bool]:
+    """Whether nobody looks from there; if so, whoever comes waits until this is left."""
     try:
         descriptor = open_regular(directory / HEAD)
     except OSError:
-        return False
+        yield True
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        nobody = True
     except OSError:
-        return True
+        nobody = False
+    try:
+        yield nobody
     finally:
         os.close(descriptor)
-    return False
 
 
 def node_of_view(directory: Path) -> Path | None:

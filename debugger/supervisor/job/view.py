@@ -140,8 +140,7 @@ class View:
             if now_s - self._looked_s < LOOK_EVERY_S:
                 return
             self._looked_s = now_s
-            if not job_view.is_watched(self._directory.path):
-                self._end()
+            if self._ended_with_the_last_one():
                 return
             ranks = link_own(self._directory.path, self._open.path)
             if ranks != self._ranks:
@@ -165,13 +164,17 @@ class View:
             lost = {"lost": self.why_lost} if self.why_lost else {}
             self._open.write_json(job_view.STATE, {"whole": self._whole, **lost})
 
-    def _end(self) -> None:
-        """Nobody looks any more."""
-        self._send(Message("watch", {"on": False}))
-        path = self._open.path if self._open is not None else None
-        self._shut()
-        if path is not None:
-            shutil.rmtree(path, ignore_errors=True)
+    def _ended_with_the_last_one(self) -> bool:
+        """Whether nobody looks any more. Who comes meanwhile waits until nothing is left of what
+        others have seen, which he would take for what is there now."""
+        with job_view.left_alone(self._directory.path) as nobody:
+            if nobody:
+                self._send(Message("watch", {"on": False}))
+                path = self._open.path if self._open is not None else None
+                self._shut()
+                if path is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+        return nobody
 
     def close(self) -> None:
         """The run is over, and its report in this node's run directory. It stays to be seen if
@@ -179,8 +182,7 @@ class View:
         with self._lock:
             if self._open is None:
                 return
-            if not job_view.is_watched(self._directory.path):
-                self._end()
+            if self._ended_with_the_last_one():
                 return
             with contextlib.suppress(OSError):
                 link_own(self._directory.path, self._open.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -96,6 +97,25 @@ def test_nobody_looks_and_nothing_is_told(two: Watched) -> None:
     assert not two.folder.exists()
     with pytest.raises(ValueError, match="nobody holds the lock"):
         two.node.view.asked({})
+
+
+def test_who_comes_while_it_is_tidied_up_waits(
+    two: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else he would find that all is there, and read what is left of it."""
+    tidy, held = shutil.rmtree, []
+
+    def tidied(path: Path, ignore_errors: bool = False) -> None:
+        held.append(is_watched(two.node_directory.path))  # as one that takes the lock finds it
+        tidy(path, ignore_errors)
+
+    two.looks()
+    monkeypatch.setattr("debugger.supervisor.job.view.shutil.rmtree", tidied)
+    two.view.close()
+    two.until(lambda: not two.folder.exists(), "it is kept for nobody")
+    assert held == [True]
+    assert not is_watched(two.node_directory.path)
+    two.looks()
 
 
 def test_a_connection_that_breaks_and_comes_again_tells_all_once_more(two: Watched) -> None:
