@@ -31,32 +31,34 @@ def try_a_front() -> None:
     """Switch the observation of groups off, if one in front of another does not do its work."""
     if not CREATION.works:
         return
-    unlike = tried(_outcome)
+    unlike = tried(_unlike)
     if unlike:
         CREATION.switch_off(f"a trial with torch {torch.__version__} went wrong ({unlike})")
 
 
 def tried(trial: Callable[[], str]) -> str:
-    """What it says is not as known; in a forked child where torch is newer than all known ones."""
-    return _in_child(trial) if torch_versions.too_new(torch.__version__) else trial()
+    """What it says is not as known, or raises; in a forked child where torch is newer than all
+    known ones."""
+    is_new = bool(torch_versions.too_new(torch.__version__))
+    return _in_child(trial) if is_new else _outcome(trial)
 
 
-def _outcome() -> str:
+def _outcome(trial: Callable[[], str]) -> str:
     try:
-        return _unlike()
+        return trial()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
 def _in_child(trial: Callable[[], str]) -> str:
-    """What it returns in a forked child, or how that has ended."""
+    """What comes of it in a forked child, or how that has ended."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12 on, where there are threads
         pid = os.fork()
     if not pid:
         try:
-            os.write(writing, b"+" + trial().encode()[:1000])
+            os.write(writing, b"+" + _outcome(trial).encode()[:1000])
         finally:
             os._exit(0)
     os.close(writing)

@@ -165,6 +165,15 @@ def test_guards_that_tell_something_else_are_left_alone(
     assert len(off) == 1
 
 
+def test_guards_that_cannot_be_made_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    off: list[str] = []
+    monkeypatch.setattr(tensor_guards.TENSOR_GUARDS, "switch_off", off.append)
+    monkeypatch.setattr("torch._C._dynamo.guards.TensorGuards", "something else")
+    tensor_guards.try_tensor_guards()
+    (said,) = off
+    assert "TypeError" in said
+
+
 def test_all_forms_are_used() -> None:
     assert set(FORMS) <= {name for name in METHODS if name in vars(checked_group.CheckedGroup)} | {
         "all_gather_single",  # from torch 2.14 on
