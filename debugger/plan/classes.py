@@ -75,7 +75,7 @@ def _fingerprint(program: Program, known: dict[Hashable, int]) -> bytes:
             if what is None:
                 group = program.groups.get(call.group)
                 what = signatures[memo] = _role(program.rank, call.signature, group)
-            key = (places.get(call.group), what, call.site, call.is_async)
+            key = (places.get(call.group), what, call.site, call.is_async, call.state)
         elif isinstance(event, Waited):
             key = ("waits", calls.get(event.number, -1), event.site)
         elif isinstance(event, Creations):

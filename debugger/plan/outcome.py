@@ -228,12 +228,13 @@ class PlannedHistory:
             return None
         call = standing.calls[number]
         done_ns, issued_ns = standing.done_ns(number), standing.issued_ns[number]
+        state = CallState.COMPLETED if done_ns else CallState.STARTED
         chain, exact, balance = self._index[1][number]
         return replace(
             call,
             number=number,
             seq=standing.seqs[number],
-            state=CallState.COMPLETED if done_ns else CallState.STARTED,
+            state=call.state if call.state is CallState.FAILED else state,
             chain=chain,
             exact=exact,
             balance=balance,

@@ -242,6 +242,12 @@ class _Reader:
             counts.take_back()
             self._events.pop()
 
+    def _on_failed(self, number: int) -> None:
+        at, _ = self._calls[number]
+        match self._events[at : at + 1]:
+            case [Made(call) as made] if call.number == number:  # else it was refused before
+                self._events[at] = replace(made, call=replace(call, state=CallState.FAILED))
+
     def _on_came(self, number: int, source: int) -> None:
         made = self._events[self._calls[number][0]]
         if isinstance(made, Made):

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from ..diagnosis.facts.world import DEFAULT_GROUP
-from ..record.layout import Activity
+from ..record.layout import Activity, CallState
 from ..record.snapshot import Call, Group, GroupKey, Note
 from .calls import Calls, Kind
 from .meetings import End, Meeting, MeetingPlace
@@ -226,6 +226,8 @@ class Simulation:
                 end = self._calls.collective(rank, member, kind, number, now_ns)
             else:
                 seq, end = self._calls.message(rank, member, call, kind, number, now_ns)
+        if call.state is CallState.FAILED:
+            end = now_ns  # this rank does not wait for it; the others may still meet it there
         rank.site = call.site or rank.site
         rank.calls.append(call)
         rank.seqs.append(seq)

@@ -15,6 +15,7 @@ A line is a list that begins with a word:
     ["wait", call, site, stream]                      for an asynchronous call
     ["came", call, source]                            who sent it, in the order of the group
     ["refused", call]                                 it counts as if it had not been made
+    ["failed", call]                                  it raised, and the program goes on
     ["destroyed", slot, site]
     ["waits", activity, detail, site] ["left"]        for something that is no call
     ["undecided", site, what]
@@ -200,6 +201,10 @@ class ProgramWriter(FlightWriter):
         if taken:
             self.put("refused", number)
         return taken
+
+    def break_off(self, number: int, thread: ThreadSlot | None) -> None:
+        self.put("failed", number)
+        super().break_off(number, thread)
 
     def enter_wait(self, mark: int, site: int) -> ThreadSlot:
         self.waited(mark - 1, site)

@@ -22,6 +22,7 @@ TELLING = {
     "batched_exchange",
     "exit_uneven_data_loader",
     "op_in_thread",
+    "splits_refused_everywhere",
     "thread_for_each_message",
 }
 SHORT_CORRECT = 3

@@ -52,14 +52,14 @@ class ProgramBuilder:
         thread: int = 0,
         incarnation: int = 0,
         stream: int = 0,
+        fails: bool = False,
     ) -> int:
         """Make a call; returns its number."""
         number = self.calls
         self.calls += 1
         site = CallSite(FILE, line, "step")
-        call = Call(
-            number, (group, incarnation), 0, signature, site, thread, CallState.COMPLETED, is_async
-        )
+        state = CallState.FAILED if fails else CallState.COMPLETED
+        call = Call(number, (group, incarnation), 0, signature, site, thread, state, is_async)
         self.events.append(Made(call, stream))
         return number
 

@@ -89,9 +89,9 @@ def awaited(frame: FrameType | None) -> int | None:
     while frame is not None:
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if module == "threading" and name == "join":
-            return getattr(_asked(frame, _f_locals).get("self"), "ident", None)
+            return getattr(variables(frame).get("self"), "ident", None)
         if module == "concurrent.futures._base" and name in ("result", "exception"):
-            return _at_work(_asked(frame, _f_locals).get("self"))
+            return _at_work(variables(frame).get("self"))
         if module.startswith("asyncio."):
             return _at_work(None)
         if module not in ("threading", "selectors", "concurrent.futures._base"):
@@ -107,7 +107,7 @@ def _at_work(future: object) -> int | None:
         frame: FrameType | None = innermost
         while frame is not None:
             if frame.f_code.co_name == "run" and frame.f_globals.get("__name__") == _POOL:
-                item = _asked(frame, _f_locals).get("self")
+                item = variables(frame).get("self")
                 if future is None or getattr(item, "future", None) is future:
                     found.append(ident)
                 break

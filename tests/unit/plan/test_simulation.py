@@ -103,6 +103,25 @@ def test_splits_must_fit_pair_by_pair() -> None:
     assert errors(rows(10)) == [("split_mismatch", (2,))]
 
 
+def test_a_call_that_raises_holds_up_nobody() -> None:
+    """A backend refuses splits that do not add up, and the program tries again."""
+    receives = {0: [1, 1], 1: [2, 2]}
+
+    def tries(unfit: Sequence[int]) -> Programs:
+        made = Programs(2)
+        for rank in range(2):
+            call = all_to_all([1, 3 if rank in unfit else 2], receives[rank])
+            call = replace(call, tensors=(("float32", (3,)),))
+            made[rank].makes(call, fails=rank in unfit)
+        made.each(barrier())
+        made.end()
+        return made
+
+    assert is_well(tries([]))
+    assert is_well(tries([0, 1]))
+    assert errors(tries([1])) == [("invalid_argument", (1,))]
+
+
 def test_who_leaves_early_is_named() -> None:
     made = Programs(3)
     for rank in range(3):
