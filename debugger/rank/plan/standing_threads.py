@@ -78,6 +78,8 @@ class StandingThreads:
             if slept is None:
                 word = MOVES
             rows.append([native, slept])
+        if any(one.ident is None for one in threading.enumerate()):
+            word = MOVES  # it has been started, and has not run yet
         site = self._site(found[main]) if word == JOINS else 0
         return [word, unsure, site, sorted(rows)]
 
