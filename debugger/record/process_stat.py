@@ -39,6 +39,16 @@ def read_status(path: Path) -> dict[str, str]:
     return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
 
 
+def times_slept(path: Path) -> int | None:
+    """How often the thread with this status (`/proc/<pid>/task/<tid>/status`) has given up or lost
+    the CPU, where it sleeps. None where it runs, or would if it got a core: on a crowded machine
+    that takes long, and is no wait for anything. None also where nobody can tell."""
+    status = read_status(path)
+    if not status.get("State", "").startswith("S"):
+        return None
+    return sum(int(text) for name, text in status.items() if name.endswith("ctxt_switches"))
+
+
 def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
     """Whether this signal is in a mask of a status, such as SigCgt."""
     return bool(int(status.get(mask, "0"), 16) >> (number - 1) & 1)

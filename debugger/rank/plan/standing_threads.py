@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...record.process_stat import read_status
+from ...record.process_stat import times_slept
 from ..record import call_site, frames
 from .planned_rank import ASKS, JOINS, MOVES
 from .wire import PlannerLine
@@ -56,7 +56,7 @@ class StandingThreads:
         names = dict(_native_ids())
         stands = {ident: _stands_in(frame, names.get(ident)) for ident, frame in found.items()}
         main = threading.main_thread().ident or 0
-        users = {ident for ident, frame in found.items() if _is_users(frame)}
+        users = {ident for ident, frame in found.items() if call_site.users(frame) is not None}
         # A timer will call what the program gave it.
         timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
         users |= {one.ident or 0 for one in timers}
@@ -74,7 +74,7 @@ class StandingThreads:
         for ident, native in names.items():
             if ident == own or stands.get(ident) is _In.TIMED_LOCK:
                 continue
-            slept = _slept(native)
+            slept = times_slept(_TASKS / str(native) / "status")
             if slept is None:
                 word = MOVES
             rows.append([native, slept])
@@ -123,11 +123,6 @@ def _in_lock(native: int) -> bool:
     return len(words) > 4 and words[0] == _FUTEX and words[4] == "0x0"
 
 
-def _is_users(frame: FrameType) -> bool:
-    user = call_site.find(frame, of_another=True)
-    return user is not None and call_site.frame_kind(user.f_code.co_filename) == call_site.USER
-
-
 def _joins_who_asks(
     ident: int, found: Mapping[int, FrameType], stands: Mapping[int, _In], own: int
 ) -> bool:
@@ -160,11 +155,3 @@ def _all_wait(others: Mapping[int, _In], users: set[int]) -> bool:
         stands in (_In.ASK, _In.LOCK) or (stands is _In.TIMED_LOCK and ident not in users)
         for ident, stands in others.items()
     )
-
-
-def _slept(native: int) -> int | None:
-    """How often the thread has slept so far; None where it runs, or is about to."""
-    status = read_status(_TASKS / str(native) / "status")
-    if status.get("State", "S")[:1] in "RD":
-        return None
-    return sum(int(text) for name, text in status.items() if name.endswith("ctxt_switches"))

@@ -15,7 +15,7 @@ from types import FrameType
 from distcore.base.background_thread import BackgroundThread
 
 from ...record.layout import SEEN_STILL
-from ...record.process_stat import read_status
+from ...record.process_stat import times_slept
 from ..group import gpu_completion, outstanding
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
@@ -106,8 +106,7 @@ class Heartbeat:
             if ident is None or self._recorder.writer.is_waiting(ident):
                 break
             other = frames.of_thread(ident)
-            user = call_site.find(other, of_another=True)
-            if user is None or call_site.frame_kind(user.f_code.co_filename) != call_site.USER:
+            if call_site.users(other) is None:
                 break
             frame = other
         return frame
@@ -124,8 +123,7 @@ class Heartbeat:
                 continue
             if frame.f_code.co_name in _JOINING and frame.f_globals.get("__name__") == "threading":
                 continue
-            user = call_site.find(frame, of_another=True)
-            if user is not None and call_site.frame_kind(user.f_code.co_filename) == call_site.USER:
+            if call_site.users(frame) is not None:
                 free += 1
         return free - (0 if self._inferred is None else 1)
 
@@ -136,7 +134,7 @@ class Heartbeat:
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)
-        now = _slept(Path(f"/proc/self/task/{native}/status")) if number is not None else None
+        now = times_slept(Path(f"/proc/self/task/{native}/status")) if number is not None else None
         self._switches = {native: now} if now is not None else {}
         frame = frames.of_thread(ident)
         idle = (
@@ -174,13 +172,3 @@ class Heartbeat:
                 site = self._site(frame) if frame is not None else 0
                 writer.infer(ident, os.getpid(), call, site, SEEN_STILL)
             self._on_stream = waits_for
-
-
-def _slept(path: Path) -> int | None:
-    """How often the thread of this file of /proc has given up or lost the CPU, where it sleeps.
-    None where it runs, or would if it got a core: on a crowded machine that takes longer than a
-    beat, and is no wait for anything. None also where nobody can tell."""
-    status = read_status(path)
-    if not status.get("State", "").startswith("S"):
-        return None
-    return sum(int(text) for name, text in status.items() if name.endswith("ctxt_switches"))

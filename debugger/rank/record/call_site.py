@@ -135,6 +135,13 @@ def of_thread(ident: int) -> FrameType | None:
     return find(frames.of_thread(ident), of_another=True)
 
 
+def users(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code at or above this one of another thread; None where
+    there are only those of packages."""
+    found = find(frame, of_another=True)
+    return found if found is not None and frame_kind(found.f_code.co_filename) == USER else None
+
+
 def waits_for(library: FrameType, ident: int) -> FrameType | None:
     """The user's frame from which that thread stands in the package that `library` is of: of a
     package that works in a thread of its own, who has called it and waits. None where the thread is
@@ -145,8 +152,7 @@ def waits_for(library: FrameType, ident: int) -> FrameType | None:
         frame = frames.caller(frame)
     if frame is None or _package(frame) != package:
         return None
-    found = find(frame, of_another=True)
-    return found if found is not None and frame_kind(found.f_code.co_filename) == USER else None
+    return users(frame)
 
 
 def _package(frame: FrameType) -> str:

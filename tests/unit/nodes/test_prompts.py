@@ -7,6 +7,7 @@ import os
 import queue
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,9 @@ def test_several_that_stand_are_told_apart(job: Job) -> None:
     until(job.everywhere(list(wanted)), "somebody is not told")
 
 
-@pytest.mark.parametrize("at", range(3))
-@pytest.mark.parametrize("terminal", range(3))
-def test_a_prompt_is_opened_from_any_node(job: Job, at: int, terminal: int) -> None:
+@contextmanager
+def opened(job: Job, at: int, terminal: int) -> Iterator[tuple[Line, Line]]:
+    """A rank stands on node `at`, and its prompt is opened on node `terminal`: the ends of both."""
     stop = standing(3)
     announce(job.directories[at], stop)
     with listen(job.directories[at], stop) as listener:
@@ -129,26 +130,27 @@ def test_a_prompt_is_opened_from_any_node(job: Job, at: int, terminal: int) -> N
         (seen,) = stops(job.directories[terminal])
         ours = Line(connect(job.directories[terminal], seen))
         rank = Line(_accepted(job, listener))
+        yield ours, rank
+        rank.close()
+        ours.close()
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("terminal", range(3))
+def test_a_prompt_is_opened_from_any_node(job: Job, at: int, terminal: int) -> None:
+    with opened(job, at, terminal) as (ours, rank):
         assert rank.send(prompt="(rank 3) ")
         assert _next(job, ours) == [{"prompt": "(rank 3) "}]
         assert ours.send(line="p 1")
         assert _next(job, rank) == [{"line": "p 1"}]
         rank.close()
         assert _next(job, ours) is None
-        ours.close()
 
 
 def test_a_terminal_that_goes_is_told_to_the_rank(job: Job) -> None:
-    stop = standing(3)
-    announce(job.directories[1], stop)
-    with listen(job.directories[1], stop) as listener:
-        until(job.everywhere([(3, "train.py:7 in step")]), "it is not told")
-        (seen,) = stops(job.directories[2])
-        ours = Line(connect(job.directories[2], seen))
-        rank = Line(_accepted(job, listener))
+    with opened(job, 1, 2) as (ours, rank):
         ours.close()
         assert _next(job, rank) is None
-        rank.close()
 
 
 def test_a_rank_that_has_gone_on_meanwhile(job: Job) -> None:

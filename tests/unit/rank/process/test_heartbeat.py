@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from debugger.rank.process import heartbeat
+from debugger.record.process_stat import times_slept
 
 STATUS = """Name:\tpython
 State:\t{}
@@ -28,11 +29,11 @@ def test_who_gets_no_core_does_not_wait_for_a_call(
     """Its context switches stand still as well: what it waits for is a core."""
     status = tmp_path / "status"
     status.write_text(STATUS.format(state))
-    assert heartbeat._slept(status) == slept
+    assert times_slept(status) == slept
 
 
 def test_of_a_thread_that_is_not_there_nobody_can_tell(tmp_path: Path) -> None:
-    assert heartbeat._slept(tmp_path / "status") is None
+    assert times_slept(tmp_path / "status") is None
 
 
 def test_a_thread_that_waits_for_another_sleeps() -> None:
@@ -41,9 +42,9 @@ def test_a_thread_that_waits_for_another_sleeps() -> None:
     thread.start()
     status = Path(f"/proc/self/task/{thread.native_id}/status")
     try:
-        while heartbeat._slept(status) is None:
+        while times_slept(status) is None:
             pass
-        first = heartbeat._slept(status)
+        first = times_slept(status)
         assert first is not None
         assert first > 0
     finally:
