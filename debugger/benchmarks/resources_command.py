@@ -77,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
     read.check_files(args.json)
     described, lines = program.begin("resources", request)
     rows = list(lines)
-    told = {key: request[key] for key in ("ranks", "largest_bytes", "wait_s", "groups")}
-    print("\n".join(table(rows, told)))
+    setting = {key: request[key] for key in ("ranks", "largest_bytes", "wait_s", "groups")}
+    print("\n".join(table(rows, setting)))
     measured = {
         "schema": SCHEMA,
         **described,
-        **told,
+        **setting,
         "bars": {
             f"{one.part}.{one.figure}": one.bar * one.divisor
             for one in LINES
@@ -113,12 +113,12 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]], told: dict[str, Any]) -> Iterator[str]:
+def table(rows: Sequence[dict[str, Any]], setting: dict[str, Any]) -> Iterator[str]:
     """The figures for people."""
     yield (
-        f"{told['ranks']} ranks, calls up to {size_text(told['largest_bytes'])}, "
-        f"{told['wait_s']:g} s of waiting, {told['groups']} sub-groups; each of the rank that "
-        "takes most"
+        f"{setting['ranks']} ranks, calls up to {size_text(setting['largest_bytes'])}, "
+        f"{setting['wait_s']:g} s of waiting, {setting['groups']} sub-groups; each of the rank "
+        "that takes most"
     )
     yield f"{'':40}" + "".join(f"{row['backend']:>12}" for row in rows) + f"{'bar':>12}"
     for one in LINES:

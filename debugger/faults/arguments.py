@@ -18,7 +18,7 @@ DTYPES = (
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 _REDUCE_OPS = tuple(name for name in REDUCE_OPS if name != "premul_sum")
-"""A PREMUL_SUM has a factor, which a plan does not tell."""
+"""A PREMUL_SUM has a factor, which a plan does not give."""
 LARGEST = 1 << 31
 MOST_DIMENSIONS = 64
 MOST_IN_A_RANGE = 1 << 16

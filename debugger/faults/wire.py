@@ -64,7 +64,7 @@ class _OnWire:
     moment: Moment
     arguments: Mapping[str, Any]
     hits: int = 0
-    told: bool = False
+    reported: bool = False
 
     @property
     def is_timed(self) -> bool:
@@ -125,8 +125,8 @@ class Wire:
         clock_s = self._clock.at(now_s)
         holes = [one for one in self._faults if one.what == "blackhole" and one.is_on(clock_s)]
         for hole in holes:
-            if not hole.told:
-                hole.told = True
+            if not hole.reported:
+                hole.reported = True
                 self._tell(hole, f"what is sent from {clock_s:.1f} s on")
         if holes or self.queued_bytes > MOST_QUEUED_BYTES:
             return []

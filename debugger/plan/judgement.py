@@ -181,8 +181,8 @@ def _alike(finding: Finding, outcome: Outcome) -> Finding:
         return finding
     if not message:
         return finding
-    told = replace(finding, message=message, headline=message, details=())
-    return replace(told, culprits=tuple(sorted(ranks)), victims=())
+    restated = replace(finding, message=message, headline=message, details=())
+    return replace(restated, culprits=tuple(sorted(ranks)), victims=())
 
 
 def _ended_alike(finding: Finding, ranks: Mapping[int, Rank]) -> str:

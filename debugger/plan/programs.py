@@ -144,7 +144,7 @@ class _Reader:
     # -- definitions ---------------------------------------------------------------------------
 
     def _on_rank(self, rank: int, world_size: int, local_rank: int, host: str, pid: int) -> None:
-        del rank  # the file's name tells it; a program may claim another one
+        del rank  # the file's name says it; a program may claim another one
         self._world_size, self._local_rank = whole(world_size), whole(local_rank)
         self._host, self._pid = str(host), whole(pid)
 
@@ -163,14 +163,14 @@ class _Reader:
         self._details[number] = dict(value)
 
     def _on_group(self, number: int, value: Mapping[str, Any]) -> None:
-        told = group_of(value)
+        group = group_of(value)
         self._definitions[number] = Group(
-            key=told.key,
-            desc=told.desc,
-            ranks=self._all_ranks.setdefault(told.ranks, told.ranks),
-            backend=told.backend,
+            key=group.key,
+            desc=group.desc,
+            ranks=self._all_ranks.setdefault(group.ranks, group.ranks),
+            backend=group.backend,
             state=GroupState.READY,
-            timeout_s=told.timeout_s,
+            timeout_s=group.timeout_s,
         )
 
     def _on_slot(self, index: int, definition: int) -> None:

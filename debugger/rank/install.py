@@ -283,22 +283,22 @@ def _tell_of_lost_pages() -> None:
 def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:
     """The supervisor says it, once for all ranks; without one, the process itself does."""
 
-    def tell(part: probe.Part) -> None:
+    def say_off(part: probe.Part) -> None:
         sentence = f"{part.lost}: {part.why}"
         recorder.part_off(part.name, sentence, part.gaps)
         if STARTED not in os.environ:
             say(sentence)
 
-    return tell
+    return say_off
 
 
 def _note_not_in_group(recorder: Recorder) -> Callable[[str], None]:
-    told: set[tuple[int, str]] = set()
+    noted: set[tuple[int, str]] = set()
 
     def note(op_name: str) -> None:
         site = recorder.safe_site(sys._getframe(2))
-        if (site, op_name) not in told:
-            told.add((site, op_name))
+        if (site, op_name) not in noted:
+            noted.add((site, op_name))
             message = f"{op_name} on a group this rank is not in"
             recorder.note(NotInGroupNote(op_name), message, site)
 

@@ -31,7 +31,7 @@ from .wording import printable
 FOLDER = "breakpoints"
 BREAKPOINT = "breakpoint"
 TAKEN = "another terminal is at this prompt already"
-"""The end that a second terminal is told."""
+"""The end that a second terminal is shown."""
 MAX_MESSAGE_BYTES = 1 << 20
 _NAME = re.compile(r"(x|0|[1-9]\d{0,8})-([1-9]\d{0,9})\.json")
 

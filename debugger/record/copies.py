@@ -17,7 +17,7 @@ def prefix(node: int) -> str:
 
 
 def node_of(name: str) -> int:
-    """The node that told of the file with this name."""
+    """The node that reported the file with this name."""
     match = _NAME.match(name)
     return int(match[1]) if match else 0
 

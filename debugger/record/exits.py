@@ -1,4 +1,4 @@
-"""How processes ended: the wait statuses that whoever reaped them has told."""
+"""How processes ended: the wait statuses that whoever reaped them has reported."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class ExitStatus:
 
 def tell_asked(path: Path, pid: int, number: int) -> None:
     """This process is about to send its child that signal. Raises OSError."""
-    told = {"pid": pid, "asked": number, "time_ns": time.time_ns()}
-    append(path, f"{json.dumps(told)}\n".encode())
+    line = {"pid": pid, "asked": number, "time_ns": time.time_ns()}
+    append(path, f"{json.dumps(line)}\n".encode())
 
 
 class ExitLog:
-    """Exit statuses by pid. Reads what parents append to `exits.jsonl`, and is told by the warden.
+    """Exit statuses by pid. Reads what parents append to `exits.jsonl`, and gets the warden's.
 
     A reused pid is told apart by time: `find` leaves out what ended before the process began.
     """
 
     def __init__(self, path: Path | None = None, steady: bool = False) -> None:
         """`steady`: of a run on this host since its boot, so that the monotonic clock of those who
-        tell counts where they give it."""
+        report counts where they give it."""
         self._path = path
         self._steady = steady
         self._offset = 0

@@ -24,7 +24,7 @@ from .notes import NoteData
 _now = time.monotonic_ns
 
 NOTES_BYTES = 64 << 10
-"""Of the texts' room, what only notes may use: how a rank without room ends is told."""
+"""Of the texts' room, what only notes may use: how a rank without room ends is recorded."""
 
 
 class FlightFile:

@@ -2,7 +2,7 @@
 
 The node's supervisor leaves word of its head in `head.json` of its run directory. Who looks holds a
 shared lock on that file, and asks over the control socket for `watch`: as long as somebody holds
-it, the supervisor has the head tell it what is on record there, and keeps that in `job/`, a run
+it, the supervisor has the head send it what is on record there, and keeps that in `job/`, a run
 directory as any other. `view.json` in it says when it is whole, and that the head was lost.
 """
 

@@ -67,10 +67,10 @@ def give_up(run: Path) -> None:
         os.unlink(folder(run) / "wanted")
 
 
-def answer(run: Path, told: Answer) -> None:
+def answer(run: Path, given: Answer) -> None:
     """Of this rank, in place of what it said before."""
-    said = {name: getattr(told, name) for name in Answer.__slots__}
-    _write(folder(run) / f"{told.pid}.json", said)
+    said = {name: getattr(given, name) for name in Answer.__slots__}
+    _write(folder(run) / f"{given.pid}.json", said)
 
 
 def answers(run: Path) -> dict[int, Answer]:
@@ -79,8 +79,8 @@ def answers(run: Path) -> dict[int, Answer]:
     for path in folder(run).glob("*.json"):
         if path.stem.isdigit():
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-                told = _answer(_read(path))
-                found[told.pid] = told
+                one = _answer(_read(path))
+                found[one.pid] = one
     return found
 
 
@@ -99,10 +99,10 @@ def started(run: Path) -> dict[str, int] | None:
         return None
 
 
-def first_common(told: Mapping[int, Answer]) -> dict[str, int]:
+def first_common(given: Mapping[int, Answer]) -> dict[str, int]:
     """From where on all ranks can count: no rank has hooks for what comes before the largest."""
     after: dict[str, int] = {}
-    for one in told.values():
+    for one in given.values():
         for name, seen in one.seen.items():
             after[name] = max(after.get(name, 0), seen)
     return after

@@ -94,7 +94,7 @@ THREAD = Struct("<IBBHQQIIQQI")
 """version, activity, inferred, pad, native thread id, call number + 1 (0: none),
 detail definition id, call site id, since_ns, serial, version again"""
 SEEN_IDLE, SEEN_STILL, SEEN_ASKING = 1, 2, 3
-"""How a wait came on record of which nobody told (0: the thread told). Idle below its call; at one
+"""How a wait came on record that nobody reported (0: the thread did). Idle below its call; at one
 instruction, while its call is under way on a GPU; asking again and again whether the call is over.
 All but the first are guesses."""
 THREAD_BYTES = 64

@@ -1,7 +1,7 @@
 """The ranks of a group as a flight record writes them: a few numbers, however many ranks it has.
 
 Each of 16,384 ranks describes the group of all; as a list that is 100 KB in each record, and a
-gigabyte for whoever reads them all, or is told of them by other nodes. Groups are runs of ranks
+gigabyte for whoever reads them all, or gets them from other nodes. Groups are runs of ranks
 with one stride, or a few of them, so that is what is written: `{"runs": [[first, count, step]]}`.
 Small groups, and those that are no such runs, stay plain lists.
 """

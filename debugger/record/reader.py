@@ -67,10 +67,10 @@ class FlightReader(RingReader):
         """Read again who this is: a process learns its rank late, and may join another world."""
         end = layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES
         written = (self._map[: layout.HEADER.size], self._map[layout.IDENTITY_OFFSET : end])
-        told = hash(written)  # the bytes themselves are 4 KB a rank
-        if told == self._header:
+        digest = hash(written)  # the bytes themselves are 4 KB a rank
+        if digest == self._header:
             return
-        self._header = told
+        self._header = digest
         (
             _,
             _,

@@ -35,10 +35,10 @@ UNREADABLE = (
 _OF_RANK = re.compile(r"(\d{1,7})\.flight")
 
 MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 4000
-"""With one look, of copies of ranks of which no more was told than that they go on calling. At rest
-there are few looks, and nothing else to be read."""
+"""With one look, of copies of ranks of which no more was reported than that they go on calling. At
+rest there are few looks, and nothing else to be read."""
 MOST_COPIES_MAPPED = 256
-"""Of records that other nodes have told of. Ranks of this host have one each, always mapped."""
+"""Of records that other nodes have reported. Ranks of this host have one each, always mapped."""
 
 Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
@@ -47,8 +47,9 @@ Observe = Callable[[int, int], Process]
 class Told(Protocol):
     """A copy of another node's record. `process`: what that node says of the rank's process, and
     `last_words` what the process wrote of itself as a signal ended it;
-    `changes`: how often something was told of the record, so that what has not changed is not read
-    again; `urgent`: what `changes` was when more was told than that the rank goes on calling."""
+    `changes`: how often something was reported of the record, so that what has not changed is not
+    read again; `urgent`: what `changes` was when more was reported than that the rank goes on
+    calling."""
 
     @property
     def process(self) -> Process: ...
@@ -64,7 +65,7 @@ class Told(Protocol):
 
 
 Far = Callable[[Path], Told | None]
-"""The copy at this path; None where nobody tells of it."""
+"""The copy at this path; None where nobody reports it."""
 
 
 class Records:
@@ -86,9 +87,10 @@ class Records:
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
-        ours fails on is told to `on_fault` and stays as it was seen last; where that is None, it
-        raises. `trusted`: they are our own processes', each of which may fill its record; all other
-        records together are bounded. `far`: of the records that are copies of other nodes'."""
+        ours fails on is reported to `on_fault` and stays as it was seen last; where that is None,
+        it raises. `trusted`: they are our own processes', each of which may fill its record; all
+        other records together are bounded. `far`: of the records that are copies of other
+        nodes'."""
         self._directory = directory
         self._budget = None if trusted else Budget()
         self._on_fault = on_fault
@@ -103,7 +105,7 @@ class Records:
         self._listed_ns = -1
         self._unread: list[Path] = []
         self.at_rest = False
-        """No more was told of any rank than that it goes on calling."""
+        """No more was reported of any rank than that it goes on calling."""
         self._here_s = -1e9
         self._here: tuple[object, ...] = ()
         self._marks: dict[FlightReader, tuple[int, ...]] = {}
@@ -143,7 +145,7 @@ class Records:
             self._look_at(reader, copy)
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
-        """A copy of which something was told: while it is mapped, all of it is read."""
+        """A copy of which something was reported: while it is mapped, all of it is read."""
         copy.looked_at = self._looks
         self._refresh(reader, copy)
         reader.keep_waits = True
@@ -162,7 +164,7 @@ class Records:
             self._failed(reader, error)
 
     def _copy(self, reader: FlightReader) -> _Copy | None:
-        """What is remembered of a record that another node tells of."""
+        """What is remembered of a record that another node reports."""
         if not reader.node or self._far is None:
             return None
         found = self._copies.get(reader)
@@ -209,7 +211,7 @@ class Records:
         return (self._copies_moved, len(self._copies), *ours)
 
     def here(self, observe: Observe) -> tuple[object, ...]:
-        """What may matter of the ranks that no other node tells of: equal as long as each calls, or
+        """What may matter of the ranks that no other node reports: equal as long as each calls, or
         stands still, as it did, has noted nothing, and its process goes on as before."""
         now_s = time.monotonic()
         if now_s - self._here_s >= HERE_EVERY_S:
@@ -254,8 +256,8 @@ class Records:
             if view is None:
                 continue
             if reader.role is Role.FORKED_CHILD:
-                told = ForkedNote.read(view.notes[0].data) if view.notes else None
-                forked += [(told.parent_rank if told else -1, note) for note in view.notes]
+                fork = ForkedNote.read(view.notes[0].data) if view.notes else None
+                forked += [(fork.parent_rank if fork else -1, note) for note in view.notes]
             elif view.rank >= 0:
                 views.append(view)
         if self._budget is not None and self._budget.exceeded:
@@ -334,8 +336,8 @@ class Records:
 
 @dataclass(slots=True)
 class _Copy:
-    """What was read of a record of which another node tells: `view`, as of the `changes` and the
-    `process` that it was told then, with the look `looked_at`. `mark`: its change mark."""
+    """What was read of a record which another node reports: `view`, as of the `changes` and the
+    `process` that were reported then, with the look `looked_at`. `mark`: its change mark."""
 
     told: Told
     view: Rank | None = None
@@ -346,12 +348,12 @@ class _Copy:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was told since it was read."""
+        """Whether anything was reported since it was read."""
         return self.seen != self.told.changes
 
     @property
     def urgent(self) -> bool:
-        """Whether more was told than that the rank goes on calling."""
+        """Whether more was reported than that the rank goes on calling."""
         return self.seen < self.told.urgent
 
     def moved(self, reader: FlightReader) -> bool:

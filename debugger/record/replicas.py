@@ -8,10 +8,10 @@ announces. It is allocated in full when it is made, and holds the last steps onl
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
 
 A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
-optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantities` tells how many of
+optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantities` says how many of
 the columns, in their order, are of which: [["parameter", 12], ...]; without it all are parameters.
-`samples` tells for the first columns of how many elements the values themselves stand there, as
-float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They tell how far replicas
+`samples` says for the first columns of how many elements the values themselves stand there, as
+float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show how far replicas
 are apart. All numbers are little-endian. A reader takes an entry only if both numbers agree.
 """
 

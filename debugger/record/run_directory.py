@@ -1,8 +1,8 @@
 """Where everything of a run lies: makes, finds and checks run directories.
 
 File names come from fixed templates, files are 0600 and directories 0700. Writing never raises:
-a full disk or a vanished directory costs the record, not the run, and is told once in `failures`.
-"""
+a full disk or a vanished directory costs the record, not the run, and is reported once in
+`failures`."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class RunDirectory:
 
     @property
     def verdict(self) -> Path:
-        """How the ranks are told of the finding that ends the run."""
+        """How the ranks learn of the finding that ends the run."""
         return self.path / "verdict.json"
 
     @property

@@ -153,7 +153,7 @@ class Wait:
     `call` is the number of the call it is in. `detail` describes any other wait: `op`, and
     `key`, `store`, `address`, `ranks`, ... as fits. `serial` changes with every change of the
     thread's activity: the same serial in two snapshots means that it never moved in between.
-    `inferred`: nobody told the layer of this wait; the thread was seen idle below its call.
+    `inferred`: nothing reported this wait to the layer; the thread was seen idle below its call.
     `guessed`: even that is a guess: the thread stands still while its call is under way on a GPU,
     or `asks` again and again whether the call is over; it counts among the rank's free threads, so
     that nothing is proven by it.
@@ -282,7 +282,7 @@ class Rank:
     the main thread stood at the last heartbeat. `layer_serial` changes when any wait changes.
     `joins`: it has begun to make a group as this rank, and is not only named so by its environment,
     which its helper processes share. `max_restarts`: so often its launcher restarts it, at most.
-    `node`: the node of the job that told of it; 0: this one.
+    `node`: the node of the job that reported it; 0: this one.
     """
 
     rank: int

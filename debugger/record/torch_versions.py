@@ -37,7 +37,7 @@ def too_new(version: str) -> str:
 
 
 def of_package(folder: Path) -> str:
-    """The version of the torch in this folder; "" where it does not tell. Reads a file of it, and
+    """The version of the torch in this folder; "" where it does not say. Reads a file of it, and
     runs nothing."""
     try:
         found = _VERSION.search((folder / "version.py").read_text(errors="replace"))

@@ -210,7 +210,7 @@ class FlightWaits(FlightPlaces):
     def infer(
         self, ident: int, native_id: int, call: int, site: int, sure: int = SEEN_IDLE
     ) -> None:
-        """Another thread was seen idle below a call that nobody told us it waits for (0: no more);
+        """Another thread was seen idle below a call for which no wait was reported (0: no more);
         `sure`: how much of a guess that is (see `layout`).
 
         Only for a thread that is in no wait of its own.

@@ -1,4 +1,4 @@
-"""The average times of DistributedDataParallel, which ranks tell at DETAIL, for a report."""
+"""The average times of DistributedDataParallel, which ranks log at DETAIL, for a report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def of_ranks(ranks: Mapping[int, Rank]) -> list[dict[str, Any]]:
     for number, rank in sorted(ranks.items()):
         newest: dict[int, dict[str, Any]] = {}
         for note in DdpTimesNote.among(rank.notes):
-            told = DdpTimesNote.read(note.data)
-            if told is not None:
-                times = {name: getattr(told, name) for name in TIMES}
-                name = clean(told.module_name)
-                row = {"model": told.model, "module_name": name, "iteration": told.iteration}
-                newest[told.model] = {"rank": number, **row, **times}
+            sample = DdpTimesNote.read(note.data)
+            if sample is not None:
+                times = {name: getattr(sample, name) for name in TIMES}
+                name = clean(sample.module_name)
+                row = {"model": sample.model, "module_name": name, "iteration": sample.iteration}
+                newest[sample.model] = {"rank": number, **row, **times}
         found += [newest[model] for model in sorted(newest)]
     return found
 

@@ -169,14 +169,14 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
     world = World(Snapshot(taken_ns=0, world_size=world_size, ranks=ranks), None, Limits())
     found: Document = {}
     # What many ranks have in common is one object: of 16,384 ranks that is most of a report.
-    told: dict[tuple[object, ...], Document] = {}
+    rows: dict[tuple[object, ...], Document] = {}
     exits: dict[tuple[int | None, int | None], Document] = {}
     for number, rank in sorted(ranks.items()):
         where = standing(world, number)
         # Not all of it: a stack is no part of the row, and may be a list.
         stands = (where.state, where.call, where.call_is, where.location, where.called_at)
-        if stands not in told:
-            told[stands] = {
+        if stands not in rows:
+            rows[stands] = {
                 "state": clean(where.state),
                 "call": None if where.call is None else clean(where.call),
                 "call_is": str(where.call_is),
@@ -191,7 +191,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "host": clean(rank.host),
             "exit": exits.setdefault((code, signal), {"code": code, "signal": signal}),
             "calls": rank.calls,
-            **told[stands],
+            **rows[stands],
         }
     return found
 

@@ -18,8 +18,8 @@ def of_ranks(
     """One row for each part and reason: `part`, `why` (a sentence), `ranks`. `unreadable`: what is
     said of ranks whose records cannot be read."""
     found: dict[tuple[str, str], list[int]] = {}
-    for number, note, told in _notes(ranks, unreadable):
-        at = found.setdefault((clean(told.part), clean(note.message)), [])
+    for number, note, off in _notes(ranks, unreadable):
+        at = found.setdefault((clean(off.part), clean(note.message)), [])
         if number not in at:
             at.append(number)
     return [{"part": part, "why": why, "ranks": at} for (part, why), at in found.items()]
@@ -27,15 +27,16 @@ def of_ranks(
 
 def news(
     ranks: Mapping[int, Rank],
-    told: dict[str, float],
+    announced: dict[str, float],
     unreadable: Mapping[int, Note] = MappingProxyType({}),
 ) -> list[str]:
-    """The sentences that nobody was told yet: `told` gets them. Not those that a rank has said."""
+    """The sentences that are not in `announced` yet, which gets them. Not those that a rank has
+    said."""
     fresh = []
     for _, note, off in _notes(ranks, unreadable):
         why = clean(note.message)
-        if not off.said and why not in told:
-            told[why] = note.time_ns / 1e9
+        if not off.said and why not in announced:
+            announced[why] = note.time_ns / 1e9
             fresh.append(why)
     return fresh
 

@@ -20,7 +20,7 @@ class Announcements:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._told: dict[str, float] = {}
+        self._announced_s: dict[str, float] = {}
         self._recorded: set[tuple[object, ...]] = set()
 
     @staticmethod
@@ -35,15 +35,15 @@ class Announcements:
         self.say(sentence)
         self._directory.append_event(kind, sentence)
 
-    def tell(self, look: Look) -> None:
+    def announce(self, look: Look) -> None:
         """Notices at most every ten seconds each; findings once."""
         now_s = time.monotonic()
         for notice in look.notices:
-            if now_s - self._told.get(notice.what, -1e9) >= NOTICE_EVERY_S:
-                self._told[notice.what] = now_s
+            if now_s - self._announced_s.get(notice.what, -1e9) >= NOTICE_EVERY_S:
+                self._announced_s[notice.what] = now_s
                 self.keep("notice", notice.text)
         unreadable = unreadable_ranks(look.snapshots)
-        for why in off.news(newest_ranks(look.snapshots), self._told, unreadable):
+        for why in off.news(newest_ranks(look.snapshots), self._announced_s, unreadable):
             self.keep("off", why)
         for finding in look.findings:
             if finding.identity not in self._recorded and (

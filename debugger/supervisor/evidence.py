@@ -26,9 +26,9 @@ class Evidence:
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def refine(self, finding: Finding) -> Finding:
-        """The finding with what the stacks tell (a lock, and where an absent rank stands), and with
+        """The finding with what the stacks show (a lock, and where an absent rank stands), and with
         who listens at the address that it is about."""
-        finding = listeners.told(finding)
+        finding = listeners.with_listener(finding)
         if finding.kind == "missing_rank":
             finding = refine_cause(finding, self._lock_frames(finding))
         ranks = dict(finding.ranks)

@@ -1,6 +1,6 @@
 """The NVIDIA devices of this host, through NVML: what each rank takes of them, and what is wrong
-with them. Every reading is taken for itself: a device that cannot tell one thing tells the others.
-"""
+with them. Every reading is taken for itself: a device that cannot report one thing reports the
+others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Device:
     lost: bool = False
     xids: list[int] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
-    """Those that were ever seen on it: a device that is lost does not tell any more."""
+    """Those that were ever seen on it: a device that is lost reports nothing any more."""
 
     def troubles(self) -> list[str]:
         """What is wrong with it, each a part of a sentence."""
@@ -140,7 +140,7 @@ class Gpus:
     def sample(self, ranks: Mapping[int, int]) -> list[dict[str, Any]]:
         """Per device: use in percent, memory in bytes, power in watts, uncorrected ECC errors since
         the driver started, Xid errors since the run began, whether it is lost, and the memory of
-        each rank (by process, `ranks`) on it. What a device does not tell is None."""
+        each rank (by process, `ranks`) on it. What a device does not report is None."""
         return [self._look(device, ranks) for device in self._devices]
 
     def _look(self, device: _Device, ranks: Mapping[int, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The watch of a run for its supervisor: news are told, and what fails costs only that one look."""
+"""The watch of a run for its supervisor: news are announced; what fails costs that one look."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GuardedWatch:
         self._watch.pause()
 
     def look(self, finished: bool = False) -> Look | None:
-        """One look at all ranks, told; None where it failed, which costs no more than this look."""
+        """One look at all ranks, announced; None where it failed, which costs only this look."""
         look = None
         self.judged = False
         with self._faults.guard("the look at the ranks"):
@@ -55,13 +55,13 @@ class GuardedWatch:
             self.world_size = max([1, *(one.world_size for one in look.snapshots)])
         if look is not None:
             with self._faults.guard("the notices"):
-                self._announcements.tell(look)
+                self._announcements.announce(look)
         return look
 
     def silent_look(self) -> Look:
-        """One look at all ranks, which is not judged and of which nothing is told: to judge 16,384
-        that have just ended takes more memory than all that is known of them. What fails in it is
-        raised."""
+        """One look at all ranks, which is not judged and of which nothing is announced: to judge
+        16,384 that have just ended takes more memory than all that is known of them. What fails in
+        it is raised."""
         return self._watch.only_look()
 
     def _look(self, finished: bool = False) -> Look:

@@ -20,7 +20,7 @@ __all__ = ["Injection", "Plan"]
 
 
 class Injection:
-    """Writes the plan before the ranks start, tells what happens of it, and reports it.
+    """Writes the plan before the ranks start, announces what becomes of it, and reports it.
 
     Without a plan nothing is written; a program may still make one (`debugger.inject`). Raises
     DistdebugError where the plan cannot be written: without it the run would mean nothing.

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 from ..errors import DistdebugError, UsageError
@@ -39,16 +38,16 @@ class Launch:
         # If even the warden is killed, its orphans come to us instead of escaping to init.
         self._was_subreaper = warden.become_subreaper()
         hears, self._control = os.pipe()
-        self._reports, tells = os.pipe()
+        self._reports, writes = os.pipe()
         os.set_blocking(self._reports, False)
         self._unread = b""
         self._failure: str | None = None
         self._status: ExitStatus | None = None
         try:
-            for descriptor in (hears, tells):
+            for descriptor in (hears, writes):
                 os.set_inheritable(descriptor, True)
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(hears), str(tells)],
+                [sys.executable, "-I", "-S", warden.__file__, str(hears), str(writes)],
                 # What a launcher above us hands down (PMI_FD, a make jobserver) must arrive below.
                 close_fds=False,
                 start_new_session=True,
@@ -58,7 +57,7 @@ class Launch:
             )
         finally:
             os.close(hears)
-            os.close(tells)
+            os.close(writes)
 
     def start(
         self,

@@ -1,4 +1,4 @@
-"""Who listens at the address that a finding is about, as this host's kernel tells."""
+"""Who listens at the address that a finding is about, as this host's kernel has it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Listener:
     holder: str
 
 
-def told(finding: Finding) -> Finding:
+def with_listener(finding: Finding) -> Finding:
     """The finding with who listens at the address that it is about, if it is about one."""
     address = finding.data.get("address")
     found = who_listens(address) if isinstance(address, str) else None

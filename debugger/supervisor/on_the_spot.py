@@ -125,7 +125,7 @@ def _told(finding: Finding) -> Finding:
     """With who listens at the address that it is about, which is known as long as the run lives."""
     from . import listeners  # which needs psutil
 
-    return listeners.told(finding)
+    return listeners.with_listener(finding)
 
 
 def _newest_world(look: Look) -> Look:

@@ -287,7 +287,7 @@ class Drain:
         self._tell({"finished": True})
 
     def _tell(self, value: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """A supervisor that is stopped, or gone, is told nothing; nobody waits for it."""
+        """A supervisor that is stopped, or gone, is sent nothing; nobody waits for it."""
         if self._supervised:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps(value).encode()], descriptors or [])

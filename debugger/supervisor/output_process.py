@@ -33,9 +33,9 @@ _WAIT_S = 0.05
 
 
 class OutputProcess:
-    """Drains the ranks of one run. `on_lost` is told, in the thread that listens, why a part of the
-    output is not kept. Raises OSError where it cannot be set up: then ranks print where they would
-    without it."""
+    """Drains the ranks of one run. `on_lost` is called, in the thread that listens, with the reason
+    why a part of the output is not kept. Raises OSError where it cannot be set up: then ranks print
+    where they would without it."""
 
     def __init__(
         self,

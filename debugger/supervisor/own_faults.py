@@ -1,4 +1,4 @@
-"""What failed in the supervisor itself: each part is told once, and the rest of it goes on.
+"""What failed in the supervisor itself: each part is reported once, and the rest of it goes on.
 
 The observer never breaks the program. A rule that raises, a sampler that meets a /proc it does not
 know, a record with nonsense in it: that part is lost, its traceback is kept in the run directory,

@@ -9,7 +9,7 @@ from ..record.breakpoints import Stop, stops
 
 
 class Pauses:
-    """Looks into the run directory. `run`: how `distdebug attach` is to be told of this run."""
+    """Looks into the run directory. `run`: how `distdebug attach` is given this run."""
 
     def __init__(self, directory: Path, run: str, find: Callable[[Path], Sequence[Stop]] = stops):
         self._directory = directory

@@ -62,7 +62,7 @@ class ProcessTable:
         self._booted_ns = steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def refresh(self) -> None:
-        """Takes in the exits that were told since the last call; once per round is enough."""
+        """Takes in the exits that were reported since the last call; once per round is enough."""
         self._exits.poll()
         if self._launch is not None:
             self._launch.poll()

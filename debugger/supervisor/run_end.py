@@ -109,7 +109,7 @@ class RunEnd:
                 found = early_death(self.reach.ranks, recorded, launch.exits)
         if found is not None:
             with self.faults.guard("who listens at an address"):
-                found = listeners.told(found)
+                found = listeners.with_listener(found)
         return look, found
 
     def _raise_in_ranks(self, finding: Finding) -> None:

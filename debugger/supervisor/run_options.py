@@ -25,7 +25,7 @@ class Options:
     run_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     level: str = INFO
-    level_asked: bool = False  # else the program is told torch's own
+    level_asked: bool = False  # else the program sees torch's own
     checks: tuple[str, ...] = ()
     log_max_mb: float = DEFAULT_MAX_MB
     breaks: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Where a run's ranks are read: what a supervisor, or anybody else who judges a run, looks through.
 
-A reader gives snapshots. Whether it has the flight records and the processes on this host, or is
-told of them by another one, is its own business.
+A reader gives snapshots. Whether it has the flight records and the processes on this host, or gets
+them from another one, is its own business.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class RunReader(Protocol):
         process of the run is left."""
 
     def only_calling(self) -> bool:
-        """Whether all that was told since the last look is that ranks of other nodes go on calling,
-        and nothing has happened here. False where that is not known, or a look costs little."""
+        """Whether all that was reported since the last look is that ranks of other nodes go on
+        calling, and nothing has happened here. False where that is not known, or a look costs
+        little."""
 
     @property
     def change_mark(self) -> tuple[object, ...]:

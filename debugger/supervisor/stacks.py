@@ -3,7 +3,7 @@
 Three ways, until one gives something. py-spy reads the process's memory without stopping it (the
 only way that also works for a stopped process; pausing would also break off system calls of the
 program) and sees who holds the GIL. A signal makes `faulthandler` in the rank write its stack.
-/proc tells at least in which system call each thread is.
+/proc shows at least in which system call each thread is.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _py_spy_frame(pid: int, frame: dict[str, Any], root: str) -> Frame:
 
 
 def _whole_path(pid: int, file: str, root: str) -> str:
-    """A path is told as the program was started with it: `runpy` keeps `train.py`."""
+    """A path is given as the program was started with it: `runpy` keeps `train.py`."""
     if file.startswith(("/", "<")):
         return file
     try:

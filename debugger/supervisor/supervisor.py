@@ -105,7 +105,7 @@ class Supervisor:
                 with self._faults.guard("rule stragglers"):
                     slow = slow_ranks(look.snapshots)
                     look = replace(look, findings=[*look.findings, *slow])
-                    self._announcements.tell(look)
+                    self._announcements.announce(look)
             return self._reported(launch, end, started_s, look, finding)
 
     def _prepared(self, launch: Launch, exits: ExitLog, base: Path) -> RunEnd:

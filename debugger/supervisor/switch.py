@@ -1,7 +1,7 @@
 """The switch between the ranks' network namespaces: hands on what they send, with faults.
 
 A process of its own, so that nobody waits for the supervisor, and nothing is left when that is
-killed: it ends with its standard input, and all namespaces with it and the ranks. It is told
+killed: it ends with its standard input, and all namespaces with it and the ranks. It gets
 {"ranks", "directory", "plan"} in the first line there, and answers in one line with {"entrances"}
 or {"failed"}. Standard library only.
 """

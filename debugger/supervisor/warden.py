@@ -126,7 +126,7 @@ def kill_all_below(root: int, spared: Collection[int] = ()) -> None:
 
 
 def ended_children() -> Iterator[dict[str, Any]]:
-    """Reaps every child that has ended; what is told of each: its pid, wait status, and when."""
+    """Reaps every child that has ended; of each: its pid, wait status, and when."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -33,8 +33,9 @@ START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
 CALLING_REST, CALLING_EVERY_S = 20.0, 8.0
-"""While ranks of many nodes go on calling and nothing else is told, the last look holds for so many
-times what looks take, and no longer than this; what is asked meanwhile is whether there is more."""
+"""While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
+many times what looks take, and no longer than this; what is asked meanwhile is whether there is
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Watch:
     """Remembers what earlier looks saw, and what of it is confirmed."""
 
     def __init__(self, reader: RunReader, policy: Policy, on_fault: OnFault | None = None) -> None:
-        """A rule that raises is told to `on_fault` and costs only itself; where that is None, it
-        raises."""
+        """A rule that raises is reported to `on_fault` and costs only itself; where that is None,
+        it raises."""
         self._reader = reader
         self._policy = policy
         limits = replace(policy.limits, compares=policy.level != OFF)
@@ -120,7 +121,8 @@ class Watch:
 
     def _holds(self) -> bool:
         """Whether the last look is as good as one now. Where it has held for a while and there is
-        more to be seen, a moment passes: what ranks have in common is told by many nodes then."""
+        more to be seen, a moment passes: what ranks have in common is reported by many nodes
+        then."""
         if self._candidate is not None or not self._costs_s:
             return False
         now_s, usual_s = time.monotonic(), self._usual_s
@@ -171,7 +173,7 @@ class Watch:
         if self._candidate is None or self._candidate[0] != found.identity:
             self._candidate = (found.identity, now_s)
         first_s = self._candidate[1]
-        # What is far away may not be told yet, and be the cause. It is asked for with the first
+        # What is far away may not be reported yet, and be the cause. It is asked for with the first
         # look already, so that the second one may have seen it.
         settled = self._reader.settled(first_s, found)
         return found if settled and now_s - first_s >= CONFIRM_AFTER_S else None
@@ -229,7 +231,7 @@ def _process_mark(snapshots: Sequence[Snapshot]) -> tuple[object, ...]:
 
 
 def without_deaths_by(look: Look, signal: int) -> Look:
-    """The same for a run that was told to end by this signal: who dies of it has done nothing."""
+    """The same for a run that was asked to end by this signal: who dies of it has done nothing."""
     return replace(look, findings=[one for one in look.findings if not _died_of(one, signal)])
 
 

@@ -129,10 +129,10 @@ class Judge:
     def stop(self, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; its words are kept."""
         self.finding = self._evidence.refine(finding)
-        self.tell(finding.kind, self.finding.message, finding.cause)
+        self.raise_in_ranks(finding.kind, self.finding.message, finding.cause)
 
-    def tell(self, kind: str, message: str, cause: str | None = None) -> None:
-        """Have every rank that can raise this; the first time counts."""
+    def raise_in_ranks(self, kind: str, message: str, cause: str | None = None) -> None:
+        """Have every rank that can raise this raise it; the first time counts."""
         if not self._directory.verdict.exists():
             verdict = Verdict(kind, finding_line(kind, message), cause)
             self._directory.write_json(self._directory.verdict.name, verdict.to_json())

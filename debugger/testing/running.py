@@ -22,7 +22,7 @@ START, CALL, TEARDOWN, END = range(4)
 """How far a rank has come. At CALL and TEARDOWN it waits to be told to go on."""
 REACHED = {"call": CALL, "teardown": TEARDOWN}
 RAISE_GRACE_S = 6.0
-"""How long a rank that was told of a finding may take to come to the end of its body."""
+"""How long a rank that has got a finding may take to come to the end of its body."""
 FAILED_GRACE_S = 5.0
 """How long the others may go on where one has failed, and none of them waits for it: what they say
 of the same failure counts as much, and where tests run side by side they may be given no core."""
@@ -224,7 +224,7 @@ class RankTest:
             judge.stop(found)
             self._ends_by_s = time.monotonic() + RAISE_GRACE_S
         elif self._one_has_failed(target) and self._nobody_gets_on(judge, target):
-            judge.tell("rank_exception", "another rank of the test has failed")
+            judge.raise_in_ranks("rank_exception", "another rank of the test has failed")
             self._ends_by_s = now_s + RAISE_GRACE_S
         elif now_s >= self._deadline_s:
             self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
@@ -257,7 +257,7 @@ class RankTest:
         if found is not None:
             judge.stop(found)
         else:
-            judge.tell("timeout", reason)
+            judge.raise_in_ranks("timeout", reason)
         self._ends_by_s = time.monotonic() + RAISE_GRACE_S
 
     def _pause(self, judge: Judge) -> None:

@@ -151,11 +151,11 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
             copy_bytes(pages[rank][start : start + len(part)], part)
         meet(net)
         if begin == 0:
-            told = [sizes.unpack_from(page, PAGE_BYTES) for page in pages]
-            if any(told[a][b] != told[b][size + a] for a in range(size) for b in range(size)):
+            given = [sizes.unpack_from(page, PAGE_BYTES) for page in pages]
+            if any(given[a][b] != given[b][size + a] for a in range(size) for b in range(size)):
                 direct.all_to_all(net, outputs, inputs)
                 return
-            longest = max(max(row) for row in told)
+            longest = max(max(row) for row in given)
         start = rank * cell
         for peer in peers:
             part = outputs[peer][begin : begin + cell]

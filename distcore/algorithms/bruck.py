@@ -44,10 +44,10 @@ def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) 
 def barrier(net: Transport) -> None:
     """Everyone has heard, through others, of everyone. Steps: ceil(log2 n). Sent: a byte a step."""
     rank, size = net.rank, net.size
-    told, heard = memoryview(bytearray(1)), memoryview(bytearray(1))
+    sent, heard = memoryview(bytearray(1)), memoryview(bytearray(1))
     distance = 1
     while distance < size:
         net.exchange(
-            [Send((rank + distance) % size, told)], [Receive((rank - distance) % size, heard)]
+            [Send((rank + distance) % size, sent)], [Receive((rank - distance) % size, heard)]
         )
         distance *= 2

@@ -107,7 +107,7 @@ def make_store(world: World, timeout_s: float) -> Any:
     request = comm.Iallgather([mine, mpi.BYTE], [hosts, mpi.BYTE])
     _finish(request, timeout_s, "who is on which host")
     one_host = bytes(hosts) == bytes(mine) * world.size
-    told = bytearray(_TOLD_BYTES)
+    address = bytearray(_TOLD_BYTES)
     store = None
     if world.rank == 0:
         try:
@@ -115,9 +115,9 @@ def make_store(world: World, timeout_s: float) -> Any:
         except (OSError, RuntimeError, ValueError) as error:
             said = {"error": str(error)}
         text = json.dumps(said).encode()[:_TOLD_BYTES]
-        told[: len(text)] = text
-    _finish(comm.Ibcast([told, mpi.BYTE], 0), timeout_s, "the store's address")
-    said = json.loads(bytes(told).rstrip(b"\0"))
+        address[: len(text)] = text
+    _finish(comm.Ibcast([address, mpi.BYTE], 0), timeout_s, "the store's address")
+    said = json.loads(bytes(address).rstrip(b"\0"))
     if "error" in said:
         raise RendezvousError(f"rank 0 of MPI's world could not open a store: {said['error']}")
     if store is None:

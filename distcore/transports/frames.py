@@ -129,20 +129,20 @@ def failure(error: errors.GroupFailed) -> bytes:
     """The frame that passes an error on."""
     kind = next((name for name, cls in _KINDS.items() if type(error) is cls), "GroupFailed")
     message = str(error).encode("utf-8", "replace")[: FAIL_BYTES - 512].decode("utf-8", "replace")
-    told = {"kind": kind, "culprit": error.culprit, "link": error.link, "message": message}
-    text = json.dumps(told)
+    content = {"kind": kind, "culprit": error.culprit, "link": error.link, "message": message}
+    text = json.dumps(content)
     return control(FAIL, payload=text.encode())
 
 
 def failure_from(payload: bytes, teller: int) -> errors.GroupFailed:
     """The error that a peer (a global rank) passes on."""
     try:
-        told = json.loads(payload)
-        cls = _KINDS[told["kind"]]
-        message, culprit = str(told["message"]), told["culprit"]
+        content = json.loads(payload)
+        cls = _KINDS[content["kind"]]
+        message, culprit = str(content["message"]), content["culprit"]
         if culprit is not None and not isinstance(culprit, int):
             raise TypeError(culprit)
-        link = told["link"]
+        link = content["link"]
         if link is not None:
             sender, receiver = link
             if not (isinstance(sender, int) and isinstance(receiver, int)):

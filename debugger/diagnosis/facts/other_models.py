@@ -25,10 +25,10 @@ def other_models(world: World, rank: int, note: Note) -> Vote[int] | None:
     counts: dict[int, int] = {}
     for teller in members:
         theirs = last_exception(world, teller) if teller in world.ranks else None
-        told = _COUNTS.search(theirs.message) if theirs is not None else None
-        if told is None:
+        counted = _COUNTS.search(theirs.message) if theirs is not None else None
+        if counted is None:
             continue
-        own, own_count, other, other_count = map(int, told.groups())
+        own, own_count, other, other_count = map(int, counted.groups())
         if max(own, other) < len(members):
             counts[members[own]] = own_count
             counts[members[other]] = other_count

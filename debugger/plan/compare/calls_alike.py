@@ -88,7 +88,7 @@ class Actor:
         return found
 
     def structure(self, call: Call) -> tuple[object, ...]:
-        """What must be alike for ranks of one world to be told as one, sizes apart."""
+        """What must be alike for ranks of one world to be shown as one, sizes apart."""
         signature = call.signature
         return (
             signature.op,

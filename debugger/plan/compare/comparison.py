@@ -120,7 +120,7 @@ class _Pairs:
         world alone, one that does the same, or else the nearest."""
         mine, theirs = _classes(self.left), _classes(self.right)
         used: set[int] = set()
-        told: set[object] = set()
+        shown: set[object] = set()
         for (placement, _), members in theirs.items():
             found = [
                 (likeness, rank, self._walk(rank, members[0]))
@@ -128,7 +128,7 @@ class _Pairs:
             ]
             _, rank, best = min(found, key=_worse)
             used.add(rank)
-            told.add(_alike(best))
+            shown.add(_alike(best))
             for other in members:
                 yield rank, other, best
         for members in mine.values():
@@ -139,8 +139,8 @@ class _Pairs:
                 continue
             call = self.left[members[0]].calls.calls
             gone = Difference(UNLIKE_ANY, 0, 0, call[0] if call else None)
-            # They differ as others do that have a partner, and are told with these.
-            shared = next((one for one in walks if _alike(one) in told), Walk(0, (gone,)))
+            # They differ as others do that have a partner, and are shown with these.
+            shared = next((one for one in walks if _alike(one) in shown), Walk(0, (gone,)))
             for rank in members:
                 yield rank, -1, shared
 
@@ -194,7 +194,7 @@ def _worse(one: tuple[int, int, Walk]) -> tuple[bool, int, int, int]:
 
 
 def _alike(found: Walk) -> object:
-    """What two pairs of ranks have in common that are told as one."""
+    """What two pairs of ranks have in common that are shown as one."""
     return (
         found.alike if found.hard is not None else None,
         tuple(
@@ -232,10 +232,10 @@ def _groups(tables: tuple[Traffic, Traffic], exact: bool) -> list[str]:
         for role, count in table.groups.items():
             side[role.name, role.size if exact else 0] += count
         sides.append(side)
-    told = []
+    rows = []
     for name, size in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((name, size), 0) for side in sides)
         if (one != other) if exact else (bool(one) != bool(other)):
             of = f" of {size} ranks" if size else ""
-            told.append(f'groups "{name}"{of}: A has {one:,}, B {other:,}')
-    return told
+            rows.append(f'groups "{name}"{of}: A has {one:,}, B {other:,}')
+    return rows

@@ -94,8 +94,8 @@ def _difference(difference: Difference) -> dict[str, Any]:
 
 
 def _made(number: int, call: Call | None, group: str) -> dict[str, Any]:
-    told = _call(call) or {"call": None, "location": None}
-    return {"number": number, "group": group or None, **told}
+    made = _call(call) or {"call": None, "location": None}
+    return {"number": number, "group": group or None, **made}
 
 
 def _call(call: Call | None) -> dict[str, Any] | None:
@@ -175,8 +175,8 @@ def _told(one: Difference) -> Iterator[str]:
         ("B", one.other, one.other_number, one.other_group),
     ):
         within = f' in group "{group}"' if one.kind in ("group", "world") else ""
-        told = _call_text(call, within) + (step if call is not None else "")
-        yield f"    {name} #{number:<7} {told}"
+        shown = _call_text(call, within) + (step if call is not None else "")
+        yield f"    {name} #{number:<7} {shown}"
 
 
 def _call_text(call: Call | None, within: str = "") -> str:
@@ -187,7 +187,8 @@ def _call_text(call: Call | None, within: str = "") -> str:
 
 
 def _counts(tables: tuple[Traffic, Traffic]) -> Iterator[str]:
-    """Rows of group and op whose counts or bytes differ; sizes of groups are told, not compared."""
+    """Rows of group and op whose counts or bytes differ; sizes of groups are shown, not
+    compared."""
     sides: list[dict[tuple[str, str], list[tuple[GroupRole, Amount]]]] = []
     for table in tables:
         side: dict[tuple[str, str], list[tuple[GroupRole, Amount]]] = {}

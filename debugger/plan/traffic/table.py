@@ -154,8 +154,8 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
 def steps_of(ranks: Sequence[RankCalls]) -> dict[int, Loop]:
     """The training loop in the calls of each rank that has one.
 
-    A rank whose part of a step is twice the same is told by the others, which have half as many.
-    """
+    A rank whose part of a step is twice the same is recognised by the others, which have half as
+    many."""
     known: dict[tuple[object, ...], Loop | None] = {}
     found: dict[int, Loop] = {}
     for one in ranks:

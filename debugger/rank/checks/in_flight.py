@@ -75,7 +75,7 @@ class Held:
             f"wait(){_at(sys._getframe(2))}: what the others get of it is chance"
         )
         finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
-        finding.tell(self._recorder, self._site)
+        finding.report(self._recorder, self._site)
 
 
 def _at(frame: FrameType) -> str:

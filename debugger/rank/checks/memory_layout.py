@@ -58,7 +58,7 @@ class TensorCheck:
         where, numbered = record.place_of(signature, seq)
         message = f"rank {rank} gives {signature}{where} {wrong}"
         finding = OwnFinding(record, numbered, "unsafe_tensor", message, (rank,))
-        finding.tell(self._recorder, self._recorder.safe_site(sys._getframe(1)))
+        finding.report(self._recorder, self._recorder.safe_site(sys._getframe(1)))
 
 
 def backend_of_cpu(config: str) -> str:

@@ -129,7 +129,7 @@ class Inspector:
 
     def _tell(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
         finding = OwnFinding(self._record, seq, kind, message, culprits)
-        finding.tell(self._recorder, self._recorder.safe_site(sys._getframe(1)))
+        finding.report(self._recorder, self._recorder.safe_site(sys._getframe(1)))
 
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:

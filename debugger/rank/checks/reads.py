@@ -271,7 +271,7 @@ def _judge(pending: Pending, how: str, by: FrameType) -> None:
         f"wait(): {'what was read' if how == 'read' else 'what it holds then'} is chance"
     )
     finding = OwnFinding(record, seq, "inflight_write", message, (rank,), elsewhere=True)
-    finding.tell(recorder, recorder.safe_site(frame))
+    finding.report(recorder, recorder.safe_site(frame))
 
 
 def _reader(frame: FrameType | None) -> FrameType | None:

@@ -1,4 +1,4 @@
-"""What a rank's log tells of each DistributedDataParallel: how it was made, and how long it takes.
+"""What a rank's log says of each DistributedDataParallel: how it was made, and how long it takes.
 
 A record of the construction at INFO; at DETAIL one of the average times, at the iterations that
 torch samples: the first ten, then every hundredth. The newest times are on the flight record, too,
@@ -58,7 +58,7 @@ _NS_PER_MS = 1_000_000
 
 @dataclass
 class _Observed:
-    """A model: its class, the how many-th of this process, and what was told of it."""
+    """A model: its class, the how many-th of this process, and what was logged of it."""
 
     name: str
     number: int
@@ -68,7 +68,7 @@ class _Observed:
 
 
 def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
-    """From now on every DistributedDataParallel is told of."""
+    """From now on every DistributedDataParallel is logged."""
     watch = _Watch(recorder, level, unused)
     unused.observe()
     private.on_construction(watch.made)
@@ -98,8 +98,8 @@ class _Watch:
             self._unused.watch(model, name)
             level = self._level.current()
             if level != OFF:
-                told = record(private.facts(logger), level)
-                rank_log.write("ddp_model", model=self._count, **told)
+                settings = record(private.facts(logger), level)
+                rank_log.write("ddp_model", model=self._count, **settings)
             self._count += 1
         except Exception as error:
             self._switch_off(error)
@@ -148,17 +148,17 @@ class _Watch:
 def record(facts: dict[str, str | int], level: str) -> dict[str, Any]:
     """The record of a construction: torch's names, but JSON's lists, booleans and null. The rank
     in the group is `group_rank`, for each line of a log has a `rank`."""
-    told: dict[str, Any] = dict.fromkeys(SETTINGS)
+    settings: dict[str, Any] = dict.fromkeys(SETTINGS)
     for name, fact in facts.items():
         if name in SWITCHES:
-            told[name] = bool(fact)
+            settings[name] = bool(fact)
         elif name in LISTS:
-            told[name] = [_number(part) for part in str(fact).split(", ") if part]
+            settings[name] = [_number(part) for part in str(fact).split(", ") if part]
         else:
-            told[name] = None if fact == UNKNOWN else fact
-    told["group_rank"] = told.pop("rank")
-    told["torch_distributed_debug"] = level
-    return told
+            settings[name] = None if fact == UNKNOWN else fact
+    settings["group_rank"] = settings.pop("rank")
+    settings["torch_distributed_debug"] = level
+    return settings
 
 
 def _number(text: str) -> int | str:

@@ -44,7 +44,7 @@ class DebugLevel:
         return self._current
 
     def shown(self) -> str:
-        """The level that the program is told: what it, or the user, asked for."""
+        """The level that the program is shown: what it, or the user, asked for."""
         return self._shown
 
     def is_detail(self) -> bool:
@@ -62,10 +62,10 @@ class DebugLevel:
         self._shown = level
         self._set(level)
 
-    def _begin(self, level: str, told: str) -> None:
-        self._from_start = (level, told)
+    def _begin(self, level: str, shown: str) -> None:
+        self._from_start = (level, shown)
         self.choose(level)
-        self._shown = told
+        self._shown = shown
 
     def _choose_from_start(self) -> None:
         """The program asks for what its environment says, which says nothing of a level: ours, as

@@ -160,7 +160,8 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
 
 
 def _drop(event: str, error: Exception) -> None:
-    """A record that cannot be made is left out; of the first one, stderr and the log are told."""
+    """A record that cannot be made is left out; the first one is reported on stderr and in the
+    log."""
     if os.environ.get("DISTDEBUG_RAISE_OWN_FAULTS"):
         raise error
     if of_this_process.dropped:

@@ -1,6 +1,6 @@
 """Decisions that a program takes on values which a plan does not have: put on record, and taken.
 
-Nothing is guessed silently: each is told once, with the line of the program. The way that is
+Nothing is guessed silently: each is reported once, with the line of the program. The way that is
 followed is what the values that stand in would say, or what was asked for. Where that way leads
 into an `assert` that fails or an `if` that raises, the likely way is the other one.
 """

@@ -1,6 +1,6 @@
 """Threads that wait by asking: `while not work.is_completed(): time.sleep(0.01)`, also in asyncio.
 
-Nobody tells of such a wait, and a program may ask now and then while it does something else. So it
+Nothing reports such a wait, and a program may ask now and then while it does something else. So it
 is a guess, which makes the absent rank a suspect when the time is up, and proves nothing. It is
 made where, for two seconds, the process made no call, the thread stood in nothing but the code that
 asks (or in what that code sleeps in), and it either used hardly any CPU time or did nothing but

@@ -89,7 +89,7 @@ class Exceptions:
         recorder.note(note, message, site)
 
     def _is_finding(self, error: BaseException) -> bool:
-        """Put on record what the error tells, if it is a finding: the run's verdict, or one of this
+        """Put on record what the error says, if it is a finding: the run's verdict, or one of this
         rank's own."""
         if isinstance(error, FindingRaised):
             self._recorder.note(FindingRaisedNote(), error.kind)

@@ -1,6 +1,6 @@
 """Sees how a rank's program ends: the uncaught exception, the exit status, the end.
 
-The operating system tells only a number. What the program died of, and on which line, only the
+The operating system reports only a number. What the program died of, and on which line, only the
 process itself can tell, and it must do so before its parents and peers react.
 """
 
@@ -273,7 +273,8 @@ class Exits:
 
     def _wrap_os_exit(self) -> None:
         """os._exit comes past every handler: the line, the status and what is handled are all that
-        can be kept. The status is not always told by others: mpiexec keeps its ranks' to itself."""
+        can be kept. The status is not always reported by others: mpiexec keeps its ranks' to
+        itself."""
         original = os._exit
 
         def leave(status: int) -> NoReturn:

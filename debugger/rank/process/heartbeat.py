@@ -1,8 +1,8 @@
 """A thread of the rank that says: this process can still run Python, and where it stands.
 
-It also notices what nobody tells: asynchronous calls that have ended, threads that wait in torch's
-C++ code for a future, and threads with user code that could still act while the others wait.
-"""
+It also notices what nothing reports: asynchronous calls that have ended, threads that wait in
+torch's C++ code for a future, and threads with user code that could still act while the others
+wait."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ class Heartbeat:
 
     def _infer_on_stream(self) -> None:
         """The main thread waits for a GPU, perhaps: it has long stood at one instruction, and a
-        call is under way on a stream. Where it does so (`.item()`, `synchronize()`) nobody tells.
+        call is under way on a stream. Where it does so (`.item()`, `synchronize()`) nothing
+        reports.
 
         It still counts as free to act, for it may as well compute: this makes the call's absent
         rank a suspect when the time is up, and proves nothing.

@@ -1,7 +1,7 @@
 """A rank writes its stacks into the run directory: when asked, and as a fatal signal ends it.
 
-What the system tells of a crash is a number. On which line of the program it was, only the process
-itself can tell, by `faulthandler`, in the moment between the signal and the end.
+What the system reports of a crash is a number. On which line of the program it was, only the
+process itself can tell, by `faulthandler`, in the moment between the signal and the end.
 """
 
 from __future__ import annotations

@@ -173,18 +173,18 @@ class LateLayer:
         """Each group begins as soon as this rank has made the calls that others had made when they
         came by their hooks."""
         began_s = time.monotonic()
-        told = False
+        announced = False
         while True:
             behind = [one for one in list(self.groups.values()) if not one.live]
             if behind:
                 ring = group_hooks.recorded(self._backends)
                 for one in behind:
                     self._begin_group(one, ring, start.get(one.found.name, 0))
-            if not told and all(one.live for one in list(self.groups.values())):
-                told = True
+            if not announced and all(one.live for one in list(self.groups.values())):
+                announced = True
                 self._say(RECORDING, {})
             # New groups begin at their first call: there is nothing to wait for, but this thread.
-            soon = not told and time.monotonic() - began_s < _SOON_S
+            soon = not announced and time.monotonic() - began_s < _SOON_S
             time.sleep(_LOOK_EVERY_S if soon or behind else _SELDOM_S)
             if not self._in:
                 return
@@ -207,7 +207,7 @@ class LateLayer:
         else:
             one.forget_before(ring.end_of(name, after) or 0)
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- what is said --------------------------------------------------------------------------
 
     def _say(self, state: str, seen: dict[str, int]) -> None:
         members = {one.found.name: one.found.ranks for one in list(self.groups.values())}

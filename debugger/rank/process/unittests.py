@@ -1,5 +1,5 @@
 """unittest keeps what a test raised to itself, and ends the rank with status 1 for it. (pytest's is
-told by the plugin.)"""
+reported by the plugin.)"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class VerdictWatch:
         self._sockets = sockets
         self._silent = False
         self.was_raised = False
-        """Whether this process was told of a verdict."""
+        """Whether this process has read a verdict."""
         self._error: Verdict | None = None
         self._told_main = False
 
@@ -78,7 +78,7 @@ class VerdictWatch:
             raise self._raised()
 
     def instead(self, error: BaseException) -> BaseException:
-        """The verdict, where a call failed because others were told of it first; else the error."""
+        """The verdict, where a call failed because others had read it first; else the error."""
         if not isinstance(error, Exception):
             return error
         if isinstance(error, FindingRaised):

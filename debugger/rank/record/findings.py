@@ -51,15 +51,15 @@ class OwnFinding:
         """The same finding may be on the record of several ranks."""
         recorder.note(self._note, self.message, site)
 
-    def tell(self, recorder: Recorder, site: int) -> None:
+    def report(self, recorder: Recorder, site: int) -> None:
         """Put it on record, and raise it. Where the run goes on (`--on-finding report`) nothing is
-        raised, and of each kind the first one on a line is told: a NaN comes again in every step.
-        """
+        raised, and of each kind the first one on a line is recorded: a NaN comes again in every
+        step."""
         if os.environ.get(ON_FINDING) != "report":
             self.put_on_record(recorder, site)
             raise self.raised()
-        if (self.kind, site) not in recorder.told:
-            recorder.told.add((self.kind, site))
+        if (self.kind, site) not in recorder.reported:
+            recorder.reported.add((self.kind, site))
             self.put_on_record(recorder, site)
 
     def raised(self, besides: str = "") -> FindingRaised:

@@ -170,7 +170,7 @@ class Recorder:
         self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
         self.lost_call: lost_connections.LostCall | None = None
-        self.told: set[tuple[str, int]] = set()
+        self.reported: set[tuple[str, int]] = set()
         """Kinds and lines of what this process has found itself, where the run goes on."""
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0

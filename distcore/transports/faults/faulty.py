@@ -93,7 +93,7 @@ class FaultyLinks:
     def _wait_for_way(self, peer: int, lane: int, deadline: float) -> None:
         """A connection takes packets both ways."""
         me, other = self._ranks[self._rank], self._ranks[peer]
-        told: list[Fault] = []
+        reported: list[Fault] = []
         while True:
             clock_s = self.clock.now_s
             inward = self.plan.holes(other, me, lane, clock_s)
@@ -101,8 +101,8 @@ class FaultyLinks:
             if not (inward or outward):
                 return
             for fault in outward:
-                if not any(fault is one for one in told):
-                    told.append(fault)
+                if not any(fault is one for one in reported):
+                    reported.append(fault)
                     self.tell(Injection(fault, me, other, lane, None, self.group))
             self.check()
             if _now() >= deadline:

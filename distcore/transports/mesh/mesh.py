@@ -287,7 +287,7 @@ class Mesh(Transport):
     def _give_up(self, awaited: set[Link], asked: bool) -> NoReturn:
         """The time is up, here or on another rank that waits for this one."""
         in_line = sorted(awaited, key=lambda link: link.peer)
-        told = "; ".join(link.progress for link in in_line if link.incoming.expects)
+        progress = "; ".join(link.progress for link in in_line if link.incoming.expects)
         awaiting, limit_s = [link.peer for link in in_line], answers_within_s(self._deadline)
         survey = Survey(self._links, self.rank, awaiting, asked, limit_s)
         silent = survey.found.silent
@@ -299,7 +299,7 @@ class Mesh(Transport):
         blamed = [self.ranks[peer] for peer in silent] or late
         raise DeadlineExceeded(
             f"the timeout of {self._call} ran out in step {self._step - 1}, waiting for {who}: "
-            f"{told or 'nobody took the data'}; {survey.found.explained(self.ranks)}"
+            f"{progress or 'nobody took the data'}; {survey.found.explained(self.ranks)}"
             f"{timed_out(self._deadline)}",
             blamed[0] if len(blamed) == 1 else None,
             survey.unheard,

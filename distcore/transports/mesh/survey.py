@@ -139,8 +139,8 @@ class Survey:
             link.push()  # the question, behind a frame that was not through
         except (Ended, BadFrame) as error:
             self.lost[link.peer] = error
-        except DeadlineExceeded as told:
-            self._told = self._told or told
+        except DeadlineExceeded as heard:
+            self._told = self._told or heard
         if link.incoming.gave_up is not None:
             known = tuple(rank for rank in link.incoming.gave_up.awaited if rank in self._links)
             self.found.answers[link.peer] = known

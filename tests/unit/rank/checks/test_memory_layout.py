@@ -208,7 +208,7 @@ def test_of_a_run_that_goes_on_the_first_on_a_line_is_told(
     notes: list[Any] = []
     line = 3
     recorder: Any = SimpleNamespace(
-        note=lambda *given: notes.append(given), safe_site=lambda _frame: line, told=set()
+        note=lambda *given: notes.append(given), safe_site=lambda _frame: line, reported=set()
     )
     slot: Any = None
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
