@@ -9,7 +9,7 @@ not: a loss that all have reduced lets them all stop at the same step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..base.buffers import bytes_of, tensor_over
 from ..base.reduction import Reduction
-from ..engine.base import Message
+from ..engine.base import Engine, Message
 from ..engine.parts import whole_of
 from ..engine.session import Body
 from ..engine.staging import Reach, Staging
@@ -29,8 +29,6 @@ from .work import PlannedCall, PlannedWork, Step
 
 COPIED_BYTES = 1 << 20
 """Larger tensors get no likely values: memory that is never touched costs nothing."""
-
-
 STAND_IN_BYTES = 1 << 16
 """Values that are not known travel, too, up to so many bytes: splits and sizes must fit those of
 the other ranks."""
@@ -112,6 +110,18 @@ class PlanEngine:
 
     def __repr__(self) -> str:
         return f"<PlanEngine of {self.session!r}>"
+
+    def __getattr__(self, name: str) -> Callable[..., Body]:
+        """The planner of an op that has none of its own here: its tensors are not known then."""
+        if name not in vars(Engine):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+        def plan(*given: Any) -> Body:
+            each = [one if isinstance(one, Sequence) else [one] for one in given]
+            tensors = [one for some in each for one in some if isinstance(one, Tensor)]
+            return planned(lambda _call: self._guess(tensors))
+
+        return plan
 
     def staging(self) -> Staging:
         return PlannedStaging(self.reach)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, BroadcastOptions, HashStore, ReduceOp
 
+from distcore.engine.base import Engine
 from distcore.groups.process_group import CoreGroup, Origin
 from distcore.plan.backend import PlanBackend
 
@@ -231,6 +232,20 @@ def test_a_barrier_waits_for_nobody_unless_that_is_wanted(groups: list[CoreGroup
     exchange(groups[0]).barriers_wait = True
     with pytest.raises(Missing):
         groups[0].barrier().wait()
+
+
+def test_a_new_op_is_made_in_a_plan_and_what_it_writes_is_not_known(
+    groups: list[CoreGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the recipe of CONTRIBUTING.md leaves it, which does not ask for a planner here."""
+    monkeypatch.setattr(Engine, "rotate", None, raising=False)
+    engine: Any = groups[0]._engine
+    output = torch.zeros(2)
+    body = engine.rotate(output, torch.ones(2))
+    engine.start("rotate(float32[2])", 1.0, True, body, [output]).wait()
+    assert not exchange(groups[0]).is_real(output)
+    with pytest.raises(AttributeError, match="PlanEngine has no 'rotat'"):
+        engine.rotat  # noqa: B018 - this is what raises
 
 
 def test_all_to_all_gives_each_its_own_part(groups: list[CoreGroup]) -> None:
