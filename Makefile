@@ -57,7 +57,8 @@ BESIDE_LINT := $(MAKE) --no-print-directory -j 2 lint
 # What can be asked before each commit, in a minute: no test of it starts ranks, or waits for torch.
 LOAD_TORCH := rank distcore testing benchmarks __pycache__
 CHECKED := $(filter-out $(LOAD_TORCH:%=tests/unit/%/), $(sort $(wildcard tests/unit/*/))) \
-    --ignore tests/unit/commands/test_export.py --ignore tests/unit/plan/test_costs.py
+    --ignore tests/unit/commands/test_export.py --ignore tests/unit/plan/test_costs.py \
+    --ignore tests/unit/inspection/test_stance_in_torch.py
 check: $(STAMP)
 	@$(BESIDE_LINT) unit-tests
 unit-tests:

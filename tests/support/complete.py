@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 KINDS = "debugger/record/kinds.py"
@@ -25,7 +25,8 @@ def of_kinds(root: Path) -> Iterator[str]:
     """A kind stands in its record, in README, and in a rule that is run."""
     kinds = kinds_in(root / KINDS)
     readme = _readme_codes(root / "README.md")
-    said = {word for path in _who_finds(root) for word in _words(path)}
+    made = [path for path in _who_finds(root) if _quoted(path.read_text(), kinds)]
+    said = {word for path in made for word in _words(path)}
     for name, code in kinds.items():
         if readme.get(name) != code:
             yield f"README.md: the table has no row of `{name}` with the exit code {code}"
@@ -71,6 +72,12 @@ def _who_finds(root: Path) -> Iterator[Path]:
         yield from (one for one in sorted(path.rglob("*.py")) if one != root / KINDS)
 
 
+def _quoted(text: str, names: Iterable[str]) -> list[str]:
+    """Which of the names that source may have as texts: most files have none, and to parse all of
+    them takes seconds."""
+    return [name for name in names if f'"{name}"' in text]
+
+
 def _words(path: Path) -> set[str]:
     """All texts of that file."""
     tree = ast.parse(path.read_text())
@@ -101,7 +108,10 @@ def tables_of_kinds(root: Path) -> Iterator[str]:
             place = path.relative_to(root).as_posix()
             if place in _MAY_LIST_KINDS:
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            if len(_quoted(text, kinds)) <= MOST_NAMED:
+                continue
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Set | ast.Tuple | ast.List | ast.Dict):
                     parts = node.keys if isinstance(node, ast.Dict) else node.elts
                     named = {one.value for one in parts if isinstance(one, ast.Constant)} & kinds

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from debugger.inspection import source
 from debugger.inspection.look import Sight, Thread
@@ -184,15 +182,6 @@ def test_a_group_may_have_no_name(tmp_path: Path) -> None:
         assert found.group == group, line
 
 
-def test_where_torch_has_the_group() -> None:
-    for name, place in source._GROUP_IS_AT.items():
-        if place >= 0:
-            parameters = list(inspect.signature(getattr(dist, name)).parameters)
-            assert parameters[place] == "group", name
-    for name in ("all_reduce", "broadcast", "all_gather", "all_to_all", "send", "recv", "isend"):
-        assert list(inspect.signature(getattr(dist, name)).parameters)[2] == "group", name
-
-
 SENDS, RECEIVES = "dist.P2POp(dist.isend, x, peer)", "dist.P2POp(dist.irecv, y, 0)"
 
 
@@ -262,25 +251,6 @@ def test_a_call_has_no_wrappers_name(tmp_path: Path) -> None:
         assert "cell" not in (found.call or "")
     found = seen(tmp_path, "model = DDP(net)", made, values=closure)
     assert found.call == "DistributedDataParallel()"
-
-
-def test_who_waits_for_the_store_inside_of_torch(tmp_path: Path) -> None:
-    """As in elastic's barrier."""
-    from torch.distributed.elastic.utils import store as elastic
-
-    file = inspect.getsourcefile(elastic.barrier) or ""
-    lines, first = inspect.getsourcelines(elastic.barrier)
-    number = first + next(at for at, row in enumerate(lines) if "store.wait(" in row)
-    (tmp_path / "train.py").write_text("store_util.barrier(store, 3, 'ready')\n")
-    user = Frame("main", str(tmp_path / "train.py"), 1)
-    waits = Frame("barrier", file, number)
-    found = stance(Sight(1, "S", [thread("MainThread", 1, waits, user)]))
-    assert (found.doing, found.call, found.cause) == (Doing.STORE, "barrier()", "store")
-    assert found.site is not None
-    assert found.site.line == 1
-    at_other_line = Frame("barrier", file, first)
-    found = stance(Sight(1, "S", [thread("MainThread", 1, at_other_line, user)]))
-    assert found.doing is Doing.CODE
 
 
 def test_an_event_loop_hands_a_call_to_a_thread(tmp_path: Path) -> None:

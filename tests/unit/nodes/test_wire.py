@@ -58,7 +58,7 @@ def test_patches_are_read_back(size: int) -> None:
         b"\0abc",
         b"\1abc",
         packed([Patch(0, 0, b"abcdef")])[:-1],
-        b"\1" + zlib.compress(bytes(MOST_UNPACKED_BYTES + 1)),
+        b"\1" + zlib.compress(bytes(MOST_UNPACKED_BYTES + 1), 1),
     ],
     ids=range(5),
 )
