@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from . import runs
+from . import mpi_in_fork, runs
+from .torch_loaded import TorchLoaded
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "ranks" / "scripts"
@@ -78,10 +79,21 @@ def run(
     *arguments: str,
     extra: Mapping[str, str] | None = None,
     limit_s: float = 250.0,
+    loaded: TorchLoaded | None = None,
 ) -> Ended:
-    """`mpiexec -n ranks python script arguments`; fails the test when it does not end in time."""
-    words = [*command(library, ranks), str(python(library)), str(SCRIPTS / script), *arguments]
+    """`mpiexec -n ranks python script arguments`; fails the test when it does not end in time.
+    `loaded`: where the ranks of Open MPI are forked, which need not import torch then."""
+    program = [str(SCRIPTS / script), *arguments]
     with tempfile.TemporaryDirectory(prefix="mpi-", dir="/tmp") as directory:
+        words = [*command(library, ranks), str(python(library))]
+        if loaded is not None and library == "openmpi":
+            request = {"folder": directory, "cwd": os.getcwd(), "argv": program}
+            for _, channel in loaded.fork("tests.support.mpi_in_fork:rank", request, ranks):
+                with channel:
+                    channel.recv(1)  # it ends once mpiexec's process can reach the rank
+            words += ["-IS", mpi_in_fork.__file__, directory]
+        else:
+            words += program
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

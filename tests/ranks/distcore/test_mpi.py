@@ -33,9 +33,9 @@ BOUND_S = 20.0
 
 
 @pytest.mark.parametrize("library", mpi.LIBRARIES)
-def test_right_results(library: str) -> None:
+def test_right_results(library: str, torch_loaded: TorchLoaded) -> None:
     """Started by mpiexec, without any variable of torch's; init and destroy, again and again."""
-    ended = mpi.run(library, 2, SCRIPT, *RIGHT)
+    ended = mpi.run(library, 2, SCRIPT, *RIGHT, loaded=torch_loaded)
     assert ended.code == 0, ended.text
     for rank in (0, 1):
         facts, *others = ended.of(rank)
@@ -52,9 +52,9 @@ def test_right_results(library: str) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", mpi.LIBRARIES)
-def test_calls_and_what_torch_builds_on_them(library: str) -> None:
+def test_calls_and_what_torch_builds_on_them(library: str, torch_loaded: TorchLoaded) -> None:
     """DDP, FSDP2, DTensor, functional collectives, torch.compile, the profiler; as on tcp."""
-    ended = mpi.run(library, 3, SCRIPT, "calls_and_layers", limit_s=380)
+    ended = mpi.run(library, 3, SCRIPT, "calls_and_layers", limit_s=380, loaded=torch_loaded)
     assert ended.code == 0, ended.text
     for rank in range(3):
         said = {one["name"] for one in ended.of(rank)}
@@ -86,8 +86,8 @@ def test_more_bytes_than_an_int_counts(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", mpi.LIBRARIES)
-def test_calls_that_mpi_would_never_end(library: str) -> None:
-    ended = mpi.run(library, 3, SCRIPT, *WRONG)
+def test_calls_that_mpi_would_never_end(library: str, torch_loaded: TorchLoaded) -> None:
+    ended = mpi.run(library, 3, SCRIPT, *WRONG, loaded=torch_loaded)
     assert ended.code == 0, ended.text
     for rank in (0, 2):
         said = {one["name"]: one for one in ended.of(rank)}
@@ -125,9 +125,9 @@ def test_calls_that_mpi_would_never_end(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", mpi.LIBRARIES)
-def test_a_rank_that_stops_within_a_big_call(library: str) -> None:
+def test_a_rank_that_stops_within_a_big_call(library: str, torch_loaded: TorchLoaded) -> None:
     """MPI's blocking call is then on a thread, which is left behind."""
-    ended = mpi.run(library, 3, SCRIPT, "stopped")
+    ended = mpi.run(library, 3, SCRIPT, "stopped", loaded=torch_loaded)
     assert {one["rank"] for one in ended.said if one["name"] == "moved"} == {0, 1, 2}
     for rank in (0, 2):
         [found] = [one for one in ended.of(rank) if one["name"] == "stopped"]
@@ -145,8 +145,8 @@ def _group(text: str) -> str:
 
 
 @pytest.mark.parametrize("library", mpi.LIBRARIES)
-def test_a_rank_that_ends_by_an_exception(library: str) -> None:
-    ended = mpi.run(library, 3, SCRIPT, "raises")
+def test_a_rank_that_ends_by_an_exception(library: str, torch_loaded: TorchLoaded) -> None:
+    ended = mpi.run(library, 3, SCRIPT, "raises", loaded=torch_loaded)
     assert ended.code != 0
     assert "the first cause" in ended.text
     for rank in (0, 2):
