@@ -18,7 +18,7 @@ from tests.support.mpi_on_nodes import MpiNodes, over
 from tests.support.nodes import Command, Nodes
 from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
 
-from .test_fixtures import EXPECTED, FIXTURES, chosen
+from .test_fixtures import EXPECTED, FIXTURES, check_verdict, chosen
 from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
 from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
 
@@ -59,16 +59,13 @@ def test_verdict(name: str, mpi_nodes: MpiNodes) -> None:
     program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
     words = [*exec_each(*expected["args"]), *program]
     command = mpi_nodes.mpiexec(layout, words, EXTRA)
-    assert ended(command) == expected["exit_code"], command.said()
-    found = mpi_nodes.reports()
+    ended(command)
+    found = mpi_nodes.ended(command)
     assert len(found) == layout.size, command.said()
-    for report in found:
-        verdict = (report["outcome"], report["exit_code"])
-        assert verdict == (expected["outcome"], expected["exit_code"]), (report, command.said())
-        errors = [one for one in report["findings"] if one["severity"] == "error"]
-        if errors and expected["culprits"] is not None:
-            assert sorted(errors[0]["culprits"]) == sorted(expected["culprits"]), report
-    check_hosts(layout, found)
+    for done in found:
+        check_verdict(expected, done)
+        assert done.report["exit_code"] == expected["exit_code"], done.explain()
+    check_hosts(layout, [done.report for done in found])
     check_nothing_is_left(mpi_nodes.nodes)
 
 
