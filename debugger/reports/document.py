@@ -47,7 +47,7 @@ def build(
     (None: not measured). `ranks` is where each rank stood when it mattered; `ends`, where given,
     the same ranks seen later, of which only how they ended is taken. A rank of this world that is
     in `ends` alone came to be seen too late to matter, as those of a node that joins after a
-    verdict: it is in the report as it was seen then.
+    verdict: it is in the report as it was seen then. `world_size` is 0 where nobody had told it.
     `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
     run itself, such as a record that could not be written. `unreadable`: `Snapshot.unreadable`.
 
@@ -55,7 +55,7 @@ def build(
     adds `"packed": true`.
     """
     stacks, ends = stacks or {}, ends or {}
-    late = {number: rank for number, rank in ends.items() if number < world_size}
+    late = {number: one for number, one in ends.items() if number < world_size or not world_size}
     ranks = {**late, **ranks}
     return {
         "schema": SCHEMA,

@@ -114,13 +114,15 @@ def test_how_a_rank_ended_does_not_hide_where_it_stood() -> None:
     assert second["exit"] == {"code": None, "signal": None}
 
 
-def test_a_rank_that_is_first_seen_after_the_verdict_is_in_the_report() -> None:
-    """As those of a node that joins then: the report is of all ranks, and says where each was."""
+@pytest.mark.parametrize("world_size", [3, 0])
+def test_a_rank_that_is_first_seen_after_the_verdict_is_in_the_report(world_size: int) -> None:
+    """As those of a node that joins then: the report is of all ranks, and says where each was. Of
+    a rank that died before it told how many there are, nobody knows the size of the world."""
     run = Run(3)
     run[0].calls(all_reduce(8), waits=True)
     ends = run.snapshot().ranks
     stood = {number: rank for number, rank in ends.items() if number < 2}
-    document = report(ranks=stood, ends=ends, world_size=3)
+    document = report(ranks=stood, ends=ends, world_size=world_size)
     assert sorted(document["ranks"]) == ["0", "1", "2"]
     assert document["ranks"]["2"]["host"] == ends[2].host
     assert 2 in chain.from_iterable(document["hosts"].values())
