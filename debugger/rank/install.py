@@ -22,6 +22,7 @@ from distcore.registration import stand_by
 
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
+from ..record.flight_file import place_of_this_process
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote
@@ -126,7 +127,7 @@ class Layer:
         self.level = DebugLevel()
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
         if writer is None:
-            writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
+            writer = FlightWriter(place_of_this_process(directory))
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
         recorder.lines_in_graph = torch_private.lines_in_graph
         # How it ends.
