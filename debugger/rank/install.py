@@ -103,6 +103,13 @@ def installed() -> Layer | None:
     return _layer
 
 
+def ends_as_rank(number: int, error: BaseException) -> None:
+    """An exception ends this process, and is on record: it is of the rank that MPI's launcher has
+    made it, if it has not said who it is. What waits for ranks that it has spawned is none."""
+    if _layer is not None and type(error).__module__ != "torch.multiprocessing.spawn":
+        init_process_group.claim_at_its_end(_layer.recorder, _layer.directory, number)
+
+
 def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _layer is not None:
