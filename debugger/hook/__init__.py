@@ -37,6 +37,7 @@ def environment(
     changed["DISTDEBUG_STREAMS"] = ",".join(map(_identity, streams))
     changed.pop("DISTDEBUG_OUTPUT", None)
     changed.pop("DISTDEBUG_RANK_PID", None)
+    changed.pop("DISTDEBUG_HEARD", None)
     return changed
 
 

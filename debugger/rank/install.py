@@ -22,6 +22,7 @@ from distcore.registration import stand_by
 
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
+from ..record.flight_file import place_of_this_process
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote
@@ -102,6 +103,13 @@ def installed() -> Layer | None:
     return _layer
 
 
+def ends_as_rank(number: int, error: BaseException) -> None:
+    """An exception ends this process, and is on record: it is of the rank that MPI's launcher has
+    made it, if it has not said who it is. What waits for ranks that it has spawned is none."""
+    if _layer is not None and type(error).__module__ != "torch.multiprocessing.spawn":
+        init_process_group.claim_at_its_end(_layer.recorder, _layer.directory, number)
+
+
 def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _layer is not None:
@@ -126,7 +134,7 @@ class Layer:
         self.level = DebugLevel()
         self.verdict = VerdictWatch(directory, self.main_thread, self.sockets)
         if writer is None:
-            writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
+            writer = FlightWriter(place_of_this_process(directory))
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
         recorder.lines_in_graph = torch_private.lines_in_graph
         # How it ends.

@@ -182,6 +182,15 @@ class FlightFile:
         return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))
 
 
+def place_of_this_process(directory: Path) -> Path:
+    """Where its flight record stands in a run directory, as long as nobody knows which rank it is.
+    One that is there is of what the process was before `exec`, and makes room: it named no rank."""
+    path = directory / "ranks" / f"pid-{os.getpid()}.flight"
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return path
+
+
 def _written_by_the_living(path: Path) -> bool:
     with path.open("rb") as file:
         header = file.read(layout.HEADER.size)

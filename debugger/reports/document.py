@@ -45,14 +45,18 @@ def build(
     succeeded, and no rank was seen) or "tool_error".
     `findings` come with the seconds from the moment each became observable to its detection
     (None: not measured). `ranks` is where each rank stood when it mattered; `ends`, where given,
-    the same ranks seen later, of which only how they ended is taken.
+    the same ranks seen later, of which only how they ended is taken. A rank of this world that is
+    in `ends` alone came to be seen too late to matter, as those of a node that joins after a
+    verdict: it is in the report as it was seen then. `world_size` is 0 where nobody had told it.
     `stacks` are lines per rank, used where a finding has none. `notes` are sentences about the
     run itself, such as a record that could not be written. `unreadable`: `Snapshot.unreadable`.
 
     Of a run that was packed into one file, `distdebug report` makes `run_dir` the file's name and
     adds `"packed": true`.
     """
-    stacks = stacks or {}
+    stacks, ends = stacks or {}, ends or {}
+    late = {number: one for number, one in ends.items() if number < world_size or not world_size}
+    ranks = {**late, **ranks}
     return {
         "schema": SCHEMA,
         "outcome": outcome,
@@ -63,10 +67,10 @@ def build(
         "run_dir": clean(str(run_dir)),
         "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
-        "ranks": _ranks(ranks, ends or {}, world_size),
+        "ranks": _ranks(ranks, ends, world_size),
         "hosts": _hosts(ranks),
-        "ddp": ddp_times.of_ranks({**ranks, **(ends or {})}),
-        "off": off.of_ranks({**ranks, **(ends or {})}, unreadable or {}),
+        "ddp": ddp_times.of_ranks({**ranks, **ends}),
+        "off": off.of_ranks({**ranks, **ends}, unreadable or {}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,
         "notes": [clean(note) for note in (*notes, *filter(None, [sentence(command)]))],
     }

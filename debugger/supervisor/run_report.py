@@ -70,7 +70,7 @@ class RunReport:
         if outcome == "unwatched":
             notes.append(self.reach.why_nothing())
         world_size = max((one.world_size for one in look.snapshots), default=0)
-        unseen = sorted(set(range(world_size)) - ranks.keys()) if ranks else []
+        unseen = sorted(set(range(world_size)) - {*ranks, *ends}) if ranks else []
         if unseen and self.reach.missed:
             seen = verb(unseen, "was", "were")
             notes.append(f"{ranks_text(unseen)} {seen} not seen: {self.reach.why_nothing()}")

@@ -1,4 +1,5 @@
-"""A rank that is killed before it has a record is named, by what its parent knows."""
+"""A rank that dies before it has a record: killed, it is named by what its parent knows; by an
+exception, it says so itself."""
 
 from __future__ import annotations
 
@@ -32,6 +33,16 @@ if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 """
+RAISES = {
+    "before torch": "import no_such_module",
+    "before a group": "import torch.distributed; import no_such_module",
+}
+PROBES = """
+import subprocess, sys
+tried = subprocess.run([sys.executable, "-c", "import no_such_module"], capture_output=True)
+sys.exit(0 if tried.returncode else 3)
+"""
+BY_MPI = pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 
 
 @pytest.fixture(name="launcher")
@@ -51,5 +62,28 @@ def test_a_rank_that_is_killed_on_the_way(launcher: list[str], tmp_path: Path) -
 
 def test_ranks_that_need_no_torch(launcher: list[str], tmp_path: Path) -> None:
     done = runs.run("exec", [*launcher, "well"], tmp_path)
+    assert done.exit_code == 0, done.explain()
+    assert done.report["findings"] == []
+
+
+@BY_MPI
+@pytest.mark.parametrize("when", RAISES)
+def test_a_rank_of_mpi_that_raises_on_the_way(name: str, when: str, tmp_path: Path) -> None:
+    """mpiexec sets no RANK."""
+    (tmp_path / "rank.py").write_text(RAISES[when])
+    done = runs.run("exec", ["--", sys.executable, "rank.py"], tmp_path, {name: "3"})
+    assert (done.report["outcome"], done.exit_code) == ("rank_exception", 1), done.explain()
+    (error,) = done.errors
+    assert error["culprits"] == [3], done.explain()
+    assert "No module named 'no_such_module'" in error["message"]
+    assert error["ranks"]["3"]["location"]["line"] == 1
+
+
+@BY_MPI
+def test_a_rank_of_mpi_whose_helper_raises(name: str, tmp_path: Path) -> None:
+    """The helper has MPI's variables, too, and is no rank."""
+    (tmp_path / "rank.py").write_text(PROBES)
+    words = ["--allow-unwatched", "--", sys.executable, "rank.py"]
+    done = runs.run("exec", words, tmp_path, {name: "3"})
     assert done.exit_code == 0, done.explain()
     assert done.report["findings"] == []

@@ -1,4 +1,5 @@
-"""A run goes on where a standard stream is closed, or the working directory is gone."""
+"""A run goes on where a standard stream is closed, the working directory is gone, or a program
+starts itself again."""
 
 from __future__ import annotations
 
@@ -12,6 +13,17 @@ import pytest
 
 from tests.support import runs
 
+AGAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+if len(sys.argv) < 4:
+    os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
 SCRIPT = 'import sys; print("out"); print("err", file=sys.stderr)\n'
 
 
@@ -30,6 +42,15 @@ def below_a_shell(shell: str, tmp_path: Path, *flags: str) -> subprocess.Complet
         cwd=tmp_path,
         env={**runs.environment(), "TMPDIR": str(tmp_path)},
     )
+
+
+def test_a_program_that_starts_itself_again(tmp_path: Path) -> None:
+    """Twice, in the same process; nobody has said which rank it is before it makes its group."""
+    (tmp_path / "again.py").write_text(AGAIN)
+    done = runs.run("exec", ["--", sys.executable, "again.py", "once"], tmp_path)
+    assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+    assert done.report["ranks"]["0"]["calls"] == 1
+    assert "recording is switched off" not in done.stderr
 
 
 @pytest.mark.parametrize(

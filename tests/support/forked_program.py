@@ -93,7 +93,7 @@ def become(rank, local_rank, finder, hook, torch) -> None:
     os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
     hook["redirect"](rank)
     hook["enter_network"](rank)
-    hook["_hear_last_words"]()
+    hook["_hear_last_words"](str(rank))
     hook["_tie_to_supervisor"]()
     # After a fork torch makes its pool of threads anew, and only one thread at a time can do that:
     # ranks that are threads would all be the first, and one fail with "Invalid thread pool!".

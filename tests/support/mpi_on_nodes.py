@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import mpi, remote_shell
+from . import mpi, remote_shell, runs
 from .nodes import Command, Nodes
 from .on_nodes import Layout
 
@@ -61,10 +61,18 @@ class MpiNodes:
 
     def reports(self) -> list[dict[str, Any]]:
         """Of all supervisors on all nodes."""
+        return [json.loads((path / "report.json").read_text()) for path in self._run_directories()]
+
+    def ended(self, command: Command) -> list[runs.Run]:
+        """The run of each supervisor on all nodes, as `command` has ended, which started them."""
+        code, said = command.wait(), command.said()
+        return [runs.Run(code, "", said, path) for path in self._run_directories()]
+
+    def _run_directories(self) -> list[Path]:
         found = []
         for node in self.nodes:
-            runs = (node.outside(FOLDER) / ".distdebug").glob("2*/report.json")
-            found += [json.loads(path.read_text()) for path in sorted(runs)]
+            reports = (node.outside(FOLDER) / ".distdebug").glob("2*/report.json")
+            found += [path.parent for path in sorted(reports)]
         return found
 
 

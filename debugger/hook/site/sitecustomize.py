@@ -17,6 +17,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_SITE))
 _ALIAS = "_distdebug"
 """Our package's name inside a rank, where `debugger` may be the user's own module."""
 _CORE = "distcore"
+_HEARD = "DISTDEBUG_HEARD"
 
 
 def _is_rank_of_launcher():
@@ -32,6 +33,17 @@ def _is_rank_of_launcher():
     return environment.get("DISTDEBUG_LAUNCHER") != "torchrun" or (
         "TORCHELASTIC_RUN_ID" in environment
     )
+
+
+def _rank_of_mpi():
+    """The rank that MPI's launcher has made this process, where it has no RANK and is no child of
+    one; "" for none. Only what it raises before it makes a group is on record by that number."""
+    environment, own = os.environ, str(os.getpid())
+    rank = environment.get("OMPI_COMM_WORLD_RANK") or environment.get("PMI_RANK", "")
+    if "RANK" in environment or "DISTDEBUG_RANK_PID" in environment or not rank.isdecimal():
+        return ""
+    # Its children inherit MPI's variables; after exec it is the same process.
+    return rank if environment.setdefault(_HEARD, own) == own else ""
 
 
 def _observed_ancestor():
@@ -396,16 +408,19 @@ def _meet_nodes():
         load("rank.process.meeting").observe_launcher()
 
 
-def _hear_last_words():
-    """Put an exception on record that ends the rank before torch is imported."""
+def _hear_last_words(rank):
+    """Put an exception on record that ends the rank before torch is imported, or, where it has no
+    RANK, before it has made a group."""
     original = sys.excepthook
 
     def hook(kind, error, trace):
-        if _ALIAS + ".rank.install" not in sys.modules:
-            try:
-                load("rank.process.crash_before_torch").record(error)
-            except Exception as fault:
-                _complain(repr(fault))
+        try:
+            if _ALIAS + ".rank.install" not in sys.modules:
+                load("rank.process.crash_before_torch").record(error, int(rank))
+            elif "RANK" not in os.environ:
+                load("rank.install").ends_as_rank(int(rank), error)
+        except Exception as fault:
+            _complain(repr(fault))
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -450,10 +465,14 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
             os.environ["DISTDEBUG_RANK_PID"] = str(os.getpid())
             redirect(os.environ["RANK"])
             enter_network(os.environ["RANK"])
-            _hear_last_words()
+            _hear_last_words(os.environ["RANK"])
             _tie_to_supervisor()
-        elif _is_command():
-            _tie_to_supervisor()
+        else:
+            if _is_command():
+                _tie_to_supervisor()
+            mpi_rank = _rank_of_mpi()
+            if mpi_rank:
+                _hear_last_words(mpi_rank)
         _quieten_launcher()
         _report_exits()
         sys.meta_path.insert(0, _Finder())

@@ -12,7 +12,7 @@ import socket
 import traceback
 from pathlib import Path
 
-from ...record.flight_file import FlightFile
+from ...record.flight_file import FlightFile, place_of_this_process
 from ...record.layout import Definition, Phase
 from ...record.notes import ExceptionNote
 from ..log import rank_log
@@ -20,10 +20,11 @@ from ..record import call_site
 from ..record.exception_text import name_of, stack_of, titled
 
 
-def record(error: BaseException) -> None:
+def record(error: BaseException, rank: int) -> None:
     """Write a flight record that holds nothing but who this rank was, and this exception."""
     if not isinstance(error, Exception):
         return
+    rank_log.of_this_process.rank_of = lambda: rank
     summary = traceback.extract_tb(error.__traceback__)
     users = [row for row in summary if call_site.frame_kind(row.filename) == call_site.USER]
     place = (users[-1].filename, users[-1].lineno or 0) if users else None
@@ -31,12 +32,11 @@ def record(error: BaseException) -> None:
     note = ExceptionNote(type=name_of(error), stack=stack_of(error), communication=False)
     rank_log.note(note, message, place)  # first: the flight record ends the run
     environment = os.environ
-    path = Path(environment["DISTDEBUG_RUN_DIR"]) / "ranks" / f"pid-{os.getpid()}.flight"
-    file = FlightFile(path)
+    file = FlightFile(place_of_this_process(Path(environment["DISTDEBUG_RUN_DIR"])))
     address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
     file.identify({"host": socket.gethostname(), "job": address})
     file.claim(
-        int(environment["RANK"]),
+        rank,
         int(environment.get("WORLD_SIZE", 0)),
         int(environment.get("LOCAL_RANK", -1)),
         int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,13 @@ def observe(
     torch_private.patch(
         c10d, "destroy_process_group", lambda original: _destroy(recorder, unwaited, original)
     )
+
+
+def claim_at_its_end(recorder: Recorder, directory: Path, rank: int) -> None:
+    """Say that this process was that rank, if it has not said who it is."""
+    if recorder.writer.rank < 0:
+        size = world_size_of_mpi(os.environ)
+        _claim(recorder, directory, {"rank": rank, "world_size": size}, joins=False)
 
 
 def _init(
@@ -249,6 +256,12 @@ def _is_file_stores(begins: bytes) -> bool:
         if 0 < length <= _LONGEST_KEY and (not key or key.startswith(_KEYS_BEGIN)):
             return True
     return False
+
+
+def world_size_of_mpi(environment: Mapping[str, str]) -> int:
+    """What MPI's launcher has told a rank; 0 for nothing."""
+    size = environment.get("OMPI_COMM_WORLD_SIZE") or environment.get("PMI_SIZE", "")
+    return int(size) if size.isdecimal() else 0
 
 
 def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: bool = True) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...record import late_install
+from ...record.flight_file import place_of_this_process
 from ...record.late_install import HOOKED, PAST, RECORDING, Answer
 from ...record.writer import FlightWriter
 from ..group import outstanding
@@ -67,7 +68,7 @@ class LateLayer:
             raise RuntimeError(_NO_RING)
         group_hooks.recorded(self._backends)  # raises where there is none
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        writer = FlightWriter(directory / "ranks" / f"pid-{os.getpid()}.flight")
+        writer = FlightWriter(place_of_this_process(directory))
         self.recorder = Recorder(writer, identity())
         self.recorder.claim(
             self.rank, self.world_size, int(os.environ.get("LOCAL_RANK", -1)), 0, "installed", True

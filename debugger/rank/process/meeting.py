@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,11 @@ def meet_nodes(directory: Path) -> None:
     store."""
     several = os.environ.get(VARIABLE)
     if several and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
-        from ..torch_private.rendezvous import on_rank_store, store_of_environment
+        from ..torch_private.rendezvous import (
+            launchers_store,
+            on_rank_store,
+            store_of_environment,
+        )
 
         nodes = nodes_of_environment(os.environ) if several == PERHAPS else None
         if nodes is not None and nodes[1] == 1:
@@ -70,7 +75,13 @@ def meet_nodes(directory: Path) -> None:
         if known is not None:
             meeting.begin_early(*known, "distdebug")
 
+        shared = launchers_store() if known is not None else None
+
         def meet(open_store: Callable[[], Any], host: str, prefix: str) -> None:
+            if shared is not None:
+                # Not in one that the program has made: who does not come to that, or comes late,
+                # meets here, and no node would meet those that met there.
+                open_store, host = partial(shared[0], open_store), shared[1]
             meeting.begin(open_store, host, prefix)
             meeting.wait()
 

@@ -107,18 +107,43 @@ def store_of_environment(wanted: Callable[[], bool]) -> tuple[Callable[[], Any],
     It may be served only later, or never: it is tried as long as `wanted` says so, which waits
     before it does, and then there is None. Nothing of torch's runs before somebody listens there.
     """
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    told = _told_place()
+    if told is None:
         return None
+    host, port = told
 
     def opened() -> Any:
         while wanted():
             with contextlib.suppress(Exception):
-                socket.create_connection((host, int(port)), CONNECT_S).close()
-                return _connected(host, int(port), 0.0)
+                socket.create_connection((host, port), CONNECT_S).close()
+                return _connected(host, port, 0.0)
         return None
 
     return opened, host
+
+
+def launchers_store() -> tuple[Callable[[Callable[[], Any]], Any], str] | None:
+    """In a rank whose launcher serves the store in which all meet, as torchrun does: how to come to
+    it, or, where it is not reached, to another one that is given; and its host. None where a rank
+    will serve it."""
+    told = _told_place()
+    if told is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return None
+    host, port = told
+
+    def opened(other: Callable[[], Any]) -> Any:
+        try:
+            return _connected(host, port, CONNECT_S)
+        except Exception:
+            return other()
+
+    return opened, host
+
+
+def _told_place() -> tuple[str, int] | None:
+    """The address that a launcher has told of the store in which all ranks meet."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return (host, int(port)) if host and port.isdigit() and 0 < int(port) < 1 << 16 else None
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:

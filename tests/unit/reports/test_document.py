@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,27 @@ def test_how_a_rank_ended_does_not_hide_where_it_stood() -> None:
     assert first["exit"] == {"code": None, "signal": 15}
     assert (first["state"], first["call"]) == ("waits in", "all_reduce(sum, float32[8])")
     assert second["exit"] == {"code": None, "signal": None}
+
+
+@pytest.mark.parametrize("world_size", [3, 0])
+def test_a_rank_that_is_first_seen_after_the_verdict_is_in_the_report(world_size: int) -> None:
+    """As those of a node that joins then: the report is of all ranks, and says where each was. Of
+    a rank that died before it told how many there are, nobody knows the size of the world."""
+    run = Run(3)
+    run[0].calls(all_reduce(8), waits=True)
+    ends = run.snapshot().ranks
+    stood = {number: rank for number, rank in ends.items() if number < 2}
+    document = report(ranks=stood, ends=ends, world_size=world_size)
+    assert sorted(document["ranks"]) == ["0", "1", "2"]
+    assert document["ranks"]["2"]["host"] == ends[2].host
+    assert 2 in chain.from_iterable(document["hosts"].values())
+
+
+def test_a_rank_of_a_later_and_larger_world_is_not() -> None:
+    run = Run(3)
+    ends = run.snapshot().ranks
+    stood = {number: rank for number, rank in ends.items() if number < 2}
+    assert sorted(report(ranks=stood, ends=ends, world_size=2)["ranks"]) == ["0", "1"]
 
 
 def test_what_ranks_say_is_made_harmless() -> None:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from debugger.nodes.several import Several, perhaps
-from debugger.rank.process.meeting import nodes_of_environment
+from debugger.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
+from debugger.rank.torch_private import rendezvous
 from debugger.record.run_directory import RunDirectory
 from debugger.supervisor.job.job import Job
 from debugger.supervisor.processes import ProcessTable
@@ -36,6 +37,37 @@ def test_nodes_by_what_the_launcher_has_told_a_rank(
     environment: Mapping[str, str], expected: tuple[int, int] | None
 ) -> None:
     assert nodes_of_environment(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("by_launcher", "reached", "expected"),
+    [("True", True, "launcher's"), ("True", False, "its own"), ("False", True, "its own")],
+)
+def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
+    by_launcher: str, reached: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, so that those meet that have come to theirs and those that have not, yet. Where
+    no launcher serves one, the variables name a store that a rank may serve, or nobody."""
+    told = {"DISTDEBUG_MEET": "1", "MASTER_ADDR": "launcher", "MASTER_PORT": "29400"}
+    told |= {"TORCHELASTIC_USE_AGENT_STORE": by_launcher, "DISTDEBUG_LAUNCHER": ""}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    begun: list[tuple[str, str]] = []
+
+    def connected(host: str, _port: int, _until_s: float) -> str:
+        if not reached:
+            raise OSError("nobody listens")
+        return f"{host}'s"
+
+    monkeypatch.setattr(rendezvous, "_connected", connected)
+    monkeypatch.setattr(rendezvous, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
+    monkeypatch.setattr(Meeting, "begin_early", lambda *_: None)
+    monkeypatch.setattr(Meeting, "wait", lambda _: None)
+    monkeypatch.setattr(
+        Meeting, "begin", lambda _, opened, host, __: begun.append((opened(), host))
+    )
+    meet_nodes(Path("unused"))
+    assert begun == [(expected, "launcher" if by_launcher == "True" else "")]
 
 
 @pytest.fixture(name="job")
