@@ -6,12 +6,13 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
    for a message of anybody waits for nobody in particular: where only such ranks are left, it is
    they that have one receive too many, or the others that sent one too few.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
-   at one place is late after `Limits.still_s`, one that polls or computes at one place after
-   `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
-   `moving_s`: a job at work has slow ranks, too. Where others have just come to wait, the job moves
-   (the first stage of a pipeline waits for long): then it has to have slept for so long itself, or
-   others have to have waited for `moving_s`. A server that waits for a client is not late, and one
-   that sleeps until a time of its own is not where that comes soon.
+   at one place is late after `Limits.still_s`, one that polls or goes round at one place after
+   `busy_s`, one that moves, or computes, or saves, or waits for what it has started and that is at
+   work (a process, or one of its threads), after `moving_s`: a job at work has slow ranks, too.
+   Where others have just come to wait, the job moves (the first stage of a pipeline waits for
+   long): then it has to have slept for so long itself, or others have to have waited for
+   `moving_s`. A server that waits for a client is not late, and one that sleeps until a time of its
+   own is not where that comes soon.
 3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
    is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
    different tags are a mismatch.

@@ -48,6 +48,7 @@ def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
     [
         (works(20.0), LIMITS.still_s),
         (works(20.0, running=True), LIMITS.busy_s),
+        (replace(works(20.0, running=True), computes=True), LIMITS.moving_s),
         (works(0.0), LIMITS.busy_s),
         (works(0.0, running=True), LIMITS.moving_s),
         (works(20.0, cause="stopped"), LIMITS.waiting_s),
@@ -98,7 +99,7 @@ def test_a_server_without_clients_is_not_late() -> None:
 
 
 def test_who_sleeps_until_a_time_comes_by_itself() -> None:
-    worker, naps = waits("broadcast", still_s=8.0), replace(works(8.0), wakes_in_s=12.0)
+    worker, naps = waits("broadcast", still_s=15.0), replace(works(15.0), wakes_in_s=16.0)
     assert verdict(naps, worker, worker) is None
     assert verdict(replace(naps, wakes_in_s=900.0), worker) == ("missing_rank", [0])
     assert verdict(replace(naps, wakes_in_s=None), worker) == ("missing_rank", [0])
