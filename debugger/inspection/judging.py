@@ -77,7 +77,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
             or _elsewhere(look, waiting)
             or _groups(look, waiting)
             or _calls(look, waiting)
-            or _sub_groups(look, waiting)
+            or _sub_groups(look, waiting, longest_s, limits)
             or _stalled(look, waiting, longest_s, limits)
         )
     return [found] if found else []
@@ -364,22 +364,23 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     return None
 
 
-def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _sub_groups(
+    look: Look, waiting: Mapping[int, Stance], longest_s: float, limits: Limits
+) -> Finding | None:
     """No call of a sub-group can wait for long where no member is absent: unless its members
-    stand in calls of other groups."""
+    stand in calls of other groups. Where all stand at one line with one name for their groups, that
+    may be one group, and the call be under way: threads that have a group each look like that."""
     in_groups = [rank for rank, one in waiting.items() if one.group]
-    if not in_groups:
+    calls = _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
+    if not in_groups or (len(calls.parties) < 2 and longest_s < limits.moving_s):
         return None
     if all(waiting[rank].members for rank in in_groups):
         cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
         in_groups = cycle or in_groups
-    calls = _calls_of(
-        _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
-    )
     return _finding(
         "deadlock",
         "suspected: everybody waits in calls of groups, and nobody is absent: groups wait for "
-        f"each other: {calls}",
+        f"each other: {_calls_of(calls, waiting)}",
         in_groups if len(in_groups) > 1 else sorted(waiting),
         look,
     )

@@ -283,3 +283,13 @@ def test_who_makes_the_store_is_joining() -> None:
     joins = waits("init_process_group", doing=Doing.JOIN, arguments={"group_name": "0"})
     assert verdict(host, joins, works(20.0)) == ("join_timeout", [2])
     assert verdict(host, joins) is None
+
+
+def test_one_name_may_be_one_group() -> None:
+    """In ranks with two threads that have a group each, the longest waits are in either."""
+    of_thread = waits("all_reduce", group="group")
+    assert verdict(of_thread, of_thread) is None
+    of_another = replace(of_thread, group="other")
+    assert verdict(of_thread, of_another) == ("deadlock", [0, 1])
+    longer = replace(of_thread, still_s=LIMITS.moving_s)
+    assert verdict(longer, longer) == ("deadlock", [0, 1])
