@@ -71,7 +71,7 @@ class InspectCommand(Command):
             type=numbers.seconds,
             default=5.0,
             help="a rank that sleeps at one place while others wait is late after so long (5), one "
-            "that computes there after twice that",
+            "that goes round there after twice that",
         )
         parser.add_argument(
             "--hang-timeout",

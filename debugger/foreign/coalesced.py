@@ -34,6 +34,8 @@ def without_leftovers(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
     using: set[GroupName] = set()
     ended: set[Launch] = set()
     for dump in dumps.values():
+        if dump.plain:
+            continue
         before: Entry | None = None
         for entry in dump.entries:
             several = before is not None and launch_of(before) == launch_of(entry)
@@ -62,7 +64,7 @@ def _of_complete_batches(dumps: Mapping[int, Dump]) -> set[GroupName]:
     parts: dict[GroupName, Counter[tuple[str, int, int]]] = {}
     refuted: set[str] = set()
     for dump in dumps.values():
-        if dump.tells_of_all:
+        if dump.plain or dump.tells_of_all:
             continue
         for at, entry in enumerate(dump.entries):
             if entry.seq is not None or entry.own is None or entry.peer is None:

@@ -28,6 +28,13 @@ def completed(
 ) -> Iterator[tuple[Key, int, int]]:
     """For groups in which somebody waits: a rank that does not, and the last collective of the
     group that it has completed, counted from 0."""
+    numbers = {
+        rank: _numbers(dump)
+        for rank, dump in dumps.items()
+        if rank in active_only and dump.enqueued
+    }
+    if not numbers:
+        return
     waiting: dict[Key, dict[int, list[int]]] = {}
     for rank, dump in dumps.items():
         for entry in dump.entries:
@@ -35,11 +42,6 @@ def completed(
                 key = lives[rank][entry.pg_id, entry.group]
                 seq = -1 if entry.seq is None else entry.seq
                 waiting.setdefault(key, {}).setdefault(rank, []).append(seq)
-    numbers = {
-        rank: _numbers(dump)
-        for rank, dump in dumps.items()
-        if rank in active_only and dump.enqueued
-    }
     for key, ranks in waiting.items():
         newest = max(max(many) for many in ranks.values())
         if key[2] or not all(

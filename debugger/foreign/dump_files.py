@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from .plain_pickle import bounded_memory
 MOST_FILE_BYTES = 1 << 28
 MOST_FILES = 1 << 17
 DEEPEST_FOLDER = 3
-MANY_FILES = 2048
-MOST_WORKERS = 8
 _START = (b"\x80", b"{")
 _NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
@@ -100,7 +96,7 @@ def of_files(files: Sequence[Path]) -> Found:
     read_files: list[_File] = []
     faults: list[str] = []
     with bounded_memory(), no_collection():
-        for found in _outcomes(files):
+        for found in map(_outcome, files):
             if isinstance(found, str):
                 faults.append(found)
             elif found is not None:
@@ -109,16 +105,6 @@ def of_files(files: Sequence[Path]) -> Found:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
     jobs, notes = _jobs(read_files)
     return Found(sorted(jobs, key=lambda job: -job.newest_ns), faults, notes)
-
-
-def _outcomes(files: Sequence[Path]) -> Iterable[_File | str | None]:
-    """What `_outcome` has of each, in their order; of very many on several cores."""
-    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    if len(files) < MANY_FILES or workers < 2:
-        return map(_outcome, files)
-    forked = multiprocessing.get_context("fork")  # has what is loaded, and the limit of memory
-    with ProcessPoolExecutor(workers, mp_context=forked) as pool:
-        return list(pool.map(_outcome, files, chunksize=256))
 
 
 def _outcome(file: Path) -> _File | str | None:
@@ -179,7 +165,7 @@ def _read(path: Path) -> _File | None:
     return _File(
         path,
         about.st_mtime_ns,
-        replace(read(data), written_ns=about.st_mtime_ns),
+        read(data, about.st_mtime_ns),
         tuple(int(word[0]) for word in words),
         tuple(_RANK.search(name[: word.start()]) is not None for word in words),
     )

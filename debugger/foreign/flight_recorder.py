@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from operator import attrgetter, lt
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter, lt
+from typing import Any, NamedTuple, TypeAlias
 
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import CallSite
@@ -122,13 +122,17 @@ class Entry(NamedTuple):
         return self.library.startswith(_TELL_COMPLETION)
 
 
+_FRAME = itemgetter("filename", "line", "name")
+
+
 @dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
     (-1: none), which torch also counts messages in. `unfinished` are the parts of a coalesced call
     whose end the host has not issued: no entries, for nothing of it has been launched.
-    `written_ns`: when its file was written (0: not known)."""
+    `written_ns`: when its file was written (0: not known). `plain`: each entry is a collective that
+    was launched by itself."""
 
     version: str
     entries: Sequence[Entry]
@@ -138,6 +142,7 @@ class Dump:
     damaged: int = 0
     unfinished: Sequence[Entry] = ()
     written_ns: int = 0
+    plain: bool = False
 
     @property
     def whole(self) -> bool:
@@ -165,14 +170,14 @@ class Dump:
         return max((entry.created_ns for entry in self.entries), default=0)
 
 
-def read(data: bytes) -> Dump:
+def read(data: bytes, written_ns: int = 0) -> Dump:
     """The dump in these bytes, a pickle or JSON. Raises NoDump."""
-    if may_be_deep(data) and not survives(lambda: _read(data)):
+    if may_be_deep(data) and not survives(lambda: _read(data, written_ns)):
         raise NoDump("is nested too deeply")
-    return _read(data)
+    return _read(data, written_ns)
 
 
-def _read(data: bytes) -> Dump:
+def _read(data: bytes, written_ns: int) -> Dump:
     try:
         found = json.loads(data) if data[:1] == b"{" else loads(data)
     except NotPlain as error:
@@ -197,6 +202,14 @@ def _read(data: bytes) -> Dump:
         enqueued=_counts(status, "last_enqueued_collective"),
         completed=_counts(status, "last_completed_collective"),
         damaged=len(rows) - len(entries),
+        written_ns=written_ns,
+        plain=_is_plain(entries),
+    )
+
+
+def _is_plain(entries: Sequence[Entry]) -> bool:
+    return len({(entry.pg_id, entry.seq) for entry in entries}) == len(entries) and not any(
+        entry.seq is None or entry.signature.op == COALESCED for entry in entries
     )
 
 
@@ -238,24 +251,26 @@ def _entry(row: Any) -> Entry | None:
     done = (state == "completed" or completed_ns > 0) and not aborted
     launch = _number(get("p2p_seq_id")) if is_message else seq
     site, stack = _stack(get("frames"))
-    return Entry(
-        _number(get("record_id")) or 0,
-        _number(get("pg_id")) or 0,
-        (_text(group[0]), _text(group[1])),
-        None if is_message or seq is None else seq - 1,
-        launch or 0,
-        library,
-        _signature(op, _tensors(row, "input"), _tensors(row, "output")),
-        own,
-        peer,
-        done or (retired and not tells_completion),
-        state == "started" or bool(_number(get("time_discovered_started_ns"))),
-        aborted or (retired and not done and tells_completion),
-        created_ns,
-        site,
-        stack,
-        completed_ns,
-        timeout_ms,
+    return Entry._make(
+        (
+            _number(get("record_id")) or 0,
+            _number(get("pg_id")) or 0,
+            (_text(group[0]), _text(group[1])),
+            None if is_message or seq is None else seq - 1,
+            launch or 0,
+            library,
+            _signature(op, get),
+            own,
+            peer,
+            done or (retired and not tells_completion),
+            state == "started" or bool(_number(get("time_discovered_started_ns"))),
+            aborted or (retired and not done and tells_completion),
+            created_ns,
+            site,
+            stack,
+            completed_ns,
+            timeout_ms,
+        )
     )
 
 
@@ -326,25 +341,43 @@ def _op(words: str) -> str:
     return _OPS.get(words, words)
 
 
+def _signature(op: str, get: Callable[[str], Any]) -> Signature:
+    inputs = _side(get("input_sizes"), get("input_dtypes"))
+    outputs = _side(get("output_sizes"), get("output_dtypes"))
+    try:
+        return _signature_of(op, *inputs, *outputs)
+    except TypeError:  # what cannot be hashed is no size
+        return Signature(op)
+
+
+_Sizes: TypeAlias = tuple[tuple[Any, ...], ...]
+
+
+def _side(sizes: Any, dtypes: Any) -> tuple[_Sizes, tuple[Any, ...]]:
+    """Of inputs or of outputs; nothing for what is no list of sizes."""
+    try:
+        return tuple(map(tuple, sizes)), tuple(dtypes)
+    except TypeError:
+        return (), ()
+
+
 @lru_cache(maxsize=1 << 16)
-def _signature(op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Signature:
+def _signature_of(
+    op: str,
+    input_sizes: _Sizes,
+    input_dtypes: tuple[Any, ...],
+    output_sizes: _Sizes,
+    output_dtypes: tuple[Any, ...],
+) -> Signature:
     """Of what the op's ranks agree on: a scatter's output, and everything else's input."""
     if op in _UNEVEN:
         return Signature(op)
+    inputs, outputs = _tensors(input_sizes, input_dtypes), _tensors(output_sizes, output_dtypes)
     principal, others = (outputs, inputs) if op == "scatter" else (inputs, outputs)
     return Signature(op, principal or (others if op != "gather" else ()))
 
 
-def _tensors(row: Mapping[str, Any], side: str) -> tuple[Tensor, ...]:
-    """ "input" or "output"; () for what is no list of sizes."""
-    try:
-        return _tensors_of(tuple(map(tuple, row[f"{side}_sizes"])), tuple(row[f"{side}_dtypes"]))
-    except (KeyError, TypeError):
-        return ()
-
-
-@lru_cache(maxsize=1 << 16)
-def _tensors_of(sizes: tuple[tuple[Any, ...], ...], dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _tensors(sizes: _Sizes, dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
     names = [DTYPES.get(name, name.lower()) for name in map(_text, dtypes)] or [""]
     return tuple(
         (names[min(at, len(names) - 1)], tuple(_number(size) or 0 for size in shape))
@@ -357,9 +390,7 @@ def _stack(frames: Any) -> tuple[CallSite | None, tuple[str, ...]]:
     if not isinstance(frames, list | tuple):
         return None, ()
     try:
-        return _stack_of(
-            tuple((one["filename"], one["line"], one["name"]) for one in frames[:MOST_FRAMES])
-        )
+        return _stack_of(tuple(map(_FRAME, frames[:MOST_FRAMES])))
     except (KeyError, TypeError):
         return None, ()
 
@@ -434,12 +465,11 @@ def _counts(given: Any, which: str) -> dict[int, int]:
 
 def _number(given: Any) -> int | None:
     """An int of 64 bits; JSON has some as text."""
-    if given is None:
-        return None
-    if isinstance(given, str) and re.fullmatch(r"-?\d{1,19}", given):
+    if type(given) is not int:  # not a subclass of it: True is one
+        if not isinstance(given, str) or not re.fullmatch(r"-?\d{1,19}", given):
+            return None
         given = int(given)
-    # Not a subclass of int: True is one.
-    return given if type(given) is int and -(1 << 63) <= given < 1 << 63 else None
+    return given if -(1 << 63) <= given < 1 << 63 else None
 
 
 def _text(given: Any) -> str:

@@ -35,6 +35,8 @@ def mismatches(trace: Trace) -> list[Finding]:
 
 
 def _first_mismatch(trace: Trace, group: TracedGroup) -> Finding | None:
+    if len({calls.likeness for calls in group.calls.values() if calls.entries}) < 2:
+        return None
     made: dict[int, dict[int, Sequence[Entry]]] = {}
     for rank, calls in group.calls.items():
         for seq, entries in calls.by_seq.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,32 +14,51 @@ from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
 
 
+def _seq(entry: Entry) -> int:
+    assert entry.seq is not None  # of a collective
+    return entry.seq
+
+
 @dataclass
 class Calls:
-    """The collectives of one rank in one group. `first_pending` is the oldest one that is not
-    complete, `last_done` the sequence number of the newest one that is (-1: none).
+    """The collectives of one rank in one group. `counted` is the sequence number of the newest one
+    that is complete by the dump's own count, `pg_status` (-1: none).
 
-    What the dump counts in `pg_status` is of use only where complete calls are left out (`counts`):
-    elsewhere the newest entry of the group is the count.
+    That count is of use only where complete calls are left out (`counts`): elsewhere the newest
+    entry of the group is the count. What a job of many ranks needs of few of them is made when it
+    is asked for.
     """
 
-    by_seq: dict[int, list[Entry]] = field(default_factory=dict)
-    first_pending: Entry | None = None
-    last_done: int = -1
+    entries: list[Entry] = field(default_factory=list)
+    counted: int = -1
 
-    def add(self, seq: int, entry: Entry) -> None:
-        """One more call, in the order of the record."""
-        self.by_seq.setdefault(seq, []).append(entry)
-        first = self.first_pending
-        if entry.done:
-            self.last_done = max(self.last_done, seq)
-        elif first is None or first.seq is None or seq < first.seq:
-            self.first_pending = entry
+    @cached_property
+    def by_seq(self) -> Mapping[int, Sequence[Entry]]:
+        """The calls of each sequence number, in the order of the record."""
+        found: dict[int, list[Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(_seq(entry), []).append(entry)
+        return found
+
+    @cached_property
+    def first_pending(self) -> Entry | None:
+        """The oldest one that is not complete."""
+        return min((one for one in self.entries if not one.done), key=_seq, default=None)
+
+    @cached_property
+    def last_done(self) -> int:
+        """The sequence number of the newest one that is complete (-1: none)."""
+        return max([self.counted, *(_seq(entry) for entry in self.entries if entry.done)])
 
     @cached_property
     def reached(self) -> int:
         """The last sequence number that the rank has surely issued (-1: none is on record)."""
-        return max([*self.by_seq, self.last_done])
+        return max([self.counted, *map(_seq, self.entries)])
+
+    @property
+    def likeness(self) -> Hashable:
+        """Equal of ranks that have made the very same calls, each at the same number."""
+        return tuple((entry.seq, id(entry.signature)) for entry in self.entries)
 
     def completed(self, seq: int) -> bool:
         """Whether this call is complete on the rank, as its record says or lets be concluded."""
@@ -125,11 +144,14 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
     known: dict[int, frozenset[int]] = {}
     said: dict[Key, dict[int, tuple[int, ...]]] = {}
     for rank, dump in dumps.items():
-        mine = {own: calls.setdefault(key, {}) for own, key in lives[rank].items()}
+        mine: dict[Own, list[Entry]] = {}
         for entry in dump.entries:
             if entry.seq is not None:
-                of_group = mine[entry.pg_id, entry.group]
-                of_group.setdefault(rank, Calls()).add(entry.seq, entry)
+                mine.setdefault((entry.pg_id, entry.group), []).append(entry)
+        for own, key in lives[rank].items():
+            of_group = calls.setdefault(key, {})
+            if own in mine:
+                of_group[rank] = Calls(mine[own])
         keys = set(lives[rank].values())
         called = {key[:2] for key in keys}
         keys |= {(*name, 0) for name in dump.groups if name not in called}
@@ -142,8 +164,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
             if rank in known[id(members)]:
                 said.setdefault(key, {})[id(members)] = members
     for key, rank, seq in completed(dumps, active_only, lives):
-        of_rank = calls.setdefault(key, {}).setdefault(rank, Calls())
-        of_rank.last_done = max(of_rank.last_done, seq)
+        calls.setdefault(key, {}).setdefault(rank, Calls()).counted = seq
     told = {key: set(many.values()) for key, many in said.items()}
     world_size = 1 + max(
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
@@ -172,7 +193,7 @@ def _add_messages(
         by_key.setdefault(group.key, []).append(group)
     from_any: set[tuple[Key, int]] = set()
     for rank, dump in dumps.items():
-        for entry in dump.entries:
+        for entry in () if dump.plain else dump.entries:
             if entry.seq is not None or entry.peer is None:
                 continue
             key = lives[rank][entry.pg_id, entry.group]
@@ -198,10 +219,10 @@ def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
     numbers: dict[int, dict[GroupName, list[int]]] = {}
     most: dict[GroupName, int] = {}
     for rank, dump in dumps.items():
-        seen: dict[GroupName, set[int]] = {}
-        for entry in dump.entries:
-            seen.setdefault(entry.group, set()).add(entry.pg_id)
-        numbers[rank] = {name: sorted(many) for name, many in seen.items()}
+        seen: dict[GroupName, list[int]] = {}
+        for number, name in sorted({(entry.pg_id, entry.group) for entry in dump.entries}):
+            seen.setdefault(name, []).append(number)
+        numbers[rank] = seen
         for name, many in seen.items():
             most[name] = max(most.get(name, 0), len(many))
     return {
@@ -221,7 +242,7 @@ def _numbered(
     names of its messages tell it."""
     found: dict[Key, dict[int, int]] = {}
     for rank, dump in dumps.items():
-        for entry in dump.entries:
+        for entry in () if dump.plain else dump.entries:
             if entry.seq is None and entry.own is not None:
                 found.setdefault(lives[rank][entry.pg_id, entry.group], {})[rank] = entry.own
     return found

@@ -82,6 +82,8 @@ class _Places:
         self._of: dict[int, dict[tuple[int, int], int]] = {}
         for number, group in enumerate(trace.groups):
             for rank, calls in group.calls.items():
+                if calls.first_pending is None:
+                    continue
                 for seq, entries in calls.by_seq.items():
                     if not entries[0].done:
                         self._of.setdefault(rank, {})[number, seq] = entries[0].record_id

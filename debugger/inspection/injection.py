@@ -32,13 +32,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.process_stat import read_stat
-from .installable import NotInstallable, Target
+from ..record.sanitize import clean
+from .installable import NotInstallable, Target, by_gdb, loaded
 
 LIMIT_S = 30.0
 """For gdb, most of which it takes before it stops the process, on a busy host."""
@@ -91,6 +93,35 @@ def inject(target: Target, text: str, folder: Path) -> Injected:
     if len(data) >= _PAGE_BYTES:
         raise NotInstallable("the path of the run directory is too long")
     return _by_gdb(target, file)
+
+
+def rehearse(folder: Path) -> None:
+    """Do it to a process of our own, which is in a system call as ranks are. Raises NotInstallable
+    where that is not done as it should, or the process is not as it was: a gdb that is older than
+    the processor may be unable to give a process its registers back."""
+    waits = "import sys; print(flush=True); sys.exit(sys.stdin.read() != 'on')"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", waits],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        at = Path("/proc", str(child.pid))
+        maps = loaded((at / "maps").read_text().splitlines())
+        target = by_gdb(child.pid, sys.version_info[:2], os.readlink(at / "exe"), maps)
+        inject(target, "print('made', flush=True)\n", folder)
+        out, _ = child.communicate("on", LIMIT_S)
+        if child.returncode or out.split() != ["made"]:
+            raise NotInstallable(f"the process was harmed by it: {clean(out, 200)}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstallable(f"it could not be tried: {error}") from None
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def _by_remote_exec(target: Target, file: Path) -> Injected:

@@ -72,7 +72,7 @@ def target(pid: int, user: int | None = None, proc: Path = Path("/proc")) -> Tar
             raise NotInstallable(
                 f"it is in a container that has its own {what}: run this inside that container"
             )
-    places = _places(maps)
+    places = loaded(maps)
     return _of_places(pid, at, places)
 
 
@@ -99,6 +99,11 @@ def _of_places(pid: int, at: Path, places: dict[str, int]) -> Target:
             "there is no gdb on this host, which it takes before Python 3.14: `apt install gdb`, "
             "or the like"
         )
+    return by_gdb(pid, python, executable, places)
+
+
+def by_gdb(pid: int, python: tuple[int, int], executable: str, places: dict[str, int]) -> Target:
+    """A process that gdb reaches, with the libraries of which it has to know the symbols."""
     libraries = [
         (path, start)
         for path, start in places.items()
@@ -134,7 +139,7 @@ def _python(places: dict[str, int]) -> tuple[tuple[int, int], bool]:
     raise NotInstallable("which Python it runs cannot be told from what it has loaded")
 
 
-def _places(maps: list[str]) -> dict[str, int]:
+def loaded(maps: list[str]) -> dict[str, int]:
     """The files that are loaded, and where their first bytes are."""
     found: dict[str, int] = {}
     for line in maps:

@@ -67,6 +67,8 @@ def install(job: Job, run_dir: Path | None, wait_s: float) -> Installed:
             },
         )
         late_install.want(run.path)
+        if not all(one.by_remote_exec for one in targets.values()):
+            _rehearse(run.path)
         stopped_ms = _inject(targets, run.path)
         told = _await_all(targets, run.path, wait_s)
         late_install.start(run.path, late_install.first_common(told))
@@ -97,6 +99,14 @@ def _targets(job: Job) -> dict[int, Target]:
     if problems:
         raise _refusal(problems)
     return found
+
+
+def _rehearse(run: Path) -> None:
+    """Before any rank is touched. Raises UsageError."""
+    try:
+        injection.rehearse(late_install.folder(run))
+    except NotInstallable as error:
+        raise _refusal([f"gdb was tried on a process of our own, and {error}"]) from None
 
 
 def _inject(targets: Mapping[int, Target], run: Path) -> float:

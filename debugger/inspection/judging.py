@@ -6,12 +6,13 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
    for a message of anybody waits for nobody in particular: where only such ranks are left, it is
    they that have one receive too many, or the others that sent one too few.
 2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
-   at one place is late after `Limits.still_s`, one that polls or computes at one place after
-   `busy_s`, one that moves, or saves, or waits for what it has started and that is at work, after
-   `moving_s`: a job at work has slow ranks, too. Where others have just come to wait, the job moves
-   (the first stage of a pipeline waits for long): then it has to have slept for so long itself, or
-   others have to have waited for `moving_s`. A server that waits for a client is not late, and one
-   that sleeps until a time of its own is not where that comes soon.
+   at one place is late after `Limits.still_s`, one that polls or goes round at one place after
+   `busy_s`, one that moves, or computes, or saves, or waits for what it has started and that is at
+   work (a process, or one of its threads), after `moving_s`: a job at work has slow ranks, too.
+   Where others have just come to wait, the job moves (the first stage of a pipeline waits for
+   long): then it has to have slept for so long itself, or others have to have waited for
+   `moving_s`. A server that waits for a client is not late, and one that sleeps until a time of its
+   own is not where that comes soon.
 3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
    is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
    different tags are a mismatch.
@@ -76,7 +77,7 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
             or _elsewhere(look, waiting)
             or _groups(look, waiting)
             or _calls(look, waiting)
-            or _sub_groups(look, waiting)
+            or _sub_groups(look, waiting, longest_s, limits)
             or _stalled(look, waiting, longest_s, limits)
         )
     return [found] if found else []
@@ -363,22 +364,23 @@ def _calls(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     return None
 
 
-def _sub_groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+def _sub_groups(
+    look: Look, waiting: Mapping[int, Stance], longest_s: float, limits: Limits
+) -> Finding | None:
     """No call of a sub-group can wait for long where no member is absent: unless its members
-    stand in calls of other groups."""
+    stand in calls of other groups. Where all stand at one line with one name for their groups, that
+    may be one group, and the call be under way: threads that have a group each look like that."""
     in_groups = [rank for rank, one in waiting.items() if one.group]
-    if not in_groups:
+    calls = _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()})
+    if not in_groups or (len(calls.parties) < 2 and longest_s < limits.moving_s):
         return None
     if all(waiting[rank].members for rank in in_groups):
         cycle = cycle_in({rank: awaited(rank, waiting) for rank in sorted(waiting)})
         in_groups = cycle or in_groups
-    calls = _calls_of(
-        _vote({rank: (one.group, one.op, one.site) for rank, one in waiting.items()}), waiting
-    )
     return _finding(
         "deadlock",
         "suspected: everybody waits in calls of groups, and nobody is absent: groups wait for "
-        f"each other: {calls}",
+        f"each other: {_calls_of(calls, waiting)}",
         in_groups if len(in_groups) > 1 else sorted(waiting),
         look,
     )

@@ -11,7 +11,7 @@ from .stance import Doing, Stance
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds: how long a call has to wait before anything is said (`waiting_s`), and how long for
-    a rank that sleeps at one place, computes at one place, or moves."""
+    a rank that sleeps at one place, goes round at one place, or moves."""
 
     waiting_s: float = 1.0
     still_s: float = 5.0
@@ -25,12 +25,12 @@ def is_idle(one: Stance) -> bool:
 
 
 def wakes_before(one: Stance, longest_s: float, limits: Limits) -> bool:
-    """Whether it has set itself a time at which it wakes up, and nobody will have waited for long
-    until then: for half of what no rank may take. Who sleeps shortly, again and again, is in a loop
-    that polls."""
+    """Whether it has set itself a time at which it wakes up, and nobody will have waited until then
+    for as long as no rank may take. Who sleeps shortly, again and again, is in a loop that
+    polls."""
     if one.wakes_in_s is None or one.still_s + one.wakes_in_s < limits.still_s:
         return False
-    return longest_s + one.wakes_in_s < limits.moving_s / 2
+    return longest_s + one.wakes_in_s < limits.moving_s
 
 
 def late_ranks(
@@ -57,8 +57,8 @@ def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> 
     if longest_s >= limits.moving_s:
         return one.running or one.at_work or not one.still_s or one.still_s >= slept_s
     if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
-        at_one_place = one.still_s and not one.moves_data and not one.at_work
-        return bool(at_one_place) and newest_s >= limits.busy_s
+        may_go_on = one.computes or one.moves_data or one.at_work or not one.still_s
+        return not may_go_on and newest_s >= limits.busy_s
     if not one.still_s:
         return newest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
     if wakes_before(one, longest_s, limits):

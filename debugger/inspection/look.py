@@ -27,7 +27,7 @@ LONGEST_GAP_S = 10.0
 those that stand still."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
-_RECEIVING = ("wait_woken", "sk_wait_data", "poll_schedule_timeout")
+_RECEIVING = ("wait_woken", "sk_wait_data", "unix_stream", "poll_schedule_timeout")
 """Where a thread sleeps that waits for data of a socket, without and with a timeout."""
 _STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
@@ -39,29 +39,39 @@ WORKING_SHARE = 0.2
 @dataclass(frozen=True, slots=True)
 class Thread:
     """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
-    the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round."""
+    the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round.
+    `serves`: the address at which it waits, or has just waited, for somebody to connect: a server
+    that is idle. `receives`: data comes to it by a socket, however little."""
 
     stack: ThreadStack
     still_s: float
     running: bool
     woke: bool = False
+    serves: str = ""
+    receives: bool = False
+
+    @property
+    def is_users(self) -> bool:
+        """Whether code of the user's is on its stack."""
+        frames = [frame for frame in self.stack.frames if not frame.native]
+        return users_frame(frames) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One process. `state` is the kernel's letter, "" when it has gone. `moves_data`: it reads or
-    writes files, or pipes, as one does that saves or loads, or waits for a disk; or data comes to
-    its main thread by a socket, however little. `at_work`: those that it has started compute or
-    move data (workers of its data loader, a compiler, `tar`), or it computes itself and does not
-    stand at one place. `serves`: the address at which its main thread waits, or has just waited,
-    for somebody to connect: a server that is idle. `wakes_in_s`: when that thread ends its sleep by
-    itself, where it has set itself a time."""
+    writes files, or pipes, as one does that saves or loads, or waits for a disk; or its main thread
+    receives. `at_work`: those that it has started compute or move data (workers of its data loader,
+    a compiler, `tar`), or it computes itself and does not stand at one place. `uses_core`: its
+    threads together use more of one than a loop that polls. `serves`: as its main thread does.
+    `wakes_in_s`: when that thread ends its sleep by itself, where it has set itself a time."""
 
     pid: int
     state: str
     threads: Sequence[Thread]
     moves_data: bool = False
     at_work: bool = False
+    uses_core: bool = False
     serves: str = ""
     wakes_in_s: float | None = None
 
@@ -109,7 +119,7 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
         one
         for sight in sights
         for one in sight.threads
-        if one.still_s and (one is sight.main or (not one.running and _has_code(one.stack)))
+        if one.still_s and (one is sight.main or (not one.running and one.is_users))
     ]
     enough = any(one.still_s >= needed_s and not one.running for one in standing)
     mains = [sight.main for sight in sights if sight.state]
@@ -118,11 +128,6 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
     return any(one.still_s < needed_s for one in standing) and (
         enough or not told or needed_s <= MOST_GAP_S or all_still
     )
-
-
-def _has_code(stack: ThreadStack) -> bool:
-    """Whether code of the user's is on it."""
-    return users_frame([frame for frame in stack.frames if not frame.native]) is not None
 
 
 class _Below(NamedTuple):
@@ -146,8 +151,8 @@ class _Taken:
     """It has read and written so much since it began, where the kernel tells."""
     below: Mapping[int, _Below] = field(default_factory=dict)
     """The processes below it that are none of those that are looked at."""
-    asleep: Asleep = field(default_factory=Asleep)
-    """What its main thread waits for."""
+    asleep: Mapping[int, Asleep] = field(default_factory=dict)
+    """By native id: what each thread waits for."""
 
 
 def _take(
@@ -163,7 +168,7 @@ def _take(
             taken[pid] = _Taken("", 0.0, (), {})
         else:
             cpu_s = stat.cpu_ticks / TICKS_PER_S
-            main_s = slept_s[pid].get(pid, 0.0)
+            threads = {pid, *(one.native_id for one in stacks[pid] if one.native_id)}
             taken[pid] = _Taken(
                 stat.state,
                 cpu_s,
@@ -171,7 +176,7 @@ def _take(
                 slept_s[pid],
                 _moved_bytes(pid),
                 below[pid],
-                asleep_in(pid, pid, main_s),
+                {one: asleep_in(pid, one, slept_s[pid].get(one, 0.0)) for one in threads},
             )
     return taken
 
@@ -185,7 +190,12 @@ def _compared(
         before = {stack.thread_id: stack for stack in first[pid].threads}
         used = max(0.0, one.cpu_s - first[pid].cpu_s) / gap_s if one.state else 0.0
         threads = [
-            _thread(stack, before.get(stack.thread_id), one, gap_s, used) for stack in one.threads
+            replace(
+                _thread(stack, before.get(stack.thread_id), one, gap_s, used),
+                serves=_serves_at(stack.native_id, one, first[pid]),
+                receives=_receives(stack, one, gap_s),
+            )
+            for stack in one.threads
         ]
         moved = one.moved_bytes - first[pid].moved_bytes
         both = {one.state, first[pid].state}
@@ -193,16 +203,22 @@ def _compared(
         state = one.state if one.state not in _STOPPED or both <= _STOPPED else first[pid].state
         sight = Sight(pid, state, threads, moved >= MOVING_BYTES_PER_S * gap_s or both == {"D"})
         main = sight.main
-        if main is not None and _receives(main.stack, one, gap_s):
-            sight = replace(sight, moves_data=True)
         moves_on = main is not None and not main.still_s and used >= WORKING_SHARE
         found[pid] = replace(
             sight,
+            moves_data=sight.moves_data or (main is not None and main.receives),
             at_work=moves_on or _others_work(first[pid], one, gap_s),
-            serves=one.asleep.listens_at or first[pid].asleep.listens_at,
-            wakes_in_s=one.asleep.wakes_in_s,
+            uses_core=used >= WORKING_SHARE,
+            serves=_serves_at(pid, one, first[pid]),
+            wakes_in_s=one.asleep.get(pid, Asleep()).wakes_in_s,
         )
     return found
+
+
+def _serves_at(thread: int, *taken: _Taken) -> str:
+    """The address at which it waited for somebody to connect, when it was last seen to."""
+    listening = (one.asleep[thread].listens_at for one in taken if thread in one.asleep)
+    return next(filter(None, listening), "")
 
 
 def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:

@@ -365,6 +365,28 @@ def _whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
     return None
 
 
+def is_loop(frame: Frame) -> bool:
+    """Whether the line is a loop by itself, or all that one does: who goes round in it is always
+    seen at this line. What the source does not show may be one."""
+    file = frame.root + frame.file
+    if not text_of(file):
+        return True
+    loops = [*_nodes(file, ast.While), *_nodes(file, ast.For)]
+    return any(frame.line in _only_lines(one) for one in loops)
+
+
+def _only_lines(loop: ast.While | ast.For) -> range:
+    """The lines of a loop where it has but one to be seen at; none where it has others."""
+    first, last = loop.body[0], loop.body[-1]
+    body = range(first.lineno, (last.end_lineno or last.lineno) + 1)
+    if first is not last or hasattr(first, "body"):
+        return range(0)
+    if isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant):
+        return body  # what is always true is not looked at
+    waits_in_head = isinstance(loop, ast.While) and isinstance(first, (ast.Pass, ast.Continue))
+    return range(loop.lineno, body.stop) if waits_in_head or body.start == loop.lineno else range(0)
+
+
 def called_at(frame: Frame) -> list[str]:
     """The names that the line calls."""
     return [

@@ -14,7 +14,7 @@ from enum import Enum
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
 from ..supervisor.source_text import line_of
-from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock
+from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock, waits_for_thread
 from ..supervisor.stacks import Frame
 from . import source as sources
 from .look import Sight, Thread
@@ -93,8 +93,9 @@ class Stance:
     known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
     handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
     `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `moves_data`, `at_work`, `serves`,
-    `wakes_in_s`: as the process does, and is.
+    `cause`: of a rank in its own code, as `missing_rank` has it. `computes`: it uses a core within
+    one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
+    `at_work`, `serves`, `wakes_in_s`: as the process does, and is.
     """
 
     doing: Doing
@@ -109,6 +110,7 @@ class Stance:
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
+    computes: bool = False
     moves_data: bool = False
     at_work: bool = False
     serves: str = ""
@@ -155,11 +157,36 @@ def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
         ]
         if served:
             return max(served, key=lambda one: one.still_s)
+    if main is not None and own.cause == "lock" and waits_for_thread(main.stack):
+        own = _as_late_as_its_threads(own, sight)
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
         return _with_cause(own, "gil_held")
     return own
+
+
+def _as_late_as_its_threads(own: Stance, sight: Sight) -> Stance:
+    """The rank whose main thread waits for what another one hands over: it is at work where one
+    with code of the user's computes or receives, and idle where such a one waits for a client. (A
+    server of metrics has no code of the user's on its stack.)"""
+    helpers = [one for one in _others(sight) if one.is_users]
+    moving = [one for one in helpers if not one.still_s or _is_in_a_call(one)]
+    return replace(
+        own,
+        # On a host with too few cores, one that wants to work may have got little of one.
+        at_work=own.at_work
+        or any(one.running or sight.uses_core for one in moving)
+        or any(one.receives for one in helpers),
+        serves=own.serves or next((one.serves for one in helpers if one.serves), ""),
+    )
+
+
+def _is_in_a_call(thread: Thread) -> bool:
+    """Whether it uses a core, at a line that is no loop by itself: in a call that has not come back
+    yet. A call that holds the GIL and sleeps does not compute."""
+    python = [frame for frame in thread.stack.frames if not frame.native]
+    return thread.stack.active and bool(python) and not sources.is_loop(python[0])
 
 
 def started_as(sight: Sight) -> int | None:
@@ -254,6 +281,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
             still_s=still_s,
             running=running,
             cause="stopped" if sight.stopped else "unknown",
+            computes=_is_in_a_call(thread),
             moves_data=sight.moves_data,
             at_work=sight.at_work,
             serves=sight.serves,
@@ -292,6 +320,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         keys=sources.store_keys(below[0] if below else frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
+        computes=_is_in_a_call(thread),
         moves_data=sight.moves_data,
         at_work=sight.at_work,
         serves=sight.serves,

@@ -41,6 +41,11 @@ _LOCK_WAITS = {
     "synchronize.py": {"acquire", "wait", "wait_for", "__enter__"},
     "_base.py": {"result", "exception", "wait"},
 }
+_HANDED_OVER = {
+    "threading.py": {"wait", "wait_for", "join", "_wait_for_tstate_lock"},
+    "queue.py": {"get", "put", "join"},
+    "_base.py": {"result", "exception", "wait"},
+}
 _LOCK_LINE = re.compile(r"^\s*(?:async\s+)?with\b|\.(?:acquire|join|get|put|flock|lockf)\(")
 _KERNEL_LOCKS = ("futex", "lock_inode", "posix_lock", "flock")
 
@@ -74,7 +79,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     if stack.active or stack.holds_gil:
         return False
     python = [frame for frame in stack.frames if not frame.native]
-    below = python[: _users_line(python)]  # what the user's code has called, innermost first
+    below = _called_by_user(stack)
     if any(_is_torch(frame) or _is_own(frame) for frame in below):
         return False
     for frame in below:
@@ -86,16 +91,30 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     return bool(_LOCK_LINE.search(line_of(python[0])))
 
 
+def waits_for_thread(stack: ThreadStack) -> bool:
+    """Whether it waits for what another thread of its process hands over: an element of a queue, an
+    event, a result. (A lock is given back, and who holds it need not be at work for that.)"""
+    below = _called_by_user(stack)
+    return waits_for_lock(stack) and any(
+        frame.function.rpartition(".")[2] in _HANDED_OVER.get(Path(frame.file).name, ())
+        for frame in below
+    )
+
+
 def may_wait_for_thread(stack: ThreadStack) -> bool:
     """Whether the thread may wait for another: it joins one, asks a future, or runs a loop."""
-    python = [frame for frame in stack.frames if not frame.native]
-    below = python[: _users_line(python)]
     return any(
         (frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join")
         or "/concurrent/futures/" in frame.file
         or "/asyncio/" in frame.file
-        for frame in below
+        for frame in _called_by_user(stack)
     )
+
+
+def _called_by_user(stack: ThreadStack) -> Sequence[Frame]:
+    """What the user's innermost line has called, innermost first."""
+    python = [frame for frame in stack.frames if not frame.native]
+    return python[: _users_line(python)]
 
 
 def rank_ranges(ranks: Iterable[int], word: str = "rank") -> str:

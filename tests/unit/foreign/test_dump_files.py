@@ -74,6 +74,10 @@ def hostile(what: str, file: Path) -> None:
             file.write_bytes(b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".")
         case "deep_key":
             file.write_bytes(b"\x80\x02}K\x01" + b"\x85" * 500_000 + b"K\x01s.")
+        case "deep_key_behind_numbers":
+            numbers = b"X" + struct.pack("<I", 1 << 20) + b"1" * (1 << 20)
+            nested = b"(" * 500_000 + b"K\x01" + b"t" * 500_000
+            file.write_bytes(b"\x80\x02}" + numbers + b"K\x01s" + nested + b"K\x01s.")
         case "deep_size":
             size = entry(0, "nccl:barrier", 1) | {"input_sizes": [["SIZE"]]}
             data = pickle.dumps({"entries": [size]}, protocol=2)
@@ -101,6 +105,7 @@ def hostile(what: str, file: Path) -> None:
         "memo",
         "deep",
         "deep_key",
+        "deep_key_behind_numbers",
         "deep_size",
         "deep_json",
         "bytearray",

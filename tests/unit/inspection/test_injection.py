@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection import injection
-from debugger.inspection.installable import NotInstallable, Target, _places
+from debugger.inspection.installable import NotInstallable, Target, by_gdb, loaded
 from debugger.record.process_stat import read_stat
 from tests.support.waiting import until
 
@@ -48,6 +48,15 @@ def come(run):
 pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _gdb_works_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An old gdb on a new processor does not, and is not used then (`test_rehearsal`)."""
+    try:
+        injection.rehearse(tmp_path_factory.mktemp("rehearsed"))
+    except NotInstallable as reason:
+        pytest.skip(f"it takes a gdb that can be relied on: {reason}")
+
+
 @pytest.fixture(autouse=True)
 def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """gdb may be given no core for long: that it is called off then is no matter here."""
@@ -73,14 +82,9 @@ def python(text: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def of(pid: int) -> Target:
-    places = _places(Path(f"/proc/{pid}/maps").read_text().splitlines())
-    libraries = [
-        (path, start)
-        for path, start in places.items()
-        if Path(path).name.startswith(("libpython3.", "libc.", "libc-"))
-    ]
+    places = loaded(Path(f"/proc/{pid}/maps").read_text().splitlines())
     executable = str(Path(f"/proc/{pid}/exe").resolve())
-    return Target(pid, sys.version_info[:2], executable, tuple(libraries))
+    return by_gdb(pid, sys.version_info[:2], executable, places)
 
 
 def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:

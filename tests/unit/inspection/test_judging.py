@@ -48,6 +48,7 @@ def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
     [
         (works(20.0), LIMITS.still_s),
         (works(20.0, running=True), LIMITS.busy_s),
+        (replace(works(20.0, running=True), computes=True), LIMITS.moving_s),
         (works(0.0), LIMITS.busy_s),
         (works(0.0, running=True), LIMITS.moving_s),
         (works(20.0, cause="stopped"), LIMITS.waiting_s),
@@ -98,7 +99,7 @@ def test_a_server_without_clients_is_not_late() -> None:
 
 
 def test_who_sleeps_until_a_time_comes_by_itself() -> None:
-    worker, naps = waits("broadcast", still_s=8.0), replace(works(8.0), wakes_in_s=12.0)
+    worker, naps = waits("broadcast", still_s=15.0), replace(works(15.0), wakes_in_s=16.0)
     assert verdict(naps, worker, worker) is None
     assert verdict(replace(naps, wakes_in_s=900.0), worker) == ("missing_rank", [0])
     assert verdict(replace(naps, wakes_in_s=None), worker) == ("missing_rank", [0])
@@ -282,3 +283,13 @@ def test_who_makes_the_store_is_joining() -> None:
     joins = waits("init_process_group", doing=Doing.JOIN, arguments={"group_name": "0"})
     assert verdict(host, joins, works(20.0)) == ("join_timeout", [2])
     assert verdict(host, joins) is None
+
+
+def test_one_name_may_be_one_group() -> None:
+    """In ranks with two threads that have a group each, the longest waits are in either."""
+    of_thread = waits("all_reduce", group="group")
+    assert verdict(of_thread, of_thread) is None
+    of_another = replace(of_thread, group="other")
+    assert verdict(of_thread, of_another) == ("deadlock", [0, 1])
+    longer = replace(of_thread, still_s=LIMITS.moving_s)
+    assert verdict(longer, longer) == ("deadlock", [0, 1])
