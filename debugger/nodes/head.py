@@ -18,6 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from ..record.bounds import MOST_RANKS
 from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard
@@ -48,7 +49,8 @@ Route = tuple[bytes, ...]
 @dataclass(slots=True)
 class Node:
     """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
-    other node: its public key, or where all have one, what it has made up. `task`: see Several.
+    other node: its public key, or where all have one, what it has made up. `task`, `ranks`: see
+    Several.
     `silent`: nothing has come from it for so long that it is lost."""
 
     number: int
@@ -56,6 +58,7 @@ class Node:
     host: str
     address: str = ""
     task: str = ""
+    ranks: int = 0
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
     heard: Heard = field(default_factory=Heard)
@@ -372,7 +375,9 @@ class Listener(Link):
         number = known.number if known is not None else len(self.nodes) + 1
         host = str(message.data.get("host", ""))[:255]
         task = str(message.data.get("task", ""))[:MOST_TASK]
-        node = known or Node(number, key, host, address, task)
+        ranks = message.data.get("ranks")
+        starts = ranks if type(ranks) is int and 0 < ranks <= MOST_RANKS else 0
+        node = known or Node(number, key, host, address, task, starts)
         self._heard(node)
         # A node whose connection broke for a moment comes again, and tells everything anew.
         self._numbers = {one: n for one, n in self._numbers.items() if n != number}

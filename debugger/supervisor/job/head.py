@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from ...record import copies, steady_clock
 from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
-from ...record.snapshot import LostNode
 from .brief import packed
 from .far import Far
 from .injected import InjectedCopies, plan_message
@@ -65,7 +63,8 @@ class Head:
         self._answers: dict[int, tuple[bool, str]] = {}
         self._standing: dict[str, Message] = {}
         self._said: set[str] = set()
-        self._given_up_ns = 0
+        self.given_up_ns = 0
+        """When this node was suspended, and others have given it up; 0: that was not so."""
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -106,7 +105,7 @@ class Head:
     def _gone(self, far: Far) -> None:
         """It has left before its ranks had ended: it does not judge by us any more."""
         if absent_s := self._listener.absent_s:
-            self._given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
+            self.given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
             self._say_once(
                 f"this node was not run for {absent_s:.1f} s, and others have given it up"
             )
@@ -172,7 +171,8 @@ class Head:
             mirror.offset_ns = steady_clock.offset_ns()
             self.views.mirrors[number] = mirror
             injected = InjectedCopies(self._directory.path)
-            self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
+            host = clean(known.host, 120)
+            self.nodes[number] = Far(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
         self._prompts.anew(number)
@@ -303,19 +303,6 @@ class Head:
             if far.there and far.status is not None and far.status.shell_code and far.left_ranks:
                 return far.status, self.name(far)
         return None
-
-    def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
-        """The nodes that have fallen silent, this one if it was suspended and others have given it
-        up; `ranks_of`: who had not ended there."""
-        found = [
-            LostNode(far.host, far.lost_ns, tuple(ranks_of.get(far.number, ())))
-            for far in self.nodes.values()
-            if far.lost_ns
-        ]
-        if self._given_up_ns:
-            own = tuple(ranks_of.get(0, ()))
-            found.append(LostNode(socket.gethostname(), self._given_up_ns, own))
-        return tuple(found)
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all
