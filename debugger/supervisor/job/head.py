@@ -51,6 +51,10 @@ class Head:
         self._say = say
         self._logs = LogCopies(directory.logs)
         self.nodes: dict[int, Far] = {}
+        self.news = 0
+        """How often nodes have told more than that their ranks go on calling."""
+        self._stirred: set[int] = set()
+        self._incomplete: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
@@ -72,22 +76,38 @@ class Head:
         """Take in what has come, and see who has fallen silent."""
         for number, message in self._listener.received():
             self._guarded(self._take, number, message)
-        for number, known in list(self._listener.nodes.items()):
-            far = self.nodes.get(number)
-            if far is None or not far.there:
-                continue
-            if self._timed(far):
-                early, far.early = far.early, []
-                for message in early:
-                    self._guarded(self._read_by_its_clock, number, message)
-            if far.torn_s and time.monotonic() - far.anew_s >= ANEW_EVERY_S:
+        for number in {*self._stirred, *self._listener.stirred()}:
+            self._stir(number)
+        for far in list(self._incomplete.values()):
+            if not (far.torn_s and far.there):
+                del self._incomplete[far.number]
+            elif time.monotonic() - far.anew_s >= ANEW_EVERY_S:
                 far.anew_s = time.monotonic()
-                self._listener.send(number, Message("anew"))
-            if known.silent:
-                known.lost = True
-                self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+                self._listener.send(far.number, Message("anew"))
         self._prompts.tell(lambda: self.reachable)
         self.views.look()
+
+    def _stir(self, number: int) -> None:
+        """It has fallen silent, or its clock is known better."""
+        far, known = self.nodes.get(number), self._listener.nodes[number]
+        if far is None:
+            self._stirred.add(number)  # its hello is about to be taken
+            return
+        self._stirred.discard(number)
+        if not far.there:
+            return
+        if self._timed(far):
+            early, far.early = far.early, []
+            for message in early:
+                self._guarded(self._read_by_its_clock, number, message)
+        if known.silent:
+            known.lost = True
+            self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+        self._count(far)
+
+    def _count(self, far: Far, ended: bool = False) -> None:
+        self.news += far.mirror.news - far.news + ended
+        far.news = far.mirror.news
 
     def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
         """What of it makes no sense, or cannot be kept, is said, and ends nothing."""
@@ -101,6 +121,8 @@ class Head:
             self._torn(self.nodes[number])
             reason = clean(str(error), 200)
             self._say_once(f"what node {number} has sent cannot be kept: {reason}")
+        if number in self.nodes:
+            self._count(self.nodes[number], message.kind in ("ended", "bye"))
 
     def _gone(self, far: Far) -> None:
         """It has left before its ranks had ended: it does not judge by us any more."""
@@ -345,9 +367,9 @@ class Head:
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
 
-    @staticmethod
-    def _torn(far: Far) -> None:
+    def _torn(self, far: Far) -> None:
         far.torn_s = far.torn_s or time.monotonic()
+        self._incomplete[far.number] = far
 
     @staticmethod
     def _is_torn(far: Far) -> bool:

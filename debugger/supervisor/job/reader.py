@@ -55,7 +55,7 @@ class JobReader:
         self._job.take()
         head, member = self._job.head, self._job.member
         if head is not None and len(head.nodes) > AS_THEY_COME:
-            before, self._seen = self._seen, (_news(head), self._local.here())
+            before, self._seen = self._seen, (head.news, self._local.here())
             self._local.rests(before == self._seen)
         self._local.trust_size = self._complete()
         snapshots = self._local.look(finished)
@@ -84,7 +84,7 @@ class JobReader:
         if head is None or len(head.nodes) <= AS_THEY_COME:
             return False
         self._job.take()
-        return self._seen == (_news(head), self._local.here())
+        return self._seen == (head.news, self._local.here())
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -146,11 +146,6 @@ class JobReader:
         if told != self._told and self._job.head is not None:
             self._told = told
             self._job.head.tell_ranks(told)
-
-
-def _news(head: Head) -> int:
-    """How often nodes have told more than that their ranks go on calling."""
-    return sum(far.mirror.news + far.over + far.left for far in head.nodes.values())
 
 
 def _path(rank: Rank) -> Path:

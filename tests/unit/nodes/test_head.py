@@ -49,6 +49,9 @@ class Heard:
         found, self.came = self.came, []
         return found
 
+    def stirred(self) -> list[int]:
+        return list(self.nodes)
+
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])

@@ -33,7 +33,7 @@ class Nodes:
         self.asked: list[int | None] = []
         self.taken = 0
         self.owe = False
-        self.given_up_ns = 0
+        self.given_up_ns = self.news = 0
         self._since_ns = 0
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
@@ -129,13 +129,13 @@ def test_of_many_nodes_it_is_known_that_their_ranks_only_go_on_calling(
 ) -> None:
     nodes, local, reader = asked_of_many(tmp_path)
     assert not reader.only_calling()
-    far = SimpleNamespace(mirror=SimpleNamespace(news=0), over=False, left=False, lost_ns=0)
+    far = SimpleNamespace(lost_ns=0)
     nodes.nodes = dict.fromkeys(range(nodes_there), far)
     reader.look()
     assert reader.only_calling() is (nodes_there > 64)
     reader.look()
     assert local.at_rest is (nodes_there > 64)
-    far.mirror.news += 1
+    nodes.news += 1
     assert not reader.only_calling()
     reader.look()
     assert reader.only_calling() is (nodes_there > 64)
