@@ -325,8 +325,11 @@ class Listener(Link):
         node.left = node.left or message.kind == "bye"
         if message.kind == "pong":
             sent, theirs = message.data.get("t"), message.data.get("n")
-            told = type(sent) is int and type(theirs) is int
-            if told and node.offset.exchanged(sent, theirs, node.heard_ns):
+            if (
+                type(sent) is int
+                and type(theirs) is int
+                and node.offset.exchanged(sent, theirs, node.heard_ns)
+            ):
                 self._stirred.append(number)
         elif message.kind in ("relaying", "heard"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
