@@ -41,7 +41,7 @@ class ExecCommand(Command):
         size = inject_flags.known_world_size(os.environ)
         several = of_tasks(os.environ, args.interface)
         if several is None and (nodes := nodes_of_launcher(command)) is not None:
-            several = Several(nodes.fewest, nodes.most, args.interface, nodes.node)
+            several = Several(nodes.fewest, nodes.most, args.interface, nodes.node, nodes.ranks)
         several = head_flags.with_head(args, several) or perhaps(args.interface)
         return Supervisor(
             Options(

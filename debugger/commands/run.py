@@ -65,7 +65,9 @@ class RunCommand(Command):
         size = expected_world_size(torchrun)
         several = None
         if (nodes := nodes_of_torchrun(torchrun)) is not None:
-            several = Several(nodes.fewest, nodes.most, request.own.interface, nodes.node)
+            several = Several(
+                nodes.fewest, nodes.most, request.own.interface, nodes.node, nodes.ranks
+            )
         if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
                 "--head with --launcher mpi needs --hostfile: without it all ranks are on this "

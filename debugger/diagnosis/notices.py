@@ -103,7 +103,7 @@ def _also(world: World, finding: Finding, rank: int, note: Note) -> Finding:
 
 
 def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[Notice, ...]:
-    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    waiting = world.engaged(Activity.INIT)
     if not waiting or world.waited_ns(last := last_to_come(waiting)) < after_ns:
         return ()
     for rank in sorted(waiting):
@@ -118,8 +118,8 @@ def _not_joined(world: World, needs: Needs, after_ns: int) -> tuple[Notice, ...]
 def recorded(world: World) -> list[Finding]:
     """Findings that a rank put on record itself: calls on foreign groups, use after a fork."""
     found: dict[tuple[object, ...], Finding] = {}
-    for number, rank in sorted(world.ranks.items()):
-        for note in rank.notes:
+    for number in world.eventful:
+        for note in world.ranks[number].notes:
             forked = ForkedNote.matches(note)
             if not forked and not NotInGroupNote.matches(note):
                 continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from .torchrun_flags import split_command_line
-from .world_size import node_range
+from .world_size import node_range, rank_count
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -27,11 +27,12 @@ _USES_ENVIRONMENT = ("--use-env", "--use_env")
 @dataclass(frozen=True, slots=True)
 class NodesOfLauncher:
     """`fewest` to `most` nodes take part; `node`: the flag that says which of them this is, with
-    its value, where only one node may be that."""
+    its value, where only one node may be that; `ranks`: so many are started here (0: not known)."""
 
     fewest: int
     most: int
     node: str = ""
+    ranks: int = 0
 
 
 def nodes_of_launcher(command: Sequence[str]) -> NodesOfLauncher | None:
@@ -49,7 +50,8 @@ def nodes_of_torchrun(torchrun: argparse.Namespace) -> NodesOfLauncher | None:
         return None
     # Other rendezvous give the nodes their numbers themselves.
     node = f"--node-rank {torchrun.node_rank}" if torchrun.rdzv_backend == "static" else ""
-    found = NodesOfLauncher(*node_range(torchrun.nnodes), node)
+    ranks = rank_count(torchrun.nproc_per_node, "--nproc-per-node") or 0
+    found = NodesOfLauncher(*node_range(torchrun.nnodes), node, ranks)
     return None if found.most == 1 else found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from ..record.bounds import MOST_RANKS
 from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard
@@ -48,18 +49,24 @@ Route = tuple[bytes, ...]
 @dataclass(slots=True)
 class Node:
     """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
-    other node: its public key, or where all have one, what it has made up. `task`: see Several.
-    `silent`: nothing has come from it for so long that it is lost."""
+    other node: its public key, or where all have one, what it has made up. `task`, `ranks`: see
+    Several.
+    `silent`: nothing has come from it for so long that it is lost. `below_s`: when it has said last
+    that those below it are there, but for those of whom it said otherwise, as `heard` has it;
+    `below_ns`: the same by the monotonic clock."""
 
     number: int
     key: str
     host: str
     address: str = ""
     task: str = ""
+    ranks: int = 0
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
     heard: Heard = field(default_factory=Heard)
     intake: Intake = field(default_factory=Intake)
+    below_s: float = -1.0
+    below_ns: int = 0
     silent: bool = False
     left: bool = False
     lost: bool = False
@@ -85,7 +92,10 @@ class Listener(Link):
         self._routes: dict[int, Route] = {}
         self._numbers: dict[Route, int] = {}
         self._pinged_s = self._missed_s = self._missed_below_s = 0.0
-        self._direct: list[int] = []
+        self._direct: dict[int, None] = {}
+        self._stirred: deque[int] = deque()
+        self._newly_taken: deque[int] = deque()
+        self._taken_below: dict[int, set[int]] = {}
         self._going_below = 0
         self._tree = Tree(fan_in())
         self._proving = 0
@@ -148,7 +158,15 @@ class Listener(Link):
     def received(self) -> Iterable[tuple[int, Message]]:
         """What has come since the last call, in order, with the number of the node; each counts as
         taken in when it is asked for."""
-        return self._inbox.taken()
+        for number, message in self._inbox.taken():
+            if self._tree.relay_of(number):
+                self._newly_taken.append(number)
+            yield number, message
+
+    def stirred(self) -> Collection[int]:
+        """Of whom something else is new since the last call: they have fallen silent, or their
+        clock is known better. Of thousands of nodes these are few."""
+        return {self._stirred.popleft() for _ in range(len(self._stirred))}
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -174,10 +192,11 @@ class Listener(Link):
         every_s = ping_every_s(len(self._direct), PING_EVERY_S)
         if now_s - self._missed_s >= MISSED_EVERY_S:
             self._missed_s = now_s
-            self._direct = [one for one, route in self._routes.items() if len(route) == 1]
             for number in self._direct:
                 node = self.nodes[number]
                 node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
+                if node.silent:
+                    self._stirred.append(number)
         if now_s - self._missed_below_s >= MISSED_BELOW_EVERY_S:
             self._missed_below_s = now_s
             self._miss_below(listened_s)
@@ -188,18 +207,26 @@ class Listener(Link):
             self.say(f"refused {address}: its key is none of this job's nodes")
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
+            while self._newly_taken:
+                leaf = self._newly_taken.popleft()
+                self._taken_below.setdefault(self._tree.relay_of(leaf), set()).add(leaf)
             for number in self._direct:
                 # Each with its own time: clocks are compared by it.
-                if len(self._routes.get(number, ())) == 1:
-                    self._send(number, self._ping(self.nodes[number]))
-                    self.nodes[number].heard.asked(listened_s)
+                self._send(number, self._ping(self.nodes[number]))
+                self.nodes[number].heard.asked(listened_s)
 
     def _miss_below(self, listened_s: float) -> None:
         """Whose relay says nothing of it, nor has it come by another way."""
         for number, route in self._routes.items():
-            if len(route) > 1:
-                node = self.nodes[number]
-                node.silent |= node.heard.silent_s(listened_s) > BELOW_SILENT_S
+            if len(route) == 1 or (node := self.nodes[number]).silent:
+                continue
+            relay = self.nodes.get(self._numbers.get(route[:1], 0))
+            if relay is not None and relay.below_s > node.heard.last_s:
+                node.heard.spoke(relay.below_s)
+                node.heard_ns = relay.below_ns
+            if node.heard.silent_s(listened_s) > BELOW_SILENT_S:
+                node.silent = True
+                self._stirred.append(number)
         for number in self._tree.to_ask:
             if number in self.nodes and self.nodes[number].offset.known:
                 self._tree.asked(number)
@@ -207,14 +234,13 @@ class Listener(Link):
 
     def _ping(self, node: Node) -> Message:
         data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
-        below = self._tree.leaves_of(node.number)
+        below = self._taken_below.pop(node.number, ())
         if below:
             identity = self._routes[node.number][0]
             data["below"] = [
-                [int(route[1]), taken]
+                [int(route[1]), self.nodes[leaf].intake.total]
                 for leaf in below
-                if (route := self._routes.get(leaf, ())) and route[0] == identity
-                if (taken := self._tree.news_of(leaf, self.nodes[leaf].intake.total)) is not None
+                if len(route := self._routes.get(leaf, ())) > 1 and route[0] == identity
             ]
         return Message("ping", data)
 
@@ -291,14 +317,20 @@ class Listener(Link):
             self.say(f"refused what a node has sent: {error}")
             if number is not None:
                 self.nodes[number].intake.refused += 1
+                if relay:
+                    self._newly_taken.append(number)
             return
         node = self.nodes[number]
         self._heard(node)
         node.left = node.left or message.kind == "bye"
         if message.kind == "pong":
             sent, theirs = message.data.get("t"), message.data.get("n")
-            if type(sent) is int and type(theirs) is int:
-                node.offset.exchanged(sent, theirs, node.heard_ns)
+            if (
+                type(sent) is int
+                and type(theirs) is int
+                and node.offset.exchanged(sent, theirs, node.heard_ns)
+            ):
+                self._stirred.append(number)
         elif message.kind in ("relaying", "heard"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if message.kind == "relaying":
@@ -329,21 +361,18 @@ class Listener(Link):
     def _heard_below(self, relay: Node, data: Mapping[str, Any]) -> None:
         """What a relay says of those below it: of whom it has heard nothing, and their clocks."""
         (identity,) = self._routes[relay.number]
-        silent = {int(one) for one in data["silent"]}
-        by_channel = {}
-        for leaf in self._tree.leaves_of(relay.number):
-            route = self._routes.get(leaf, ())
-            if len(route) > 1 and route[0] == identity:
-                node = by_channel[int(route[1])] = self.nodes[leaf]
-                if int(route[1]) in silent:
-                    node.silent = True
-                else:
-                    self._heard(node)
+        for channel in data["silent"]:
+            number = self._numbers.get((identity, b"%d" % channel))
+            if number is not None:
+                self.nodes[number].silent = True
+                self._stirred.append(number)
+        relay.below_s, relay.below_ns = self._listening.total_s, relay.heard_ns
         for channel, add_ns, error_ns in data["offsets"]:
-            if channel in by_channel and type(add_ns) is type(error_ns) is int and error_ns >= 0:
-                by_channel[channel].offset.measured(
-                    relay.offset.add_ns + add_ns, relay.offset.error_ns + error_ns
-                )
+            number = self._numbers.get((identity, b"%d" % channel))
+            if number is not None and type(add_ns) is type(error_ns) is int and error_ns >= 0:
+                error_ns += relay.offset.error_ns
+                if self.nodes[number].offset.measured(relay.offset.add_ns + add_ns, error_ns):
+                    self._stirred.append(number)
 
     def _greet_below(self, relay: int, route: Route, message: Message) -> None:
         """A node that has gone below a relay, which vouches for its key; nobody else is there."""
@@ -372,14 +401,13 @@ class Listener(Link):
         number = known.number if known is not None else len(self.nodes) + 1
         host = str(message.data.get("host", ""))[:255]
         task = str(message.data.get("task", ""))[:MOST_TASK]
-        node = known or Node(number, key, host, address, task)
+        ranks = message.data.get("ranks")
+        starts = ranks if type(ranks) is int and 0 < ranks <= MOST_RANKS else 0
+        node = known or Node(number, key, host, address, task, starts)
         self._heard(node)
         # A node whose connection broke for a moment comes again, and tells everything anew.
-        self._numbers = {one: n for one, n in self._numbers.items() if n != number}
-        self._numbers[route] = number
-        self._routes[number] = route
+        self._set_route(number, route)
         node.intake = Intake()
-        self._tree.begins_anew(number)
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
         if len(route) == 1:
@@ -390,6 +418,18 @@ class Listener(Link):
             relay = self._tree.place(number, self._can_relay)
             if relay:
                 self._through(node, relay)
+
+    def _set_route(self, number: int, route: Route) -> None:
+        self._drop_route(number)
+        self._numbers[route], self._routes[number] = number, route
+        if len(route) == 1:
+            self._direct[number] = None
+
+    def _drop_route(self, number: int) -> None:
+        route = self._routes.pop(number, None)
+        if route is not None:
+            self._numbers.pop(route, None)
+            self._direct.pop(number, None)
 
     def _can_relay(self, number: int) -> bool:
         node, route = self.nodes[number], self._routes[number]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from struct import Struct, error
+from typing import NamedTuple
 
 _HEAD = Struct("<III")
 """number of the file, offset, length"""
@@ -16,8 +16,7 @@ node may be silent."""
 _PACK_FROM_BYTES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """`data` stands at `offset` of the node's `file`-th file."""
 
     file: int

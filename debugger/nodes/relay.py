@@ -103,7 +103,7 @@ class Relay(Listener):
             self._channels += 1
             channel = self._channels
             self.nodes[channel] = Node(channel, "", "")
-            self._numbers[route], self._routes[channel] = channel, route
+            self._set_route(channel, route)
         node = self.nodes[channel]
         self._heard(node)
         self._forget_the_way(channel)
@@ -175,4 +175,4 @@ class Relay(Listener):
         self._forget_the_way(channel)
         self._offsets_told.pop(channel, None)
         del self.nodes[channel]
-        self._numbers.pop(self._routes.pop(channel), None)
+        self._drop_route(channel)

@@ -26,13 +26,15 @@ _WITHIN = ("LOCAL_RANK", "SLURM_STEP_ID", "SLURM_JOB_ID")
 @dataclass(frozen=True, slots=True)
 class Several:
     """`fewest` to `most` supervisors take part. `interface`: where to listen, if that was said.
-    `task`: what only this one of them may be, in words; `agreed`: where they meet, if that was
-    said; `guessed`: nobody has said that there are others, and its ranks may know better."""
+    `task`: what only this one of them may be, in words; `ranks`: how many it starts (0: not known);
+    `agreed`: where they meet, if that was said; `guessed`: nobody has said that there are others,
+    and its ranks may know better."""
 
     fewest: int
     most: int
     interface: str = ""
     task: str = ""
+    ranks: int = 0
     agreed: Agreed | None = None
     guessed: bool = False
 

@@ -216,7 +216,7 @@ class RecordSource(RingReader):
             self._told[at : at + size] = now  # as a whole: the next one may touch it
             yield at, now
         if row[6] == layout.VOLATILE_SIGNATURE:
-            at = layout.VOLATILE_OFFSET + number % layout.RING * layout.VOLATILE_BYTES
+            at = layout.volatile_at(number)
             yield at, self._map[at : at + layout.VOLATILE_BYTES]
 
     def _heap(self) -> Iterator[Piece]:

@@ -46,7 +46,6 @@ class Tree:
         self._relays: dict[int, _Relay] = {}
         self._unable: set[int] = set()
         self._relay_of: dict[int, int] = {}
-        self._taken: dict[int, int] = {}
 
     def place(self, number: int, able: Callable[[int], bool]) -> int:
         """Below which node this new one belongs; 0: it stays with the head. `able`: whether a node
@@ -92,14 +91,3 @@ class Tree:
     def relay_of(self, number: int) -> int:
         """Below which node it belongs; 0: none."""
         return self._relay_of.get(number, 0)
-
-    def begins_anew(self, number: int) -> None:
-        """Its messages are counted from 0."""
-        self._taken.pop(number, None)
-
-    def news_of(self, number: int, taken: int) -> int | None:
-        """How many messages of it were taken in; None where its relay was told that already."""
-        if self._taken.get(number) == taken:
-            return None
-        self._taken[number] = taken
-        return taken

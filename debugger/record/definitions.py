@@ -98,6 +98,11 @@ class Definitions:
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
 
+    def unread(self, used: int) -> tuple[int, int]:
+        """Where in the record what was not read yet of so many bytes of its heap begins, and how
+        many bytes that is."""
+        return layout.HEAP_OFFSET + self._read, min(used, layout.HEAP_BYTES) - self._read
+
     def read(self, mapped: mmap.mmap, used: int, wall_offset_ns: int) -> None:
         """Take in the heap of the record up to `used` bytes. `wall_offset_ns` makes Unix time of
         the writer's monotonic clock; where it has changed, what is known is corrected."""
@@ -184,7 +189,7 @@ class Definitions:
             if found is not None:
                 return found
         else:
-            at = layout.VOLATILE_OFFSET + call % layout.RING * layout.VOLATILE_BYTES
+            at = layout.volatile_at(call)
             raw = mapped[at : at + layout.VOLATILE_BYTES].rstrip(b"\0")
             try:
                 return Signature.from_json(raw.decode("utf-8", "replace"))

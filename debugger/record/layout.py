@@ -166,6 +166,11 @@ BOUNDED_S = 40.0
 HEAP_FULL_FLAG = 2
 
 
+def volatile_at(call: int) -> int:
+    """Where the signature of the call with this number is, if the heap does not have it."""
+    return VOLATILE_OFFSET + call % RING * VOLATILE_BYTES
+
+
 class Role(enum.IntEnum):
     """What the process is, as far as it knows itself."""
 

@@ -133,6 +133,8 @@ class FlightReader(RingReader):
             free_serial,
             location,
         ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        if self._window is not None:
+            self._window.load(*self._definitions.unread(heap_used))
         self._definitions.read(self._map, heap_used, self.wall_offset_ns)
         if process.ended_ns is None and exiting_ns and not process.alive:
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
@@ -315,6 +317,8 @@ class FlightReader(RingReader):
                 state = CallState.COMPLETED
             elif row[15]:
                 state = CallState.STARTED
+        if self._window is not None and row[6] == layout.VOLATILE_SIGNATURE:
+            self._window.load(layout.volatile_at(number), layout.VOLATILE_BYTES)
         started_ns = row[15]
         if state is CallState.COMPLETED:
             started_ns = started_ns or row[14]

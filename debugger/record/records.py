@@ -22,6 +22,7 @@ from .notes import CrashNote, ForkedNote, LayerOffNote
 from .reader import FlightError, FlightReader
 from .ring import OpenMaps
 from .snapshot import Note, Process, Rank, Snapshot
+from .window import Window
 
 HERE_EVERY_S = 0.2
 """A rank that calls, however slowly, has called within that; else it stands still for now."""
@@ -34,7 +35,7 @@ UNREADABLE = (
 )
 _OF_RANK = re.compile(r"(\d{1,7})\.flight")
 
-MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 4000
+MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 16_384
 """With one look, of copies of ranks of which no more was reported than that they go on calling. At
 rest there are few looks, and nothing else to be read."""
 MOST_COPIES_MAPPED = 256
@@ -97,6 +98,7 @@ class Records:
         self._steady = steady
         self._far = far
         self._maps = OpenMaps(MOST_COPIES_MAPPED)
+        self._window = Window()
         self._copies: dict[FlightReader, _Copy] = {}
         self._copies_moved = self._looks = 0
         self._readers: dict[int, FlightReader] = {}
@@ -145,11 +147,12 @@ class Records:
             self._look_at(reader, copy)
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
-        """A copy of which something was reported: while it is mapped, all of it is read."""
+        """A copy of which something was reported: all that is to be seen of it is read at once."""
         copy.looked_at = self._looks
-        self._refresh(reader, copy)
-        reader.keep_waits = True
-        copy.read(self._view(reader, copy.told.process))
+        with reader.looked_at(self._window):
+            self._refresh(reader, copy)
+            reader.keep_waits = True
+            copy.read(self._view(reader, copy.told.process))
 
     def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
         """It may have been cut short, and may have learnt who it is."""

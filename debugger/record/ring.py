@@ -14,6 +14,7 @@ from . import layout
 from .bounds import open_regular
 from .lost_pages import keep
 from .signature import OP_CODES, POINT_TO_POINT
+from .window import Window
 
 _MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
 
@@ -82,6 +83,7 @@ class RingReader:
         self.cut = False
         self._maps = maps
         self._mapped: mmap.mmap | None = None
+        self._window: Window | None = None
         self._open()
 
     @property
@@ -95,6 +97,24 @@ class RingReader:
             found.madvise(mmap.MADV_RANDOM)
             self._maps.opened(self)
         return found
+
+    @contextlib.contextmanager
+    def looked_at(self, window: Window) -> Iterator[None]:
+        """Within the block the record is read through the window, if it is not mapped just now. No
+        other thread may read it meanwhile."""
+        if self._mapped is not None:
+            yield
+            return
+        with contextlib.suppress(OSError):
+            window.open(self.path)
+            self._mapped, self._window = window.memory, window
+        try:
+            yield
+        finally:
+            if self._window is not None:
+                self._window = None
+                window.close()
+                self._mapped = self._mapped if self.cut else None
 
     def rest(self) -> None:
         """Hold nothing of the file until it is read again, by its name."""
@@ -155,6 +175,8 @@ class RingReader:
         if number < 0:
             return None
         at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+        if self._window is not None:
+            self._window.load(at, layout.SLOT.size)
         row = layout.SLOT.unpack_from(self._map, at)
         return row if row[0] == row[17] == number + 1 else None
 

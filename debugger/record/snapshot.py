@@ -316,11 +316,13 @@ class Rank:
 @dataclass(frozen=True, slots=True)
 class LostNode:
     """A node of the job whose supervisor has fallen silent. `heard_ns`: when it was heard last;
-    `ranks`: those that it had then, and that had not ended."""
+    `ranks`: those on it, as far as that is known. `others`: the hosts of further nodes that are
+    lost, where it is not known which of these ranks are on which of them."""
 
     host: str
     heard_ns: int
     ranks: tuple[int, ...]
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

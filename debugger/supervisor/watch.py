@@ -32,10 +32,12 @@ fault would wait for the next one."""
 START_EVERY_S = 0.5
 STILL_EVERY_S = 0.25
 """While nothing changes, only the clock can bring a finding: looking less often is enough."""
-CALLING_REST, CALLING_EVERY_S = 20.0, 8.0
+CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
 more."""
+MOMENT_S = 1.0
+"""In which many nodes tell what their ranks have in common, at most; then they are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Watch:
             return False
         now_s, usual_s = time.monotonic(), self._usual_s
         if self._news_s:
-            return now_s - self._news_s < usual_s
+            return now_s - self._news_s < min(usual_s, MOMENT_S)
         if now_s - self._looked_s >= min(CALLING_EVERY_S, CALLING_REST * usual_s):
             return False
         if self._reader.only_calling():

@@ -30,7 +30,8 @@ def as_pending(world: World, rank: int, call: Call) -> Pending:
 
 def failed_calls(world: World) -> Iterator[Pending]:
     """The call in which a rank that has ended with an error stood, or which it had seen fail."""
-    for number, rank in world.ranks.items():
+    for number in world.eventful:
+        rank = world.ranks[number]
         if not has_failed(world, number) or rank.history is None or not rank.calls:
             continue
         call = rank.history.call(rank.calls - 1)

@@ -6,7 +6,7 @@ stands still while the rank runs on, so nothing may be concluded from what it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -93,7 +93,11 @@ class World:
 
     @cached_property
     def unrecorded(self) -> frozenset[int]:
-        off = (number for number, rank in self.ranks.items() if LayerOffNote.among(rank.notes))
+        off = (
+            number
+            for number, rank in self.ranks.items()
+            if rank.notes and LayerOffNote.among(rank.notes)
+        )
         return frozenset((*off, *self.snapshot.unreadable))
 
     @cached_property
@@ -122,6 +126,13 @@ class World:
                 and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
             )
         )
+
+    @cached_property
+    def eventful(self) -> Sequence[int]:
+        """The ranks that have ended or noted anything, in order: of the many others, which do no
+        more than call and wait, no rule about ends and exceptions has to ask."""
+        noted = {number for number, rank in self.ranks.items() if rank.notes}
+        return sorted(noted | self._ended)
 
     def finished(self, rank: int) -> bool:
         """It ended by itself with status 0 and without an uncaught exception."""
@@ -211,9 +222,13 @@ class World:
             found = self._pending[rank] = tuple(rows)
         return found
 
-    def all_pending(self) -> Iterator[Pending]:
-        for rank in self.ranks:
-            yield from self.pending(rank)
+    def all_pending(self) -> Sequence[Pending]:
+        """What the threads of all ranks wait for, in the order of `ranks`."""
+        return self._all_pending
+
+    @cached_property
+    def _all_pending(self) -> Sequence[Pending]:
+        return [pending for rank in self.ranks for pending in self.pending(rank)]
 
     def stable(self, rank: int) -> bool:
         """Nothing in the rank's layer moved between the two snapshots."""
@@ -250,12 +265,22 @@ class World:
 
     def activity(self, rank: int, activity: Activity) -> Wait | None:
         """The rank's wait of that sort, if any (live ranks only, and none that is unrecorded)."""
-        if self.ended(rank) or rank in self.unrecorded:
-            return None
-        if activity is Activity.STORE:
-            rows = (pending.wait for pending in self.pending(rank))
-            return next((wait for wait in rows if wait.activity is activity), None)
-        return next((w for w in self.ranks[rank].waits if w.activity is activity), None)
+        return self.engaged(activity).get(rank)
+
+    def engaged(self, activity: Activity) -> Mapping[int, Wait]:
+        """The ranks that have a wait of that sort, in the order of `ranks`, and it."""
+        return self._engaged.get(activity, {})
+
+    @cached_property
+    def _engaged(self) -> Mapping[Activity, Mapping[int, Wait]]:
+        found: dict[Activity, dict[int, Wait]] = {}
+        for number, rank in self.ranks.items():
+            if not rank.waits or self.ended(number) or number in self.unrecorded:
+                continue
+            for wait in rank.waits:
+                if wait.activity is not Activity.STORE or _named(wait) is wait:
+                    found.setdefault(wait.activity, {}).setdefault(number, wait)
+        return found
 
 
 def _named(wait: Wait) -> Wait:

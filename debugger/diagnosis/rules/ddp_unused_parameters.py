@@ -38,9 +38,7 @@ REMEDY = (
 def unused_parameters(world: World) -> list[Candidate]:
     """What ranks have failed on, as one finding."""
     failed = {
-        rank: notes[-1]
-        for rank in sorted(world.ranks)
-        if (notes := world.notes(rank, DdpFailedNote))
+        rank: notes[-1] for rank in world.eventful if (notes := world.notes(rank, DdpFailedNote))
     }
     if not failed:
         return []

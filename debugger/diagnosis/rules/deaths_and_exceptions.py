@@ -32,7 +32,8 @@ def endings(world: World) -> list[Candidate]:
     """Every rank that died or raised, but for those that this tool itself stopped."""
     found = []
     killed: list[Rank] = []
-    for number, rank in sorted(world.ranks.items()):
+    for number in world.eventful:
+        rank = world.ranks[number]
         if world.notes(number, FindingRaisedNote):
             continue
         note = last_exception(world, number)

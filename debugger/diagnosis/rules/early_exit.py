@@ -45,7 +45,7 @@ MOST_UNFINISHED = 64
 
 def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
     """early_exit and unmatched_p2p; one finding for each call, earliest waits first."""
-    if not any(_has_left(world, rank) for rank in world.ranks):
+    if not _somebody_has_left(world):
         return []
     found: dict[tuple[object, ...], Candidate] = {}
     key: tuple[object, ...]
@@ -94,9 +94,12 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
     return finding
 
 
-def _has_left(world: World, rank: int) -> bool:
-    groups = world.ranks[rank].groups.values()
-    return world.finished(rank) or any(group.state is GroupState.DESTROYED for group in groups)
+def _somebody_has_left(world: World) -> bool:
+    return any(world.finished(rank) for rank in world.eventful) or any(
+        group.state is GroupState.DESTROYED
+        for view in world.groups
+        for group in view.states.values()
+    )
 
 
 def _is_left_behind(world: World, pending: Pending) -> bool:
@@ -111,7 +114,8 @@ def _is_left_behind(world: World, pending: Pending) -> bool:
 def _failed_messages(world: World) -> Iterator[Pending]:
     """Sends and receives before its last call in which a rank that lost a connection stood: it
     may have made several before it waited for the first."""
-    for number, rank in world.ranks.items():
+    for number in world.eventful:
+        rank = world.ranks[number]
         if (
             rank.history is None
             or not has_failed(world, number)

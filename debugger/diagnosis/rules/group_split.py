@@ -27,8 +27,8 @@ Made = Mapping[int, tuple[Part, Note]]
 def different_splits(world: World) -> list[Candidate]:
     """One finding for each group at most."""
     splits: dict[tuple[GroupKey, int], dict[int, tuple[Part, Note]]] = {}
-    for rank, record in world.ranks.items():
-        for note in SplitNote.among(record.notes):
+    for rank in world.eventful:
+        for note in SplitNote.among(world.ranks[rank].notes):
             split = SplitNote.read(note.data)
             if split is not None and rank not in world.unrecorded:
                 made = splits.setdefault((split.group, split.number), {})

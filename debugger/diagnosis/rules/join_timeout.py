@@ -16,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from ...record.layout import Activity, Phase
 from ...record.majority import vote
@@ -35,11 +35,11 @@ from ..limits import Candidate
 def joins(world: World, needs: Needs) -> list[Candidate]:
     """What keeps the default group from forming."""
     found = _rivals(world)
-    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    waiting = world.engaged(Activity.INIT)
     failed = {
         rank: note
-        for rank, record in world.ranks.items()
-        if not record.groups and (note := last_exception(world, rank))
+        for rank in world.eventful
+        if not world.ranks[rank].groups and (note := last_exception(world, rank))
     }
     found += _port_taken(world, failed, waiting)
     found += _stale_store(world, failed, waiting)
@@ -112,7 +112,9 @@ def _has_one_life(world: World) -> bool:
     )
 
 
-def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait]) -> list[Candidate]:
+def _port_taken(
+    world: World, failed: dict[int, Note], waiting: Mapping[int, Wait]
+) -> list[Candidate]:
     found = []
     for rank, note in failed.items():
         error = raised(note)
@@ -137,10 +139,10 @@ def _port_taken(world: World, failed: dict[int, Note], waiting: dict[int, Wait])
 
 
 def _stale_store(
-    world: World, failed: dict[int, Note], waiting: dict[int, Wait]
+    world: World, failed: dict[int, Note], waiting: Mapping[int, Wait]
 ) -> list[Candidate]:
     users = {
-        rank: notes[-1] for rank in world.ranks if (notes := world.notes(rank, StaleStoreNote))
+        rank: notes[-1] for rank in world.eventful if (notes := world.notes(rank, StaleStoreNote))
     }
     # Whoever comes first finds the old file; who fails first is another matter.
     times = [note.time_ns for note in failed.values()]
@@ -177,7 +179,9 @@ def _stale_store(
     return [Candidate(finding)]
 
 
-def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) -> list[Candidate]:
+def _elsewhere(
+    world: World, waiting: Mapping[int, Wait], failed: dict[int, Note]
+) -> list[Candidate]:
     """They look for each other in different places, or wait for different numbers of ranks."""
     late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
     lost = [note for note in failed.values() if TIMED_OUT.search(note.message)]
@@ -214,7 +218,7 @@ def _elsewhere(world: World, waiting: dict[int, Wait], failed: dict[int, Note]) 
     return [Candidate(finding)]
 
 
-def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Candidate]:
+def _never_came(world: World, needs: Needs, waiting: Mapping[int, Wait]) -> list[Candidate]:
     if not waiting:
         return []
     first = min(waiting, key=lambda rank: waiting[rank].since_ns)
@@ -241,7 +245,7 @@ def _never_came(world: World, needs: Needs, waiting: dict[int, Wait]) -> list[Ca
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
 
 
-def _too_late(world: World, waiting: dict[int, Wait]) -> list[Candidate]:
+def _too_late(world: World, waiting: Mapping[int, Wait]) -> list[Candidate]:
     """Everybody else has been there already, and nobody will come again."""
     others = tuple(sorted(set(world.ranks) - set(waiting)))
     gone = [rank for rank in others if world.ended(rank) and rank not in world.unrecorded]

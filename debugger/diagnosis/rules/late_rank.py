@@ -77,16 +77,18 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
     rows = [
         pending
         for pending in world.all_pending()
-        if world.waited_ns(pending.wait) >= longer_than_ns
-        and (joins or not _joins(pending))
-        and not _in_background(world, pending, longer_than_ns)
+        if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
     ]
     seen: set[int] = set()
     for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
         need = needs.of(pending)
-        if need is not None and id(need) in seen:
+        # All have come to it: it hangs on nobody but on who is stopped within it.
+        if id(need) in seen or (need is None and not world.stopped):
             continue
-        seen.add(id(need) if need is not None else 0)
+        if _in_background(world, pending, longer_than_ns):
+            continue  # asked late: it reads the record, and of many ranks few come to that
+        if need is not None:
+            seen.add(id(need))
         culprits = _roots(world, needs, pending)
         if culprits:
             return Late(pending, culprits, _waiting_with(world, pending, culprits))
@@ -109,7 +111,7 @@ def _joins(pending: Pending) -> bool:
 
 
 def _last_to_join(world: World) -> Wait | None:
-    waiting = {rank: wait for rank in world.ranks if (wait := world.activity(rank, Activity.INIT))}
+    waiting = world.engaged(Activity.INIT)
     return last_to_come(waiting) if waiting else None
 
 
@@ -337,12 +339,13 @@ def _all_in_store(world: World) -> list[Candidate]:
     """Nobody waits in a call: all that wait, wait for a key of a store."""
     waits = {
         rank: wait
-        for rank in world.ranks
-        if (wait := world.activity(rank, Activity.STORE)) is not None
-        and world.waited_ns(wait) >= world.limits.hang_ns
+        for rank, wait in world.engaged(Activity.STORE).items()
+        if world.waited_ns(wait) >= world.limits.hang_ns
     }
+    if not waits:
+        return []
     alive = [rank for rank in world.ranks if not world.ended(rank)]
-    if not waits or len(waits) < len(alive):
+    if len(waits) < len(alive):
         return []
     culprits = tuple(sorted(waits))
     last = max(waits.values(), key=lambda wait: wait.since_ns)

@@ -1,7 +1,8 @@
 """A node of the job fell silent: its supervisor, its network or its power.
 
 Rules:
-1. Its ranks that had not ended are the culprits, from the moment at which it was heard last.
+1. Its ranks that had not ended are the culprits, from the moment at which it was heard last. Where
+   nobody knows which these are, it is said a little later: others may tell of theirs by then.
 2. What others say of those ranks afterwards (connections closed, waits) follows from it.
 3. A node that left in good order is not lost; nor is one whose ranks had all ended.
 """
@@ -17,6 +18,10 @@ from ..facts.world import World
 from ..findings import Finding
 from ..limits import Candidate
 
+UNKNOWN_NS = 6_000_000_000
+"""Ranks are told of as they load torch, which takes seconds; then nobody but those of the lost node
+is left."""
+
 
 def lost_nodes(world: World) -> list[Candidate]:
     """One finding for each host: where each rank has a supervisor, as under mpiexec, all that were
@@ -24,7 +29,7 @@ def lost_nodes(world: World) -> list[Candidate]:
     found = []
     for node in _hosts(world.snapshot.lost):
         ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
-        if not ranks:
+        if node.ranks and not ranks:
             continue
         others = tuple(sorted(set(world.ranks) - set(ranks)))
         finding = Finding(
@@ -36,18 +41,19 @@ def lost_nodes(world: World) -> list[Candidate]:
             observable_ns=node.heard_ns,
             data={"host": printable(node.host, 120)},
         )
-        found.append(Candidate(finding))
+        found.append(Candidate(finding, 0 if ranks else node.heard_ns + UNKNOWN_NS))
     return found
 
 
 def _hosts(lost: Iterable[LostNode]) -> list[LostNode]:
     """Those of one host are one; of a node without a name nobody knows where it is."""
-    found: dict[str, LostNode] = {}
+    found: dict[tuple[str, ...], LostNode] = {}
     for place, node in enumerate(lost):
-        key = node.host or f"/{place}"
+        key = (node.host or f"/{place}", *node.others)
         other = found.get(key, node)
         ranks = tuple(sorted({*other.ranks, *node.ranks}))
-        found[key] = LostNode(node.host, min(other.heard_ns, node.heard_ns), ranks)
+        heard_ns = min(other.heard_ns, node.heard_ns)
+        found[key] = LostNode(node.host, heard_ns, ranks, node.others)
     return list(found.values())
 
 
@@ -63,8 +69,14 @@ def lost_without_ranks(node: LostNode) -> Finding:
 
 
 def _message(node: LostNode, ranks: tuple[int, ...]) -> str:
-    host = printable(node.host, 120) or "a node"
-    text = f"{host} has fallen silent: its power, its network or its supervisor"
+    hosts = [printable(host, 120) or "a node" for host in (node.host, *node.others)]
+    text = f"{hosts[0]} has fallen silent: its power, its network or its supervisor"
+    if node.others:
+        text = (
+            f"{', '.join(hosts)} have fallen silent: their power, their network or their "
+            "supervisors"
+        )
+    on = "on them" if node.others else "on it"
     if not ranks:
-        return text
-    return f"{text}; {ranks_text(ranks)} {verb(ranks, 'is', 'are')} on it"
+        return f"{text}; which ranks are {on} is not known"
+    return f"{text}; {ranks_text(ranks)} {verb(ranks, 'is', 'are')} {on}"

@@ -25,8 +25,8 @@ MOST_REPORTED = 100
 def reported(world: World) -> list[Candidate]:
     """One finding for each that ranks have reported, however many did."""
     notes: dict[OwnFindingNote, tuple[int, Note]] = {}
-    for number, rank in sorted(world.ranks.items()):
-        for note in OwnFindingNote.among(rank.notes):
+    for number in world.eventful:
+        for note in OwnFindingNote.among(world.ranks[number].notes):
             known = OwnFindingNote.read(note.data)
             if known is not None and len(notes) < MOST_REPORTED:
                 key = replace(known, victims=(), headline="")  # who reports it may see others

@@ -34,12 +34,19 @@ def stalled(world: World) -> list[Candidate]:
         return []
     if any(rank not in world.ranks for rank in world.expected):
         return []
-    waits = {rank: wait for rank in world.ranks if (wait := _stands_still(world, rank)) is not None}
+    waits: dict[int, Pending] = {}
+    eventful = frozenset(world.eventful)
+    for rank in world.ranks:
+        wait = _stands_still(world, rank)
+        if wait is not None:
+            waits[rank] = wait
+        elif rank not in eventful:
+            return []  # it goes on
     given_up = {
         rank: note
-        for rank, record in world.ranks.items()
+        for rank in world.eventful
         if rank not in waits
-        and not record.groups
+        and not world.ranks[rank].groups
         and (note := last_exception(world, rank)) is not None
         and timed_out(note)
     }

@@ -180,7 +180,7 @@ def _ops(world: World, view: GroupView, call: Call) -> set[str]:
 def _named(world: World) -> set[Link]:
     """The connections on which nothing came, as the ranks whose time ran out say."""
     found = set()
-    for rank in world.ranks:
+    for rank in world.eventful:
         note = last_exception(world, rank)
         link = link_of(world, note) if note is not None and timed_out(note) else None
         if link is not None:

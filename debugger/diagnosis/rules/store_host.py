@@ -24,13 +24,14 @@ STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
 def store_hosts_that_left(world: World) -> list[Candidate]:
     """At most one finding for each host."""
     found = []
-    for host, record in world.ranks.items():
+    for host in world.eventful:
+        record = world.ranks[host]
         if not world.finished(host) or not world.notes(host, StoreHostNote):
             continue
         ended_ns = record.process.ended_ns or record.heartbeat_ns
         lost = {
             rank: note
-            for rank in world.ranks
+            for rank in world.eventful
             if rank != host and (note := _lost_store(world, rank, ended_ns)) is not None
         }
         if lost:

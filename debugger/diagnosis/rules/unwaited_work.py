@@ -14,8 +14,8 @@ from ..findings import Finding, RankEvidence
 def unwaited(world: World) -> list[Finding]:
     """Of each line the ranks that did, and how often."""
     lines: dict[tuple[str, CallSite | None, bool], dict[int, tuple[Note, int]]] = {}
-    for number, rank in sorted(world.ranks.items()):
-        for note in UnwaitedWorkNote.among(rank.notes):
+    for number in world.eventful:
+        for note in UnwaitedWorkNote.among(world.ranks[number].notes):
             told = UnwaitedWorkNote.read(note.data)
             if told is not None:
                 lines.setdefault((told.op, note.site, told.kept), {})[number] = (note, told.count)

@@ -14,8 +14,9 @@ from .injected import InjectedCopies
 
 @dataclass(slots=True)
 class Far:
-    """`told_ns`: up to when it has told where its ranks stand, by
-    our steady clock; `torn_s`: since when something is missing of what it has told (0: nothing);
+    """`starts`: how many ranks (0: not known); `told_ns`: up to when it has told where those stand,
+    by our steady clock; `news`: how much of its news is counted;
+    `torn_s`: since when something is missing of what it has told (0: nothing);
     `anew_s`: when it was last asked to tell everything once more; `filled`: the last question for
     calls that it has answered; `status`: how its command ended; `over`: nothing of its run is left;
     `left_ranks`: its command has ended, and ranks have not.
@@ -25,8 +26,10 @@ class Far:
     host: str
     mirror: Mirror
     injected: InjectedCopies
+    starts: int = 0
     told_ns: int = 0
     serial: int = 0
+    news: int = 0
     torn_s: float = 0.0
     anew_s: float = -1e9
     filled: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from ...record import copies, steady_clock
 from ...record.exits import ExitStatus
 from ...record.run_directory import RunDirectory
 from ...record.sanitize import clean
-from ...record.snapshot import LostNode
 from .brief import packed
 from .far import Far
 from .injected import InjectedCopies, plan_message
@@ -53,6 +51,10 @@ class Head:
         self._say = say
         self._logs = LogCopies(directory.logs)
         self.nodes: dict[int, Far] = {}
+        self.news = 0
+        """How often nodes have told more than that their ranks go on calling."""
+        self._stirred: set[int] = set()
+        self._incomplete: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
@@ -65,7 +67,8 @@ class Head:
         self._answers: dict[int, tuple[bool, str]] = {}
         self._standing: dict[str, Message] = {}
         self._said: set[str] = set()
-        self._given_up_ns = 0
+        self.given_up_ns = 0
+        """When this node was suspended, and others have given it up; 0: that was not so."""
 
     # -- what they tell ------------------------------------------------------------------------
 
@@ -73,22 +76,38 @@ class Head:
         """Take in what has come, and see who has fallen silent."""
         for number, message in self._listener.received():
             self._guarded(self._take, number, message)
-        for number, known in list(self._listener.nodes.items()):
-            far = self.nodes.get(number)
-            if far is None or not far.there:
-                continue
-            if self._timed(far):
-                early, far.early = far.early, []
-                for message in early:
-                    self._guarded(self._read_by_its_clock, number, message)
-            if far.torn_s and time.monotonic() - far.anew_s >= ANEW_EVERY_S:
+        for number in {*self._stirred, *self._listener.stirred()}:
+            self._stir(number)
+        for far in list(self._incomplete.values()):
+            if not (far.torn_s and far.there):
+                del self._incomplete[far.number]
+            elif time.monotonic() - far.anew_s >= ANEW_EVERY_S:
                 far.anew_s = time.monotonic()
-                self._listener.send(number, Message("anew"))
-            if known.silent:
-                known.lost = True
-                self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+                self._listener.send(far.number, Message("anew"))
         self._prompts.tell(lambda: self.reachable)
         self.views.look()
+
+    def _stir(self, number: int) -> None:
+        """It has fallen silent, or its clock is known better."""
+        far, known = self.nodes.get(number), self._listener.nodes[number]
+        if far is None:
+            self._stirred.add(number)  # its hello is about to be taken
+            return
+        self._stirred.discard(number)
+        if not far.there:
+            return
+        if self._timed(far):
+            early, far.early = far.early, []
+            for message in early:
+                self._guarded(self._read_by_its_clock, number, message)
+        if known.silent:
+            known.lost = True
+            self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
+        self._count(far)
+
+    def _count(self, far: Far, ended: bool = False) -> None:
+        self.news += far.mirror.news - far.news + ended
+        far.news = far.mirror.news
 
     def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
         """What of it makes no sense, or cannot be kept, is said, and ends nothing."""
@@ -102,11 +121,13 @@ class Head:
             self._torn(self.nodes[number])
             reason = clean(str(error), 200)
             self._say_once(f"what node {number} has sent cannot be kept: {reason}")
+        if number in self.nodes:
+            self._count(self.nodes[number], message.kind in ("ended", "bye"))
 
     def _gone(self, far: Far) -> None:
         """It has left before its ranks had ended: it does not judge by us any more."""
         if absent_s := self._listener.absent_s:
-            self._given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
+            self.given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
             self._say_once(
                 f"this node was not run for {absent_s:.1f} s, and others have given it up"
             )
@@ -172,7 +193,8 @@ class Head:
             mirror.offset_ns = steady_clock.offset_ns()
             self.views.mirrors[number] = mirror
             injected = InjectedCopies(self._directory.path)
-            self.nodes[number] = Far(number, clean(known.host, 120), mirror, injected)
+            host = clean(known.host, 120)
+            self.nodes[number] = Far(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
         self._prompts.anew(number)
@@ -304,19 +326,6 @@ class Head:
                 return far.status, self.name(far)
         return None
 
-    def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
-        """The nodes that have fallen silent, this one if it was suspended and others have given it
-        up; `ranks_of`: who had not ended there."""
-        found = [
-            LostNode(far.host, far.lost_ns, tuple(ranks_of.get(far.number, ())))
-            for far in self.nodes.values()
-            if far.lost_ns
-        ]
-        if self._given_up_ns:
-            own = tuple(ranks_of.get(0, ()))
-            found.append(LostNode(socket.gethostname(), self._given_up_ns, own))
-        return tuple(found)
-
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all
         calls that are on record, for which each is asked now. A digest that was on its way is no
@@ -358,9 +367,9 @@ class Head:
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
 
-    @staticmethod
-    def _torn(far: Far) -> None:
+    def _torn(self, far: Far) -> None:
         far.torn_s = far.torn_s or time.monotonic()
+        self._incomplete[far.number] = far
 
     @staticmethod
     def _is_torn(far: Far) -> bool:

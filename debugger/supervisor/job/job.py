@@ -259,9 +259,10 @@ class Job:
         from .member import Member
 
         assert self._connection is not None
-        task = self.several.task if self.several is not None else ""
-        self._connection.interface = self.several.interface if self.several is not None else ""
-        self._connection.connect(offer, Member.hello(_version(), task))
+        several = self.several or Several(1, MOST)
+        self._connection.interface = several.interface
+        about = Member.hello(_version(), several.task, several.ranks)
+        self._connection.connect(offer, about)
         self.member = Member(self._connection, self._directory, self._table, self.say)
         self.member.on_action = self.on_action
         return self.member

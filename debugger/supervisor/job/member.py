@@ -249,13 +249,14 @@ class Member:
         self._connection.close()
 
     @staticmethod
-    def hello(version: str, task: str) -> dict[str, Any]:
+    def hello(version: str, task: str, ranks: int) -> dict[str, Any]:
         """What this node says of itself. By `id` the head knows it again after a moment without
-        a connection, where all nodes have one key."""
+        a connection, where all nodes have one key. `ranks`: how many it starts (0: not known)."""
         from ...nodes.offers import SCHEMA
 
         host, own = socket.gethostname(), secrets.token_hex(16)
-        return {"schema": SCHEMA, "version": version, "host": host, "task": task, "id": own}
+        about = {"host": host, "task": task, "ranks": ranks, "id": own}
+        return {"schema": SCHEMA, "version": version, **about}
 
 
 def _finding(data: Mapping[str, Any]) -> Finding:

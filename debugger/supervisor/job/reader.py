@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
 from ...nodes.pace import AS_THEY_COME
+from ...nodes.several import MOST, Several
 from ...record import steady_clock
 from ...record.reader import FlightReader
 from ...record.snapshot import LostNode, Rank, Snapshot
 from ..run_reader import LocalReader
 from .job import Job
+from .lost_ranks import lost_nodes
 from .questions import came_to_it, in_question
-from .unwatched import Unwatched
+from .unwatched import Unwatched, unseen
 
 if TYPE_CHECKING:
     from .head import Head  # with it comes ZeroMQ, which a run on one node does without
@@ -46,13 +48,14 @@ class JobReader:
         self._ranks: Mapping[int, Rank] = {}
         self._asked: _Asked | None = None
         self._seen: tuple[object, ...] = ()
+        self._doubtful: set[str] = set()
         self.unwatched = Unwatched(job.say)
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         self._job.take()
         head, member = self._job.head, self._job.member
         if head is not None and len(head.nodes) > AS_THEY_COME:
-            before, self._seen = self._seen, (_news(head), self._local.here())
+            before, self._seen = self._seen, (head.news, self._local.here())
             self._local.rests(before == self._seen)
         self._local.trust_size = self._complete()
         snapshots = self._local.look(finished)
@@ -63,12 +66,14 @@ class JobReader:
             for number, rank in newest.ranks.items():
                 ranks_of.setdefault(rank.node, []).append(number)
             self._tell(ranks_of.get(0, ()))
-            self._lost = head.lost(ranks_of)
+            self._lost = self._lost_nodes(head, newest, ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_node(snapshots[-1].ranks if snapshots else ()),)
         several = self._job.several
         if several is not None and not several.guessed and member is None and snapshots:
-            self.unwatched.look(snapshots[-1])
+            lost = {rank for node in self._lost for rank in node.ranks}
+            if all(node.ranks for node in self._lost):  # else one of them may have who is unseen
+                self.unwatched.look(snapshots[-1], lost)
         if self._lost and snapshots:
             return [*snapshots[:-1], replace(snapshots[-1], lost=self._lost)]
         return snapshots
@@ -79,7 +84,7 @@ class JobReader:
         if head is None or len(head.nodes) <= AS_THEY_COME:
             return False
         self._job.take()
-        return self._seen == (_news(head), self._local.here())
+        return self._seen == (head.news, self._local.here())
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -113,6 +118,21 @@ class JobReader:
     def _files(self, ranks: Iterable[int]) -> list[Path]:
         return [_path(self._ranks[rank]) for rank in ranks]
 
+    def _lost_nodes(
+        self, head: Head, newest: Snapshot, told: Mapping[int, Sequence[int]]
+    ) -> tuple[LostNode, ...]:
+        if not (head.given_up_ns or any(far.lost_ns for far in head.nodes.values())):
+            return ()
+        found = lost_nodes(head, self._job.several or Several(1, MOST), told, unseen(newest))
+        for host in found.doubtful:
+            if host not in self._doubtful:
+                self._doubtful.add(host)
+                self._job.say(
+                    f"{host or 'a node'} has fallen silent before it has told of a rank: "
+                    "whether any rank of this world is on it is not known"
+                )
+        return found.nodes
+
     def _complete(self) -> bool:
         several, head = self._job.several, self._job.head
         if several is None:
@@ -126,11 +146,6 @@ class JobReader:
         if told != self._told and self._job.head is not None:
             self._told = told
             self._job.head.tell_ranks(told)
-
-
-def _news(head: Head) -> int:
-    """How often nodes have told more than that their ranks go on calling."""
-    return sum(far.mirror.news + far.over + far.left for far in head.nodes.values())
 
 
 def _path(rank: Rank) -> Path:

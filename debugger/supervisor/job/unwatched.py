@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from ...record.bounds import MOST_RANKS
 from ...record.layout import GroupState
 from ...record.snapshot import Snapshot
 from ...record.wording import ranks_text, verb
@@ -24,9 +25,9 @@ class Unwatched:
         self._since_s = 0.0
         self._said: tuple[int, ...] = ()
 
-    def look(self, newest: Snapshot) -> None:
-        """At the newest world."""
-        ranks = _unseen(newest)
+    def look(self, newest: Snapshot, lost: Collection[int] = ()) -> None:
+        """At the newest world; `lost`: who is on nodes that were watched, and have been lost."""
+        ranks = tuple(rank for rank in _of_group(newest) or () if rank not in lost)
         if ranks != self._ranks:
             self._ranks, self._since_s = ranks, time.monotonic()
         if time.monotonic() - self._since_s >= WAIT_S:
@@ -43,9 +44,19 @@ class Unwatched:
             )
 
 
-def _unseen(snapshot: Snapshot) -> tuple[int, ...]:
+def unseen(snapshot: Snapshot) -> tuple[int, ...]:
+    """The ranks of this world that nobody has told of: as its default group has it, or before that
+    is made, as its ranks were told."""
+    found = _of_group(snapshot)
+    if found is None:
+        size = max((rank.world_size for rank in snapshot.ranks.values()), default=0)
+        found = tuple(sorted(set(range(min(size, MOST_RANKS))) - snapshot.ranks.keys()))
+    return found
+
+
+def _of_group(snapshot: Snapshot) -> tuple[int, ...] | None:
     for rank in snapshot.ranks.values():
         for group in rank.groups.values():
             if group.desc == DEFAULT_GROUP and group.state is GroupState.READY:
                 return tuple(sorted(set(group.ranks) - snapshot.ranks.keys()))
-    return ()
+    return None

@@ -19,20 +19,29 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("torchrun --nnodes 2 --node-rank 1 train.py", NodesOfLauncher(2, 2, "--node-rank 1")),
+        ("torchrun --nnodes 2 --node-rank 1 train.py", NodesOfLauncher(2, 2, "--node-rank 1", 1)),
         (
             "/env/bin/torchrun --nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=node0:1 train.py",
-            NodesOfLauncher(1, 4),
+            NodesOfLauncher(1, 4, ranks=1),
         ),
         (
             "python3.11 -Wignore -u -m torch.distributed.run --nnodes 3 train.py --nnodes 9",
-            NodesOfLauncher(3, 3, "--node-rank 0"),
+            NodesOfLauncher(3, 3, "--node-rank 0", 1),
         ),
         (
             "python -W ignore -m torch.distributed.launch --use_env --nnodes 2 train.py",
+            NodesOfLauncher(2, 2, "--node-rank 0", 1),
+        ),
+        ("python /env/bin/torchrun --nnodes 2 train.py", NodesOfLauncher(2, 2, "--node-rank 0", 1)),
+        (
+            "torchrun --nnodes 2 --nproc-per-node 8 --node-rank 1 train.py",
+            NodesOfLauncher(2, 2, "--node-rank 1", 8),
+        ),
+        # As many as the machine has of them.
+        (
+            "torchrun --nnodes 2 --nproc-per-node gpu train.py",
             NodesOfLauncher(2, 2, "--node-rank 0"),
         ),
-        ("python /env/bin/torchrun --nnodes 2 train.py", NodesOfLauncher(2, 2, "--node-rank 0")),
         (
             "accelerate launch --num_machines 2 --machine-rank=1 --cpu train.py",
             NodesOfLauncher(2, 2, "--machine_rank 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -13,10 +14,13 @@ from debugger.nodes.head import Listener, Node
 from debugger.nodes.messages import Message
 from debugger.nodes.mirror import Mirror
 from debugger.nodes.patches import packed
+from debugger.nodes.several import Several
 from debugger.record import steady_clock
 from debugger.record.copies import own_name
 from debugger.record.run_directory import RunDirectory
+from debugger.record.snapshot import LostNode
 from debugger.supervisor.job.head import Head
+from debugger.supervisor.job.lost_ranks import lost_nodes
 
 AHEAD_NS = 10_000 * 10**9
 """A node that was switched on earlier: so much more its monotonic clock shows."""
@@ -45,6 +49,9 @@ class Heard:
         found, self.came = self.came, []
         return found
 
+    def stirred(self) -> list[int]:
+        return list(self.nodes)
+
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])
@@ -70,6 +77,10 @@ class Heard:
 def made(heard: Heard, tmp_path: Path) -> Head:
     directory = RunDirectory.create(tmp_path / ".distdebug")
     return Head(cast(Listener, heard), directory, lambda _: None)
+
+
+def lost(head: Head, told: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
+    return lost_nodes(head, Several(2, 2), told, ()).nodes
 
 
 def exchanged(node: Node) -> None:
@@ -133,7 +144,7 @@ def test_a_node_that_leaves_before_its_clock_is_known_is_not_lost(tmp_path: Path
     heard.came += [(1, ENDED), (1, Message("bye"))]
     head.take()
     assert head.all_over
-    assert head.lost({}) == ()
+    assert lost(head, {}) == ()
 
 
 def test_what_waits_for_the_nodes_clock_may_be_nonsense(tmp_path: Path) -> None:
@@ -287,8 +298,8 @@ def test_a_node_that_goes_before_its_ranks_have_ended_is_lost(tmp_path: Path) ->
     exchanged(heard.joins())
     heard.came.append((1, Message("bye")))
     head.take()
-    (lost,) = head.lost({1: [2, 3]})
-    assert (lost.host, lost.ranks) == ("node1", (2, 3))
+    (node,) = lost(head, {1: [2, 3]})
+    assert (node.host, node.ranks) == ("node1", (2, 3))
 
 
 def test_a_head_that_was_suspended_knows_that_it_was_given_up(tmp_path: Path) -> None:
@@ -299,9 +310,9 @@ def test_a_head_that_was_suspended_knows_that_it_was_given_up(tmp_path: Path) ->
     heard.absent_s = 5.0
     heard.came.append((1, Message("bye")))
     head.take()
-    (lost,) = head.lost({0: [0, 1], 1: [2, 3]})
-    assert (lost.host, lost.ranks) == (socket.gethostname(), (0, 1))
-    assert 4.0 < (steady_clock.now_ns() - lost.heard_ns) / 1e9 < 60.0
+    (node,) = lost(head, {0: [0, 1], 1: [2, 3]})
+    assert (node.host, node.ranks) == (socket.gethostname(), (0, 1))
+    assert 4.0 < (steady_clock.now_ns() - node.heard_ns) / 1e9 < 60.0
     assert head.all_over
 
 
@@ -312,7 +323,7 @@ def test_a_node_that_goes_when_its_ranks_have_ended_is_not_lost(tmp_path: Path) 
     heard.came.append((1, Message("ended", {"status": 0, "over": True, "left": False})))
     heard.came.append((1, Message("bye")))
     head.take()
-    assert head.lost({1: [2, 3]}) == ()
+    assert lost(head, {1: [2, 3]}) == ()
     assert head.all_over
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from debugger.diagnosis.findings import Finding, GroupEvidence
 from debugger.record.run_directory import RunDirectory
-from debugger.record.snapshot import LostNode, Rank, Snapshot
+from debugger.record.snapshot import Rank, Snapshot
 from debugger.supervisor.job.head import Head
 from debugger.supervisor.job.job import TAKE_EVERY_S, Job
 from debugger.supervisor.job.reader import JobReader
@@ -33,6 +33,7 @@ class Nodes:
         self.asked: list[int | None] = []
         self.taken = 0
         self.owe = False
+        self.given_up_ns = self.news = 0
         self._since_ns = 0
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
@@ -50,10 +51,6 @@ class Nodes:
 
     def take(self) -> None:
         self.taken += 1
-
-    def lost(self, ranks_of: Mapping[int, Sequence[int]]) -> tuple[LostNode, ...]:
-        del ranks_of
-        return ()
 
 
 class Local:
@@ -132,13 +129,13 @@ def test_of_many_nodes_it_is_known_that_their_ranks_only_go_on_calling(
 ) -> None:
     nodes, local, reader = asked_of_many(tmp_path)
     assert not reader.only_calling()
-    far = SimpleNamespace(mirror=SimpleNamespace(news=0), over=False, left=False)
+    far = SimpleNamespace(lost_ns=0)
     nodes.nodes = dict.fromkeys(range(nodes_there), far)
     reader.look()
     assert reader.only_calling() is (nodes_there > 64)
     reader.look()
     assert local.at_rest is (nodes_there > 64)
-    far.mirror.news += 1
+    nodes.news += 1
     assert not reader.only_calling()
     reader.look()
     assert reader.only_calling() is (nodes_there > 64)

@@ -100,7 +100,7 @@ class Two:
         connection = Telling(self.said.append)
         self.listener.allow(connection.key)
         offer = Offer(LOOPBACK, self.between.port, self.listener.key, "node0")
-        connection.connect(offer, Member.hello(VERSION, ""))
+        connection.connect(offer, Member.hello(VERSION, "", 0))
         table = cast(ProcessTable, SimpleNamespace(observe=None))  # there are no ranks
         self.node_directory = RunDirectory.create(folder / "node" / ".distdebug")
         self.node = Member(connection, self.node_directory, table, self.said.append)

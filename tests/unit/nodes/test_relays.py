@@ -129,7 +129,7 @@ def test_clocks_of_nodes_below_a_relay_are_known(job: Job, monkeypatch: pytest.M
     job.head._tree.place(3, lambda number: number == 1)
     monkeypatch.setattr(Offset, "measured", keep)
     job.head.nodes[3] = Node(3, "", "")
-    job.head._routes[3] = (*job.head._routes[1], b"9")
+    job.head._set_route(3, (*job.head._routes[1], b"9"))
     job.head.later(
         lambda: job.head._heard_below(
             job.head.nodes[1], {"silent": [], "offsets": [[9, 5, 3], [8, 1, 1], [9, 1, -1]]}
@@ -138,6 +138,29 @@ def test_clocks_of_nodes_below_a_relay_are_known(job: Job, monkeypatch: pytest.M
     until(lambda: (10**15 + 5, 10) in told, "it is not told")
     assert job.head.nodes[3].offset.add_ns == 10**15 + 5
     assert job.head.nodes[3].offset.error_ns == 10
+
+
+def test_who_is_told_as_silent_stays_so_until_it_speaks(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its relay says that once, and then no more of it, while the head may be busy elsewhere."""
+    job.join(2)
+    monkeypatch.setattr(Listener, "_tick", Link._tick)
+    head = job.head
+    head._tree.place(3, lambda number: number == 1)
+    head.nodes[3] = Node(3, "", "")
+    head._set_route(3, (*head._routes[1], b"9"))
+    head.stirred()
+    for silent in ([9], [], []):
+        told = {"silent": silent, "offsets": []}
+        head.later(lambda told=told: head._heard_below(head.nodes[1], told))  # type: ignore[misc]
+    done: list[bool] = []
+    head.later(lambda: done.append(True))
+    until(lambda: done, "it was not told")
+    assert head.nodes[3].silent
+    assert 3 in head.stirred()
+    head.later(lambda: head._heard(head.nodes[3]))
+    until(lambda: not head.nodes[3].silent, "it has spoken")
 
 
 def test_a_node_below_a_relay_falls_silent_and_nobody_else(job: Job) -> None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from debugger.diagnosis.rules.late_rank import refine_cause
-from debugger.record.snapshot import CallSite
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from debugger.diagnosis.facts.channels import Channels
+from debugger.diagnosis.facts.needs import Needs
+from debugger.diagnosis.facts.world import World
+from debugger.diagnosis.limits import SECOND_NS, Limits
+from debugger.diagnosis.rules.late_rank import latest, refine_cause
+from debugger.record.snapshot import CallSite, History
 
 from ..builder import Run, all_reduce
 
@@ -112,3 +121,35 @@ def test_a_rank_that_does_not_go_on_does() -> None:
 def test_nor_does_it_help_where_the_main_thread_is_the_one_that_waits() -> None:
     (found,) = control_thread(goes_on=True, thread=1001).errors()
     assert (found.kind, found.culprits) == ("missing_rank", (0,))
+
+
+class _Counting:
+    """A history that counts how often it is asked for its last calls."""
+
+    def __init__(self, history: History, asked: list[int]) -> None:
+        self._history, self._asked = history, asked
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "recent":
+            self._asked.append(1)
+        return getattr(self._history, name)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_who_is_late_is_known_without_the_calls_of_all_that_wait(missing: bool) -> None:
+    """Of thousands of ranks that wait in one call the record of one is read, or of none where all
+    have come to it."""
+    run, asked = Run(64), list[int]()
+    for rank in range(63 if missing else 64):
+        run[rank].calls(all_reduce(8), waits=True)
+    run.passes(60)
+    snapshot = run.snapshot()
+    beside = {  # who waits is not the main thread
+        number: replace(rank, pid=10**6, history=cast(History, _Counting(rank.history, asked)))
+        for number, rank in snapshot.ranks.items()
+        if rank.history is not None
+    }
+    world = World(replace(snapshot, ranks={**snapshot.ranks, **beside}), None, Limits())
+    found = latest(world, Needs(world, Channels(world)), SECOND_NS)
+    assert (found.culprits if found else ()) == ((63,) if missing else ())
+    assert len(asked) <= (2 if missing else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debugger.diagnosis.diagnose import diagnose
+from debugger.diagnosis.rules.node_lost import UNKNOWN_NS
 from debugger.record.snapshot import LostNode, Process, Snapshot
 from tests.unit.diagnosis.builder import Run, all_reduce
 
@@ -85,3 +86,36 @@ def test_hosts_are_told_apart() -> None:
     apart = (LostNode("node1", run.now_ns, (2,)), LostNode("node2", run.now_ns + 1, (3,)))
     first = diagnose(replace(snapshot, lost=apart)).findings[0]
     assert (first.kind, first.culprits) == ("node_lost", (2,))
+
+
+def test_ranks_that_were_never_seen_are_its_culprits_all_the_same() -> None:
+    """It was lost before it had told of them, and the others wait for them."""
+    run = trained()
+    snapshot = lost(run, 2, 3, heard_ns=run.now_ns)
+    seen = {number: rank for number, rank in snapshot.ranks.items() if number < 2}
+    first, *_ = diagnose(replace(snapshot, ranks=seen)).findings
+    assert (first.kind, first.culprits, first.victims) == ("node_lost", (2, 3), (0, 1))
+    assert first.ranks[2].state == "never seen"
+
+
+def test_two_nodes_that_have_some_ranks_together_are_one_finding() -> None:
+    run = trained()
+    snapshot = lost(run, 2, 3, heard_ns=run.now_ns)
+    both = LostNode("node1", run.now_ns, (2, 3), ("node2",))
+    (found,) = diagnose(replace(snapshot, lost=(both,))).findings
+    assert found.culprits == (2, 3)
+    assert "node1, node2 have fallen silent" in found.message
+    assert "ranks 2,3 are on them" in found.message
+
+
+def test_a_node_whose_ranks_nobody_knows_is_said_a_little_later() -> None:
+    """Others may tell of theirs meanwhile, and those that are left are the node's."""
+    run = trained()
+    snapshot = lost(run, 2, 3, heard_ns=run.now_ns)
+    seen = {number: rank for number, rank in snapshot.ranks.items() if number < 2}
+    snapshot = replace(snapshot, ranks=seen, lost=(LostNode("node1", run.now_ns, ()),))
+    assert diagnose(snapshot).findings == ()
+    later = replace(snapshot, taken_ns=run.now_ns + UNKNOWN_NS)
+    first, *_ = diagnose(later).findings
+    assert (first.kind, first.culprits, first.exit_code) == ("node_lost", (), 94)
+    assert "which ranks are on it is not known" in first.message
