@@ -68,7 +68,7 @@ def _unmoved(trace: Trace, age_s: float | None) -> list[Finding]:
     if not pending:
         behind = _behind(trace)
         return [behind] if behind else []
-    found = _stalls(trace, pending) or standstill(trace, pending)
+    found = _stalls(trace, pending, age_s) or standstill(trace, pending)
     return sorted(found, key=lambda one: one.observable_ns)
 
 
@@ -164,11 +164,13 @@ def _timing_is_on(trace: Trace, rank: int) -> bool:
     return any(entry.started for entry in trace.dumps[rank].entries)
 
 
-def _device(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
+def _device(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> Finding | None:
+    """`age_s` as in `judge`: what nobody waits behind is stuck only where it is known to be old."""
     culprits = _stuck(trace, pending)
     hurt = victims(pending, culprits)
-    timed_out = any(one.entry.timed_out for one in culprits.values())
-    if not culprits or not (hurt or timed_out):
+    stuck = [one.entry for one in culprits.values()]
+    is_old = age_s is not None and all(entry.tells_completion for entry in stuck)
+    if not culprits or not (hurt or is_old or any(entry.timed_out for entry in stuck)):
         return None  # the last calls of a job that is over, of which the record lags
     first = min(culprits, key=lambda rank: culprits[rank].entry.created_ns)
     one = culprits[first]
@@ -220,7 +222,7 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
             if rank not in trace.dumps:
                 if in_front:
                     unseen.setdefault(rank, wait)
-            elif trace.first_pending(rank) is None:
+            elif trace.first_pending(rank) is None and rank not in trace.lost:
                 idle.setdefault(rank, wait)
     culprits = {**idle, **unseen}
     if not culprits:
@@ -253,10 +255,10 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
     )
 
 
-def _stalls(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
+def _stalls(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> list[Finding]:
     """What stands still on the host, on the device, or both. A rank that left no dump beside one
     whose device stands still may have the same fault: nothing tells on which side it was."""
-    device = _device(trace, pending)
+    device = _device(trace, pending, age_s)
     host = _host(trace, pending, device)
     if device is None or host is None or host.side is not None:
         return [one for one in (device, host) if one is not None]

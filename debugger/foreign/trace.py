@@ -9,7 +9,7 @@ from functools import cached_property
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
 from .coalesced import without_leftovers
-from .counts import DEFAULT, Key, Own, completed
+from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
 
@@ -113,10 +113,18 @@ class Trace:
         """The oldest call of the rank, messages too, that is not complete."""
         return self._pending.get(rank)
 
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """Ranks that wait in a call which their record has lost: newer ones have overwritten it,
+        and torch's count says that it is not complete. What pends on record is behind it."""
+        return frozenset(rank for rank, dump in self.dumps.items() if has_lost(dump))
+
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
-    active_only = {rank for rank, dump in dumps.items() if dump.active_only}
+    active_only = {
+        rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)
+    }
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     dumps = without_lag(dumps, lives)

@@ -185,6 +185,34 @@ def test_a_call_that_all_have_issued_and_nobody_completes() -> None:
     assert judged(*[rows[:1] for rows in ranks]) == []
 
 
+@pytest.mark.parametrize(("age_s", "found"), [(60.0, [("stalled", {2}, "device")]), (None, [])])
+def test_the_last_call_of_all_that_one_device_has_not_completed(
+    age_s: float | None, found: object
+) -> None:
+    """Nobody waits behind it: of dumps that may be of one moment each it tells nothing."""
+    ranks = [[call("all_reduce", 1, DONE if rank != 2 else "scheduled")] for rank in range(4)]
+    assert said(judged(*ranks, age_s=age_s)) == found
+
+
+@pytest.mark.parametrize(("completed", "named"), [(20, {0, 1}), (17, set())])
+def test_ranks_whose_rings_have_lost_the_call_in_which_they_stand_are_not_accused(
+    completed: int, named: set[int]
+) -> None:
+    """All that is on record pends: either the first of these calls does not end, or an older one
+    that newer ones have overwritten, of which torch's count tells."""
+    rows = [call("all_reduce", seq) for seq in range(21, 25)]
+    counts = {"last_enqueued_collective": 24, "last_completed_collective": completed}
+    dumps = {
+        rank: flight_recorder.read(
+            pickle.dumps({**dump(rows, "[0, 1]", first=50), "pg_status": {"0": counts}})
+        )
+        for rank in range(2)
+    }
+    (found,) = judging.judge(traced(dumps), None)
+    assert (found.kind, set(found.culprits)) == ("stalled", named)
+    assert ("overwritten" in found.message) == (not named)
+
+
 def test_who_stands_behind_an_older_call_is_no_member_of_the_stalled_one() -> None:
     ahead = [call("all_reduce", 1, group="1"), call("barrier", 1)]
     found = judged(ahead, ahead, [call("barrier", 1)], [call("barrier", 1)])
