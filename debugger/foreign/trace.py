@@ -122,9 +122,7 @@ class Trace:
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
-    active_only = {
-        rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)
-    }
+    active_only = {rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)}
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     dumps = without_lag(dumps, lives)
