@@ -3,7 +3,8 @@
 The rules, in their order:
 
 1. *Mismatch*: at one sequence number of a group ranks have made calls that do not fit (op, dtype,
-   number of elements). Proven; whatever comes after it is a consequence.
+   number of elements). Proven; whatever comes after it is a consequence, but for a rank outside
+   the groups that differ of which rule 2 is true.
 2. *Never issued* (host side): members of a group wait in a call that a rank has no record of, or a
    rank in a message of which the peer has not issued the other end, and that rank has nothing
    pending anywhere: it is not held up by anything on record. A rank that is absent because an older
@@ -22,7 +23,7 @@ All but the first are suspected: a record has no clock that says "now". What the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -55,21 +56,38 @@ UNKNOWN_STEP_S = 20.0
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     """The findings, the verdict first. `age_s`: how old the newest call was when the dumps were
     written, where that is known: of a job at work nothing is concluded but what is proven."""
-    found = mismatches(trace) or _unmoved(trace, age_s)
     lacks = not_in_record(trace)
+    found = mismatches(trace)
+    found = [*found, *_apart(trace, found, age_s)] if found else _unmoved(trace, age_s)
     return [replace(one, not_in_record=lacks) for one in found]
 
 
 def _unmoved(trace: Trace, age_s: float | None) -> list[Finding]:
     pending = waits(trace)
-    timed_out = any(entry.timed_out for wait in pending for entry in wait.waiting.values())
-    if age_s is not None and age_s < _at_work_s(trace, pending) and not timed_out:
+    if _is_at_work(trace, pending, age_s):
         return []
     if not pending:
         behind = _behind(trace)
         return [behind] if behind else []
     found = _stalls(trace, pending, age_s) or standstill(trace, pending)
     return sorted(found, key=lambda one: one.observable_ns)
+
+
+def _apart(trace: Trace, found: Sequence[Finding], age_s: float | None) -> list[Finding]:
+    """A second fault beside mismatches: a rank that never issued what others wait in, in none of
+    the groups that differ. Nothing on record holds it up, so it is no consequence of them."""
+    pending = waits(trace)
+    if MESSAGES in not_in_record(trace) or _is_at_work(trace, pending, age_s):
+        return []
+    differ = {rank for one in found if one.group is not None for rank in one.group.ranks}
+    host = _host(trace, pending, None, differ | trace.missing)
+    return [host] if host else []
+
+
+def _is_at_work(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> bool:
+    if age_s is None or any(one.timed_out for wait in pending for one in wait.waiting.values()):
+        return False
+    return age_s < _at_work_s(trace, pending)
 
 
 def _at_work_s(trace: Trace, pending: Sequence[Wait]) -> float:
@@ -204,11 +222,16 @@ def _device(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> Findi
     )
 
 
-def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Finding | None:
+def _host(
+    trace: Trace,
+    pending: Sequence[Wait],
+    device: Finding | None,
+    apart_from: Collection[int] = (),
+) -> Finding | None:
     """Who never issued what others wait in: ranks with a dump and nothing pending, and ranks
     without a dump, if somebody who is not at fault waits for them in his *oldest* pending call.
     (What lies behind an older call is issued and cannot begin, on whichever ranks have it: that a
-    rank without a dump is not among them tells nothing.)"""
+    rank without a dump is not among them tells nothing.) Nobody of `apart_from` is named."""
     idle: dict[int, Wait] = {}
     unseen: dict[int, Wait] = {}
     at_fault = set(device.culprits if device else ())
@@ -219,6 +242,8 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
             if rank not in at_fault
         )
         for rank in wait.absent:
+            if rank in apart_from:
+                continue
             if rank not in trace.dumps:
                 if in_front:
                     unseen.setdefault(rank, wait)

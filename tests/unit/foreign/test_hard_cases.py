@@ -213,6 +213,31 @@ def test_ranks_whose_rings_have_lost_the_call_in_which_they_stand_are_not_accuse
     assert ("overwritten" in found.message) == (not named)
 
 
+def test_a_rank_that_stops_beside_a_mismatch_of_others_is_named_too() -> None:
+    world = [call("all_reduce", 1, DONE)]
+    differ = [[*world, call(op, 1, group="1")] for op in ("all_reduce", "broadcast")]
+    apart = [[*world, call("barrier", 1, group="2")], world]
+
+    def said_of(*ranks: Sequence[Row]) -> list[tuple[str, set[int], str | None]]:
+        members = {"0": "[0, 1, 2, 3]", "1": "[0, 1]", "2": "[2, 3]"}
+        groups = {
+            name: {"name": name, "desc": "tensor" if name != "0" else "default_pg", "ranks": them}
+            for name, them in members.items()
+        }
+        dumps = {
+            rank: flight_recorder.read(pickle.dumps({**dump(rows), "pg_config": groups}))
+            for rank, rows in enumerate(ranks)
+        }
+        return said(judging.judge(traced(dumps), None))
+
+    mismatch = ("op_mismatch", {0, 1}, None)
+    assert said_of(*differ, *apart) == [mismatch, ("missing_rank", {3}, "host")]
+    # Who has raised at the mismatch, and is waited for in another group, is its consequence.
+    raised = [*differ[1][:-1], call("broadcast", 1, DONE, group="1")]
+    wait = [*world, call("all_reduce", 2)]
+    assert said_of(differ[0], raised, wait, wait) == [mismatch]
+
+
 def test_who_stands_behind_an_older_call_is_no_member_of_the_stalled_one() -> None:
     ahead = [call("all_reduce", 1, group="1"), call("barrier", 1)]
     found = judged(ahead, ahead, [call("barrier", 1)], [call("barrier", 1)])
