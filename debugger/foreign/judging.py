@@ -132,6 +132,8 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
         in_front = _is_in_front(trace, wait)
         for rank, entry in wait.waiting.items():
             ahead = _ahead(wait, rank, in_front)
+            if ahead is not None and trace.is_before(rank, _completed_ns(wait, ahead)):
+                continue
             if ahead is not None:
                 one = _Stuck(wait, entry, ahead, begun=False)
             elif begun and not entry.started and trace.first_pending(rank) is entry:
@@ -166,6 +168,13 @@ def _ahead(wait: Wait, rank: int, in_front: bool) -> int | None:
         ),
         None,
     )
+
+
+def _completed_ns(wait: Wait, rank: int) -> int:
+    """When this rank was found to be over with the call (0: no record says it)."""
+    calls = wait.group.calls.get(rank)
+    entries = calls.by_seq.get(wait.seq, ()) if calls is not None and wait.seq is not None else ()
+    return max((entry.completed_ns for entry in entries), default=0)
 
 
 def _is_in_front(trace: Trace, wait: Wait) -> bool:
@@ -231,8 +240,10 @@ def _host(
     """Who never issued what others wait in: ranks with a dump and nothing pending, and ranks
     without a dump, if somebody who is not at fault waits for them in his *oldest* pending call.
     (What lies behind an older call is issued and cannot begin, on whichever ranks have it: that a
-    rank without a dump is not among them tells nothing.) Nobody of `apart_from` is named."""
+    rank without a dump is not among them tells nothing.) Nobody of `apart_from` is named, and whose
+    dump is older than the call only where nobody else is at fault."""
     idle: dict[int, Wait] = {}
+    early: dict[int, Wait] = {}
     unseen: dict[int, Wait] = {}
     at_fault = set(device.culprits if device else ())
     for wait in sorted(pending, key=lambda one: (one.seq is None, one.since_ns)):
@@ -248,13 +259,16 @@ def _host(
                 if in_front:
                     unseen.setdefault(rank, wait)
             elif trace.first_pending(rank) is None and rank not in trace.lost:
-                idle.setdefault(rank, wait)
-    culprits = {**idle, **unseen}
+                (early if trace.is_before(rank, wait.since_ns) else idle).setdefault(rank, wait)
+    culprits = {**idle, **unseen} or ({} if device else early)
     if not culprits:
         return None
     # Of a rank that is waited for in a collective and in a message, the collective says more.
     wait = min(culprits.values(), key=lambda one: (one.seq is None, one.since_ns))
     why = "" if not unseen else f"; {ranks_text(unseen)} left no dump"
+    if culprits is early:
+        whose = "its dump was" if len(early) == 1 else "their dumps were"
+        why = f"; {whose} written before, and may be of a moment at which the job was at work"
     if idle and MESSAGES in not_in_record(trace):
         why += "; whether one is in a message, or forms a group, is not in this kind of record"
     return Finding(
@@ -319,6 +333,9 @@ def _behind(trace: Trace) -> Finding | None:
         if entry is None:
             continue
         late = tuple(sorted(rank for rank, last in known.items() if last < seq))
+        newest_ns = max(one.created_ns for calls in group.calls.values() for one in calls.entries())
+        if any(rank in trace.dumps and trace.is_before(rank, newest_ns) for rank in late):
+            continue
         name, desc, life = group.key
         if any(((name, desc, life + 1), rank) in lives for rank in late):
             continue  # it has initialised again, and may have left a world of its own

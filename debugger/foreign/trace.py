@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
@@ -12,6 +13,9 @@ from .coalesced import without_leftovers
 from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
+
+APART_NS = 5 * 10**9
+"""Dumps that were written so far apart are not of one moment."""
 
 
 @dataclass
@@ -40,6 +44,10 @@ class Calls:
     def reached(self) -> int:
         """The last sequence number that the rank has surely issued (-1: none is on record)."""
         return max([*self.by_seq, self.last_done])
+
+    def entries(self) -> Iterator[Entry]:
+        """All of them on record."""
+        return chain.from_iterable(self.by_seq.values())
 
     def completed(self, seq: int) -> bool:
         """Whether this call is complete on the rank, as its record says or lets be concluded."""
@@ -118,6 +126,17 @@ class Trace:
         """Ranks that wait in a call which their record has lost: newer ones have overwritten it,
         and torch's count says that it is not complete. What pends on record is behind it."""
         return frozenset(rank for rank, dump in self.dumps.items() if has_lost(dump))
+
+    def is_before(self, rank: int, moment_ns: int) -> bool:
+        """Whether the rank's dump was written before this moment, long before the last one of the
+        others: what it does not have may have come since. False where files do not tell. (That
+        other files are younger as well is asked for since clocks of ranks may be apart.)"""
+        written_ns = self.dumps[rank].written_ns
+        return 0 < written_ns < min(moment_ns, self._last_written_ns) - APART_NS
+
+    @cached_property
+    def _last_written_ns(self) -> int:
+        return max((dump.written_ns for dump in self.dumps.values()), default=0)
 
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:

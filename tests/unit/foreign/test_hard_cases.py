@@ -327,6 +327,35 @@ def test_hosts_whose_clocks_are_apart(hung_s: float, said_of: object, tmp_path: 
     assert said(judging.judge(traced(job.dumps), job.age_s)) == said_of
 
 
+@pytest.mark.parametrize(("before_s", "named"), [(0.0, {2, 3}), (30.0, {2})])
+def test_a_dump_of_an_earlier_moment_does_not_lack_what_came_later(
+    before_s: float, named: set[int], tmp_path: Path
+) -> None:
+    """Rank 3's was written when the job was at work, or with all the others."""
+    done = [call("all_reduce", 1, DONE)]
+    late = {**call("all_reduce", 2), "time_created_ns": (NOW_S + 20) * 10**9}
+    for rank in range(4):
+        written_s = NOW_S + 60.0 - (before_s + 25 if rank == 3 and before_s else 0)
+        write(tmp_path, rank, done if rank > 1 else [*done, late], written_s)
+    (job,) = dump_files.load(tmp_path).jobs
+    trace = traced(job.dumps)
+    assert said(judging.judge(trace, job.age_s)) == [("missing_rank", named, "host")]
+
+
+@pytest.mark.parametrize(("early", "found"), [(True, []), (False, [("missing_rank", {1}, "host")])])
+def test_who_has_fewer_calls_may_have_been_asked_earlier(
+    early: bool, found: object, tmp_path: Path
+) -> None:
+    calls = [
+        {**call("all_reduce", seq, DONE), "time_created_ns": (NOW_S + 4 * seq) * 10**9}
+        for seq in range(1, 8)
+    ]
+    write(tmp_path, 0, calls, NOW_S + 900.0)
+    write(tmp_path, 1, calls[:4], NOW_S + (18.0 if early else 900.0))
+    (job,) = dump_files.load(tmp_path).jobs
+    assert said(judging.judge(traced(job.dumps), job.age_s)) == found
+
+
 def test_entries_in_another_order_than_they_were_recorded(tmp_path: Path) -> None:
     ahead = [call("all_reduce", 1, group="1"), call("barrier", 1)]
     rows = {0: ahead, 1: ahead, 2: [call("barrier", 1)], 3: [call("barrier", 1)]}
