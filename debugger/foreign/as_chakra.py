@@ -139,7 +139,9 @@ class _Trace:
         for call in self._calls:
             happened.append((call.issued_ns, call.number, False, call))
             if call.state is CallState.COMPLETED:
-                happened.append((call.completed_ns, call.number, True, call))
+                # A plan's clock counts steps: a call may be complete in the one before its own.
+                over_ns = max(call.completed_ns, call.issued_ns)
+                happened.append((over_ns, call.number, True, call))
         sequences: dict[int, list[Any]] = {}
         for _, number, is_wait, call in sorted(happened, key=lambda one: one[:3]):
             if not is_wait:

@@ -58,6 +58,24 @@ def completed(
                 yield key, rank, seq
 
 
+def has_lost(dump: Dump) -> bool:
+    """Whether a call pends that is older than all of its group on record, by the counts of a group
+    in which no messages are on record and whose newest call is the one that was counted last. A
+    dump of active calls alone has all that pend: a full ring in which nothing is complete looks
+    like one, and is told from it by this."""
+    if dump.whole:
+        return False
+    seqs: dict[int, list[int]] = {}
+    for entry in dump.entries:
+        if entry.tells_completion:
+            seqs.setdefault(entry.pg_id, []).append(-1 if entry.seq is None else entry.seq)
+    return any(
+        0 <= dump.completed.get(number, -1) < min(many) - 1 and max(many) == dump.enqueued[number]
+        for number, many in seqs.items()
+        if number in dump.enqueued and number in dump.completed
+    )
+
+
 def _enqueued(dump: Dump, known: Mapping[GroupName, int], key: Key) -> int | None:
     number = known.get(key[:2])
     return None if number is None else dump.enqueued.get(number)

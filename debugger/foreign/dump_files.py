@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..record.collection import no_collection
 from ..record.sanitize import clean
 from ..record.wording import ranks_text
-from .flight_recorder import MOST_RANKS, Dump, NoDump, read
+from .flight_recorder import MOST_RANKS, Dump, NoDump, NoRecord, read
 from .plain_pickle import bounded_memory
 
 MOST_FILE_BYTES = 1 << 28
@@ -95,22 +95,38 @@ def of_files(files: Sequence[Path]) -> Found:
     """The dumps among these files."""
     read_files: list[_File] = []
     faults: list[str] = []
+    others: list[_Other] = []
     with bounded_memory(), no_collection():
         for found in map(_outcome, files):
-            if isinstance(found, str):
+            if isinstance(found, _Other):
+                others.append(found)
+            elif isinstance(found, str):
                 faults.append(found)
             elif found is not None:
                 read_files.append(found)
+    dumps = {_family(file.name) for file in read_files}
+    faults += [one.sentence for one in others if not dumps or _family(_name(one.path)) in dumps]
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
     jobs, notes = _jobs(read_files)
     return Found(sorted(jobs, key=lambda job: -job.newest_ns), faults, notes)
 
 
-def _outcome(file: Path) -> _File | str | None:
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """A file of plain data that is whole and holds something else: a configuration, a profile, a
+    snapshot of memory. Beside dumps that are named otherwise it is nobody's fault."""
+
+    path: Path
+    sentence: str
+
+
+def _outcome(file: Path) -> _File | _Other | str | None:
     """The dump, a sentence about what is wrong with it, or None: not even the start of a dump."""
     try:
         return _read(file)
+    except NoRecord as error:
+        return _Other(file, f"{clean(str(file))} {error}")
     except NoDump as error:
         return f"{clean(str(file))} {error}"
 
@@ -295,8 +311,7 @@ def _family(name: str) -> str:
 
 def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
     """The files of a family, apart where several jobs have names that differ in another number
-    than the rank: `job7_rank_0`, `job8_rank_0`. Two dumps of a rank are of one job where they have
-    a call in common."""
+    than the rank: `job7_rank_0`, `job8_rank_0`."""
     ranks = _ranks(files)
     first: dict[int, _File] = {}
     for file, rank in zip(files, ranks, strict=True):
@@ -304,7 +319,7 @@ def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
             break
     else:
         return [files]
-    if _calls(file.dump) & _calls(other.dump) or len(file.numbers) < 2:
+    if _is_one_record(file.dump, other.dump) or len(file.numbers) < 2:
         return [files]
     pairs = zip(file.numbers, other.numbers, strict=False)
     place = next((at for at, (mine, its) in enumerate(pairs) if mine != its), None)
@@ -316,8 +331,22 @@ def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
     return list(apart.values())
 
 
-def _calls(dump: Dump) -> set[tuple[int, int]]:
-    return {(entry.record_id, entry.created_ns) for entry in dump.entries}
+def _is_one_record(one: Dump, other: Dump) -> bool:
+    """Whether two dumps of a rank are of one recorder: what they both have is the same call, made
+    at the same moment, and their groups have the same members. A single call in common tells
+    little: jobs that are made up, or replayed, begin at one moment."""
+    groups = one.groups.keys() & other.groups.keys()
+    # gloo has its groups under no name, of which the last one made overwrites the others.
+    if any(name[0] and one.groups[name] != other.groups[name] for name in groups):
+        return False
+    known = {entry.record_id: entry for entry in one.entries}
+    pairs = [(known.get(entry.record_id), entry) for entry in other.entries]
+    both = [(mine, its) for mine, its in pairs if mine is not None]
+    return bool(both) and all(
+        (mine.created_ns, mine.group, mine.seq, mine.signature)
+        == (its.created_ns, its.group, its.seq, its.signature)
+        for mine, its in both
+    )
 
 
 def _ranks(files: Sequence[_File]) -> list[int | None]:
@@ -377,7 +406,7 @@ def _belong_together(one: Mapping[int, _File], other: Mapping[int, _File]) -> bo
     same world."""
     both = one.keys() & other.keys()
     if both:
-        return all(_calls(one[rank].dump) & _calls(other[rank].dump) for rank in both)
+        return all(_is_one_record(one[rank].dump, other[rank].dump) for rank in both)
     return _world(one) == _world(other)
 
 

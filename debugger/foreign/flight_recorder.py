@@ -86,6 +86,10 @@ class NoDump(ValueError):
     """These bytes are no dump of a flight recorder; a sentence without a subject."""
 
 
+class NoRecord(NoDump):
+    """Plain data that is whole, and has nothing in it that a flight recorder writes."""
+
+
 class Entry(NamedTuple):
     """One call on record.
 
@@ -187,13 +191,15 @@ def _read(data: bytes, written_ns: int) -> Dump:
     except (ValueError, MemoryError) as error:
         raise NoDump(f"is damaged or no JSON ({type(error).__name__})") from None
     if not isinstance(found, dict) or not {"entries", "pg_config", "pg_status"} & found.keys():
-        raise NoDump("holds no flight record (neither entries nor groups)")
+        raise NoRecord("holds no flight record (neither entries nor groups)")
     rows = found.get("entries")
     rows = rows if isinstance(rows, list) else []
     if len(rows) > MOST_ENTRIES:
         raise NoDump(f"has {len(rows)} entries, more than {MOST_ENTRIES}")
     version = found.get("version")
     entries = _in_order([entry for row in rows if (entry := _entry(row)) is not None])
+    if rows and not entries:
+        raise NoDump(f"has {len(rows)} entries in a form that is not known, and none that is")
     status = found.get("pg_status")
     return Dump(
         version=version[:40] if isinstance(version, str) else "",

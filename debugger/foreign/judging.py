@@ -3,7 +3,8 @@
 The rules, in their order:
 
 1. *Mismatch*: at one sequence number of a group ranks have made calls that do not fit (op, dtype,
-   number of elements). Proven; whatever comes after it is a consequence.
+   number of elements). Proven; whatever comes after it is a consequence, but for a rank outside
+   the groups that differ of which rule 2 is true.
 2. *Never issued* (host side): members of a group wait in a call that a rank has no record of, or a
    rank in a message of which the peer has not issued the other end, and that rank has nothing
    pending anywhere: it is not held up by anything on record. A rank that is absent because an older
@@ -22,7 +23,7 @@ All but the first are suspected: a record has no clock that says "now". What the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -55,21 +56,38 @@ UNKNOWN_STEP_S = 20.0
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     """The findings, the verdict first. `age_s`: how old the newest call was when the dumps were
     written, where that is known: of a job at work nothing is concluded but what is proven."""
-    found = mismatches(trace) or _unmoved(trace, age_s)
     lacks = not_in_record(trace)
+    found = mismatches(trace)
+    found = [*found, *_apart(trace, found, age_s)] if found else _unmoved(trace, age_s)
     return [replace(one, not_in_record=lacks) for one in found]
 
 
 def _unmoved(trace: Trace, age_s: float | None) -> list[Finding]:
     pending = waits(trace)
-    timed_out = any(entry.timed_out for wait in pending for entry in wait.waiting.values())
-    if age_s is not None and age_s < _at_work_s(trace, pending) and not timed_out:
+    if _is_at_work(trace, pending, age_s):
         return []
     if not pending:
         behind = _behind(trace)
         return [behind] if behind else []
-    found = _stalls(trace, pending) or standstill(trace, pending)
+    found = _stalls(trace, pending, age_s) or standstill(trace, pending)
     return sorted(found, key=lambda one: one.observable_ns)
+
+
+def _apart(trace: Trace, found: Sequence[Finding], age_s: float | None) -> list[Finding]:
+    """A second fault beside mismatches: a rank that never issued what others wait in, in none of
+    the groups that differ. Nothing on record holds it up, so it is no consequence of them."""
+    pending = waits(trace)
+    if MESSAGES in not_in_record(trace) or _is_at_work(trace, pending, age_s):
+        return []
+    differ = {rank for one in found if one.group is not None for rank in one.group.ranks}
+    host = _host(trace, pending, None, differ | trace.missing)
+    return [host] if host else []
+
+
+def _is_at_work(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> bool:
+    if age_s is None or any(one.timed_out for wait in pending for one in wait.waiting.values()):
+        return False
+    return age_s < _at_work_s(trace, pending)
 
 
 def _at_work_s(trace: Trace, pending: Sequence[Wait]) -> float:
@@ -114,6 +132,8 @@ def _stuck(trace: Trace, pending: Sequence[Wait]) -> dict[int, _Stuck]:
         in_front = _is_in_front(trace, wait)
         for rank, entry in wait.waiting.items():
             ahead = _ahead(wait, rank, in_front)
+            if ahead is not None and trace.is_before(rank, _completed_ns(wait, ahead)):
+                continue
             if ahead is not None:
                 one = _Stuck(wait, entry, ahead, begun=False)
             elif begun and not entry.started and trace.first_pending(rank) is entry:
@@ -150,6 +170,13 @@ def _ahead(wait: Wait, rank: int, in_front: bool) -> int | None:
     )
 
 
+def _completed_ns(wait: Wait, rank: int) -> int:
+    """When this rank was found to be over with the call (0: no record says it)."""
+    calls = wait.group.calls.get(rank)
+    entries = calls.by_seq.get(wait.seq, ()) if calls is not None and wait.seq is not None else ()
+    return max((entry.completed_ns for entry in entries), default=0)
+
+
 def _is_in_front(trace: Trace, wait: Wait) -> bool:
     """Of all members who are not over with it."""
     return wait.group.members <= {*wait.waiting, *wait.beyond} and all(
@@ -164,11 +191,13 @@ def _timing_is_on(trace: Trace, rank: int) -> bool:
     return any(entry.started for entry in trace.dumps[rank].entries)
 
 
-def _device(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
+def _device(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> Finding | None:
+    """`age_s` as in `judge`: what nobody waits behind is stuck only where it is known to be old."""
     culprits = _stuck(trace, pending)
     hurt = victims(pending, culprits)
-    timed_out = any(one.entry.timed_out for one in culprits.values())
-    if not culprits or not (hurt or timed_out):
+    stuck = [one.entry for one in culprits.values()]
+    is_old = age_s is not None and all(entry.tells_completion for entry in stuck)
+    if not culprits or not (hurt or is_old or any(entry.timed_out for entry in stuck)):
         return None  # the last calls of a job that is over, of which the record lags
     first = min(culprits, key=lambda rank: culprits[rank].entry.created_ns)
     one = culprits[first]
@@ -202,12 +231,19 @@ def _device(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
     )
 
 
-def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Finding | None:
+def _host(
+    trace: Trace,
+    pending: Sequence[Wait],
+    device: Finding | None,
+    apart_from: Collection[int] = (),
+) -> Finding | None:
     """Who never issued what others wait in: ranks with a dump and nothing pending, and ranks
     without a dump, if somebody who is not at fault waits for them in his *oldest* pending call.
     (What lies behind an older call is issued and cannot begin, on whichever ranks have it: that a
-    rank without a dump is not among them tells nothing.)"""
+    rank without a dump is not among them tells nothing.) Nobody of `apart_from` is named, and whose
+    dump is older than the call only where nobody else is at fault."""
     idle: dict[int, Wait] = {}
+    early: dict[int, Wait] = {}
     unseen: dict[int, Wait] = {}
     at_fault = set(device.culprits if device else ())
     for wait in sorted(pending, key=lambda one: (one.seq is None, one.since_ns)):
@@ -217,17 +253,22 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
             if rank not in at_fault
         )
         for rank in wait.absent:
+            if rank in apart_from:
+                continue
             if rank not in trace.dumps:
                 if in_front:
                     unseen.setdefault(rank, wait)
-            elif trace.first_pending(rank) is None:
-                idle.setdefault(rank, wait)
-    culprits = {**idle, **unseen}
+            elif trace.first_pending(rank) is None and rank not in trace.lost:
+                (early if trace.is_before(rank, wait.since_ns) else idle).setdefault(rank, wait)
+    culprits = {**idle, **unseen} or ({} if device else early)
     if not culprits:
         return None
     # Of a rank that is waited for in a collective and in a message, the collective says more.
     wait = min(culprits.values(), key=lambda one: (one.seq is None, one.since_ns))
     why = "" if not unseen else f"; {ranks_text(unseen)} left no dump"
+    if culprits is early:
+        whose = "its dump was" if len(early) == 1 else "their dumps were"
+        why = f"; {whose} written before, and may be of a moment at which the job was at work"
     if idle and MESSAGES in not_in_record(trace):
         why += "; whether one is in a message, or forms a group, is not in this kind of record"
     return Finding(
@@ -253,10 +294,10 @@ def _host(trace: Trace, pending: Sequence[Wait], device: Finding | None) -> Find
     )
 
 
-def _stalls(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
+def _stalls(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> list[Finding]:
     """What stands still on the host, on the device, or both. A rank that left no dump beside one
     whose device stands still may have the same fault: nothing tells on which side it was."""
-    device = _device(trace, pending)
+    device = _device(trace, pending, age_s)
     host = _host(trace, pending, device)
     if device is None or host is None or host.side is not None:
         return [one for one in (device, host) if one is not None]
@@ -292,6 +333,9 @@ def _behind(trace: Trace) -> Finding | None:
         if entry is None:
             continue
         late = tuple(sorted(rank for rank, last in known.items() if last < seq))
+        newest_ns = max(one.created_ns for calls in group.calls.values() for one in calls.entries)
+        if any(rank in trace.dumps and trace.is_before(rank, newest_ns) for rank in late):
+            continue
         name, desc, life = group.key
         if any(((name, desc, life + 1), rank) in lives for rank in late):
             continue  # it has initialised again, and may have left a world of its own

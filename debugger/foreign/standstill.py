@@ -4,7 +4,9 @@
 2. *Opposed*: ranks have issued calls of two groups in opposite order.
 3. *Among all*: nobody is without a call that pends, and some wait in groups of which no dump says
    who else is in them (gloo's do not): then all wait for each other.
-4. *Behind*: a call that a rank has issued, and that stands behind an older one of its own, cannot
+4. *Overwritten*: a rank stands in a call that its record has lost. What pends behind that is not
+   followed.
+5. *Behind*: a call that a rank has issued, and that stands behind an older one of its own, cannot
    begin there either. Followed from rank to rank this ends in a cycle once more, or in calls that
    stand in front on all their ranks and do not end: the network, or a device.
 """
@@ -32,6 +34,8 @@ def standstill(trace: Trace, pending: Sequence[Wait]) -> list[Finding]:
     found = _cycle(trace, pending) or _opposed(trace, pending)
     if found:
         return [found]
+    if not trace.lost.isdisjoint(rank for wait in pending for rank in wait.waiting):
+        return [_overwritten(trace, pending)]
     fronts = _Fronts(trace, pending)
     return _among_all(trace, pending, fronts) or _at_the_front(trace, pending, fronts)
 
@@ -42,7 +46,7 @@ def _in_front(trace: Trace, pending: Sequence[Wait]) -> dict[int, Wait]:
         rank: wait
         for wait in pending
         for rank, entry in wait.waiting.items()
-        if entry is trace.first_pending(rank)
+        if entry is trace.first_pending(rank) and rank not in trace.lost
     }
 
 
@@ -133,7 +137,7 @@ def _opposed(trace: Trace, pending: Sequence[Wait]) -> Finding | None:
     )
 
 
-# -- 3 and 4: behind an older call -----------------------------------------------------------------
+# -- 3 and 5: behind an older call -----------------------------------------------------------------
 
 
 class _Fronts:
@@ -311,6 +315,18 @@ def _unclear(trace: Trace, pending: Sequence[Wait], wait: Wait, ranks: Collectio
         "nothing tells which one is left out or never completed"
     )
     return _stalled(trace, pending, wait, ranks, text, None)
+
+
+def _overwritten(trace: Trace, pending: Sequence[Wait]) -> Finding:
+    """Ranks stand in calls that are not on record any more, and all others behind those."""
+    lost = sorted(trace.lost)
+    wait = min(pending, key=lambda one: one.since_ns)
+    text = (
+        f"nothing moves, and {ranks_text(lost)} {verb(lost, 'stands', 'stand')} in a call that "
+        "newer ones have overwritten in the record: who holds up the others is not to be told "
+        "(TORCH_FR_BUFFER_SIZE is how many calls are kept)"
+    )
+    return _stalled(trace, pending, wait, (), text, None)
 
 
 def _stalled(

@@ -9,9 +9,12 @@ from functools import cached_property
 from ..diagnosis.findings import GroupEvidence
 from ..record.wording import printable
 from .coalesced import without_leftovers
-from .counts import DEFAULT, Key, Own, completed
+from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
+
+APART_NS = 5 * 10**9
+"""Dumps that were written so far apart are not of one moment."""
 
 
 def _seq(entry: Entry) -> int:
@@ -132,10 +135,27 @@ class Trace:
         """The oldest call of the rank, messages too, that is not complete."""
         return self._pending.get(rank)
 
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """Ranks that wait in a call which their record has lost: newer ones have overwritten it,
+        and torch's count says that it is not complete. What pends on record is behind it."""
+        return frozenset(rank for rank, dump in self.dumps.items() if has_lost(dump))
+
+    def is_before(self, rank: int, moment_ns: int) -> bool:
+        """Whether the rank's dump was written before this moment, long before the last one of the
+        others: what it does not have may have come since. False where files do not tell. (That
+        other files are younger as well is asked for since clocks of ranks may be apart.)"""
+        written_ns = self.dumps[rank].written_ns
+        return 0 < written_ns < min(moment_ns, self._last_written_ns) - APART_NS
+
+    @cached_property
+    def _last_written_ns(self) -> int:
+        return max((dump.written_ns for dump in self.dumps.values()), default=0)
+
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
-    active_only = {rank for rank, dump in dumps.items() if dump.active_only}
+    active_only = {rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)}
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     dumps = without_lag(dumps, lives)

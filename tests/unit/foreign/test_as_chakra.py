@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,19 @@ def test_a_wait_stands_where_the_call_was_complete(tmp_path: Path) -> None:
         ("wait", 2),
         ("wait", 1),
     ]
+
+
+def test_a_wait_does_not_stand_before_its_call(tmp_path: Path) -> None:
+    run = Run(1)
+    run[0].calls(all_reduce(8))
+    ranks = run.snapshot().ranks
+    calls = {
+        rank: [dataclasses.replace(call, completed_ns=call.issued_ns - 1) for call in its]
+        for rank, its in chosen(ranks).calls.items()
+    }
+    as_chakra.write(ranks, calls, tmp_path / "traces")
+    comms = load(tmp_path / "traces" / "rank-0.json").comms
+    assert [comm.name for comm in comms] == ["allreduce", "wait"]
 
 
 def test_splits_are_in_elements(tmp_path: Path) -> None:

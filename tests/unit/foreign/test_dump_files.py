@@ -52,6 +52,53 @@ def test_jobs_that_differ_in_a_number_are_two(tmp_path: Path) -> None:
     assert jobs[0].newest_ns > jobs[1].newest_ns
 
 
+@pytest.mark.parametrize("world", ["[0, 1, 2]", "[0, 1, 2, 3]"])
+def test_two_jobs_that_begin_at_one_moment_are_two(world: str, tmp_path: Path) -> None:
+    first = entry(0, "nccl:all_reduce", 1)
+    for job, ranks in (("old", "[0, 1, 2]"), ("new", world)):
+        (tmp_path / job).mkdir()
+        # Where the worlds are the same it is the second call that tells the jobs apart.
+        second = entry(1, "nccl:all_reduce" if job == "old" else "nccl:barrier", 2)
+        for rank in range(3):
+            write(tmp_path / job / f"rank_{rank}", [first, second], ranks)
+    jobs = dump_files.load(tmp_path).jobs
+    assert [len(job.dumps) for job in jobs] == [3, 3]
+
+
+def test_a_later_dump_of_the_same_recorder_is_no_job_of_its_own(tmp_path: Path) -> None:
+    calls = [entry(at, "nccl:barrier", 1 + at) for at in range(3)]
+    for at, folder in enumerate(("early", "late")):
+        (tmp_path / folder).mkdir()
+        for rank in range(2):
+            write(tmp_path / folder / f"rank_{rank}", calls[at : at + 2], "[0, 1]")
+    (job,) = dump_files.load(tmp_path).jobs
+    assert {entry.seq for dump in job.dumps.values() for entry in dump.entries} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("name", "code"), [("config.json", 0), ("rank_2", 2)])
+def test_what_is_named_otherwise_and_holds_no_record_is_left_aside(
+    name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        write(tmp_path / f"rank_{rank}", [entry(0, "nccl:barrier", 1, state="completed")], "[0, 1]")
+    (tmp_path / name).write_text('{"learning_rate": 0.1}')
+    (tmp_path / "memory.pickle").write_bytes(pickle.dumps({"segments": []}))
+    assert main(["report", str(tmp_path)]) == code
+    assert ("holds no flight record" in capsys.readouterr().err) == bool(code)
+
+
+@pytest.mark.parametrize(("known", "code"), [(False, 2), (True, 0)])
+def test_a_dump_of_which_no_entry_can_be_read_is_not_in_order(
+    known: bool, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = {"seq_id": 1, "pg_name": "0", "profiling_name": "nccl:barrier"}
+    rows = [entry(0, "nccl:barrier", 1, state="completed")] * known
+    write(tmp_path / "rank_0", [*rows, strange, strange], "[0]")
+    assert main(["report", str(tmp_path)]) == code
+    shown = capsys.readouterr()
+    assert "a form that is not known" in shown.err or "2 entries could not be read" in shown.out
+
+
 def test_a_copy_is_no_job_of_its_own(tmp_path: Path) -> None:
     for rank in range(3):
         for name in (f"rank_{rank}", f"rank_{rank}.bak"):

@@ -185,6 +185,59 @@ def test_a_call_that_all_have_issued_and_nobody_completes() -> None:
     assert judged(*[rows[:1] for rows in ranks]) == []
 
 
+@pytest.mark.parametrize(("age_s", "found"), [(60.0, [("stalled", {2}, "device")]), (None, [])])
+def test_the_last_call_of_all_that_one_device_has_not_completed(
+    age_s: float | None, found: object
+) -> None:
+    """Nobody waits behind it: of dumps that may be of one moment each it tells nothing."""
+    ranks = [[call("all_reduce", 1, DONE if rank != 2 else "scheduled")] for rank in range(4)]
+    assert said(judged(*ranks, age_s=age_s)) == found
+
+
+@pytest.mark.parametrize(("completed", "named"), [(20, {0, 1}), (17, set())])
+def test_ranks_whose_rings_have_lost_the_call_in_which_they_stand_are_not_accused(
+    completed: int, named: set[int]
+) -> None:
+    """All that is on record pends: either the first of these calls does not end, or an older one
+    that newer ones have overwritten, of which torch's count tells."""
+    rows = [call("all_reduce", seq) for seq in range(21, 25)]
+    counts = {"last_enqueued_collective": 24, "last_completed_collective": completed}
+    dumps = {
+        rank: flight_recorder.read(
+            pickle.dumps({**dump(rows, "[0, 1]", first=50), "pg_status": {"0": counts}})
+        )
+        for rank in range(2)
+    }
+    (found,) = judging.judge(traced(dumps), None)
+    assert (found.kind, set(found.culprits)) == ("stalled", named)
+    assert ("overwritten" in found.message) == (not named)
+
+
+def test_a_rank_that_stops_beside_a_mismatch_of_others_is_named_too() -> None:
+    world = [call("all_reduce", 1, DONE)]
+    differ = [[*world, call(op, 1, group="1")] for op in ("all_reduce", "broadcast")]
+    apart = [[*world, call("barrier", 1, group="2")], world]
+
+    def said_of(*ranks: Sequence[Row]) -> list[tuple[str, set[int], str | None]]:
+        members = {"0": "[0, 1, 2, 3]", "1": "[0, 1]", "2": "[2, 3]"}
+        groups = {
+            name: {"name": name, "desc": "tensor" if name != "0" else "default_pg", "ranks": them}
+            for name, them in members.items()
+        }
+        dumps = {
+            rank: flight_recorder.read(pickle.dumps({**dump(rows), "pg_config": groups}))
+            for rank, rows in enumerate(ranks)
+        }
+        return said(judging.judge(traced(dumps), None))
+
+    mismatch = ("op_mismatch", {0, 1}, None)
+    assert said_of(*differ, *apart) == [mismatch, ("missing_rank", {3}, "host")]
+    # Who has raised at the mismatch, and is waited for in another group, is its consequence.
+    raised = [*differ[1][:-1], call("broadcast", 1, DONE, group="1")]
+    wait = [*world, call("all_reduce", 2)]
+    assert said_of(differ[0], raised, wait, wait) == [mismatch]
+
+
 def test_who_stands_behind_an_older_call_is_no_member_of_the_stalled_one() -> None:
     ahead = [call("all_reduce", 1, group="1"), call("barrier", 1)]
     found = judged(ahead, ahead, [call("barrier", 1)], [call("barrier", 1)])
@@ -272,6 +325,35 @@ def test_hosts_whose_clocks_are_apart(hung_s: float, said_of: object, tmp_path: 
         write(tmp_path, rank, rows[: 1 + (rank < 3)], NOW_S + hung_s)
     (job,) = dump_files.load(tmp_path).jobs
     assert said(judging.judge(traced(job.dumps), job.age_s)) == said_of
+
+
+@pytest.mark.parametrize(("before_s", "named"), [(0.0, {2, 3}), (30.0, {2})])
+def test_a_dump_of_an_earlier_moment_does_not_lack_what_came_later(
+    before_s: float, named: set[int], tmp_path: Path
+) -> None:
+    """Rank 3's was written when the job was at work, or with all the others."""
+    done = [call("all_reduce", 1, DONE)]
+    late = {**call("all_reduce", 2), "time_created_ns": (NOW_S + 20) * 10**9}
+    for rank in range(4):
+        written_s = NOW_S + 60.0 - (before_s + 25 if rank == 3 and before_s else 0)
+        write(tmp_path, rank, done if rank > 1 else [*done, late], written_s)
+    (job,) = dump_files.load(tmp_path).jobs
+    trace = traced(job.dumps)
+    assert said(judging.judge(trace, job.age_s)) == [("missing_rank", named, "host")]
+
+
+@pytest.mark.parametrize(("early", "found"), [(True, []), (False, [("missing_rank", {1}, "host")])])
+def test_who_has_fewer_calls_may_have_been_asked_earlier(
+    early: bool, found: object, tmp_path: Path
+) -> None:
+    calls = [
+        {**call("all_reduce", seq, DONE), "time_created_ns": (NOW_S + 4 * seq) * 10**9}
+        for seq in range(1, 8)
+    ]
+    write(tmp_path, 0, calls, NOW_S + 900.0)
+    write(tmp_path, 1, calls[:4], NOW_S + (18.0 if early else 900.0))
+    (job,) = dump_files.load(tmp_path).jobs
+    assert said(judging.judge(traced(job.dumps), job.age_s)) == found
 
 
 def test_entries_in_another_order_than_they_were_recorded(tmp_path: Path) -> None:
