@@ -1,5 +1,5 @@
-"""What torch itself refuses for a NaN (TORCH_DIST_NAN_CHECK, from 2.15 on) is a `nan` of that rank and
-line; a program that catches it goes on as it does without us."""
+"""What torch itself refuses for a NaN (TORCH_DIST_NAN_CHECK, from 2.15 on) is a `nan` of that rank
+and line; a program that catches it goes on as it does without us."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def test_table() -> None:
         "+1.2 % (bar: 3 %)"
     )
     assert lines[-2] == (
-        "median round:   stock's all_reduce there takes 3.0 µs, 3.1 where the bars were set; in such "
-        "calls that is 0.83 to 1.08 (bar: 0.97) and 2.67 to 2.67 (bar: 1.29)"
+        "median round:   stock's all_reduce there takes 3.0 µs, 3.1 where the bars were set; in "
+        "such calls that is 0.83 to 1.08 (bar: 0.97) and 2.67 to 2.67 (bar: 1.29)"
     )
     assert "all_reduce there takes 5.0 µs" in lines[-1]  # each by its own kind of round
 
