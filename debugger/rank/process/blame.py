@@ -31,7 +31,7 @@ _UNMEANT = (
     struct.error,
 )
 _RAISES = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in opcode.opmap}
-_RAISED_AT = {
+_RAISED_AT: dict[type[BaseException], set[int]] = {
     ValueError: {opcode.opmap["UNPACK_SEQUENCE"], opcode.opmap["UNPACK_EX"]},
     RuntimeError: {opcode.opmap["FOR_ITER"]},  # of a dict that has changed meanwhile
 }
