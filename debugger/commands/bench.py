@@ -26,6 +26,10 @@ SCHEMA = "distdebug.bench/1"
 SYNCHRONOUS_BAR_US = 3.0
 ASYNCHRONOUS_BAR_US = 4.0
 """Of a call that is waited for by its handle: torch's `send` is one, too."""
+REFERENCE_US = 3.1
+"""What stock's all_reduce on the fake backend took on the machine on which those two bars were set.
+Another machine is as much faster or slower at the layer's Python as at torch's, so that what is
+added is also given, and the bars with it, as a share of that call in the same run."""
 STEP_BAR_PERCENT = 3.0
 LIMIT_S = 300.0
 BEATS_PER_S = 10
@@ -37,6 +41,8 @@ _OVERHEAD_EPILOG = """\
 The cost per call on the fake backend and on gloo (2 and 4 ranks; 4 B, 64 KiB, 16 MiB), and of a
 small DDP training step; and of what comes before each call at DETAIL, against what torch itself
 does there. Takes about two minutes. stock is torch without the layer, record the layer at OFF.
+The last lines compare with the bars: in µs, and, since those were set where stock's all_reduce took
+3.1 µs, as shares of what that call takes here.
 
 examples:
   distdebug bench overhead
@@ -114,6 +120,7 @@ def measure() -> dict[str, Any]:
         "bars": {
             "synchronous_call_us": SYNCHRONOUS_BAR_US,
             "asynchronous_call_us": ASYNCHRONOUS_BAR_US,
+            "reference_us": REFERENCE_US,
             "ddp_step_percent": STEP_BAR_PERCENT,
             "detail_share_of_torch": DETAIL_SHARE_BAR,
             "detail_large_percent": DETAIL_LARGE_BAR_PERCENT,
@@ -182,17 +189,40 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
             f"{ASYNCHRONOUS_BAR_US:g} µs), the training step {_percent(step, key):+.1f} % "
             f"(bar: {STEP_BAR_PERCENT:g} %)"
         )
+    for name, key in (("median", "added_us"), ("fastest", "best_added_us")):
+        stock_us = _reference_us(fake, key)
+        yield (
+            f"{name + ' round:':16}stock's all_reduce there takes {stock_us:.1f} µs, "
+            f"{REFERENCE_US:g} where the bars were set; in such calls that is "
+            f"{_span(fake, key, waited_for=False, of_us=stock_us)} (bar: "
+            f"{SYNCHRONOUS_BAR_US / REFERENCE_US:.2f}) and "
+            f"{_span(fake, key, waited_for=True, of_us=stock_us)} (bar: "
+            f"{ASYNCHRONOUS_BAR_US / REFERENCE_US:.2f})"
+        )
 
 
-def _span(rows: Sequence[dict[str, Any]], key: str, waited_for: bool) -> str:
+def _reference_us(rows: Sequence[dict[str, Any]], key: str) -> float:
+    """What stock's all_reduce takes in this run, by the median or the fastest round as `key`."""
+    (stock,) = (row["stock"] for row in rows if row["op"] == "all_reduce")
+    taken_us: float = stock[_taken(key)]
+    return taken_us
+
+
+def _taken(key: str) -> str:
+    """What a call takes, by the kind of round of which `key` says what is added."""
+    return "median_us" if key == "added_us" else "best_us"
+
+
+def _span(rows: Sequence[dict[str, Any]], key: str, waited_for: bool, of_us: float = 0.0) -> str:
     """What INFO adds to the calls that are waited for by their handles, or to the synchronous ones:
-    "2.9 to 3.4"."""
+    "2.9 to 3.4", in µs; as shares of a time `of_us`, where one is given: "0.94 to 1.10"."""
     added = [
-        row["info"][key]
+        row["info"][key] / (of_us or 1)
         for row in rows
         if (row["entries"] > 1) == waited_for and not row["op"].endswith("async")
     ]
-    return f"{min(added):.1f} to {max(added):.1f}" if added else "?"
+    places = 2 if of_us else 1
+    return f"{min(added):.{places}f} to {max(added):.{places}f}" if added else "?"
 
 
 def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -219,7 +249,7 @@ def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _percent(step: dict[str, Any], key: str) -> float:
     """What INFO adds to a step. The heartbeat beats beside stock's steps as well, so its share of
     a core comes on top."""
-    stock_us: float = step["stock"]["median_us" if key == "added_us" else "best_us"]
+    stock_us: float = step["stock"][_taken(key)]
     beats: float = step["heartbeat_us"] * BEATS_PER_S / 1e6
     added_us: float = step["info"][key]
     return (added_us / stock_us + beats) * 100

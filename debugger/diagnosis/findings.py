@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from ..record.kinds import KINDS, Kind
@@ -13,7 +13,7 @@ from ..record.snapshot import CallSite, Group
 from ..record.wording import printable
 
 
-class CallIs(StrEnum):
+class CallIs(str, Enum):
     """What the call of a rank's evidence is to its state."""
 
     LAST = "last"

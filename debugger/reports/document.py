@@ -150,7 +150,7 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
     return {
         "state": clean(evidence.state),
         "call": None if evidence.call is None else clean(evidence.call),
-        "call_is": str(evidence.call_is),
+        "call_is": evidence.call_is.value,
         **_places(evidence),
         "stack": [clean(line) for line in evidence.stack or stack],
     }
@@ -183,7 +183,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             rows[stands] = {
                 "state": clean(where.state),
                 "call": None if where.call is None else clean(where.call),
-                "call_is": str(where.call_is),
+                "call_is": where.call_is.value,
                 **_places(where),
             }
         later = ends.get(number)

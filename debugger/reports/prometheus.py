@@ -68,10 +68,11 @@ class CallTotals:
     def _take(self, rank: Rank) -> None:
         process = (rank.rank, rank.pid, rank.started_ns)
         for key, group in rank.groups.items():
-            before = self._issued.get((*process, key), 0)
+            here = (*process, key)
+            before = self._issued.get(here, 0)
             if group.issued >= before:
                 place = (rank.rank, key, group.desc)
-                self._issued[(*process, key)] = group.issued
+                self._issued[here] = group.issued
                 self.collectives[place] = self.collectives.get(place, 0) + group.issued - before
         self.unseen.setdefault(rank.rank, 0)
         if rank.history is None:

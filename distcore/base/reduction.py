@@ -255,7 +255,8 @@ def _refusal(op: str, dtype: torch.dtype) -> str | None:
 def premul_factor(op: object, dtype: torch.dtype, backend_name: str) -> complex:
     """The factor of a PREMUL_SUM, in a form that torch.mul takes for `dtype`."""
     where = f"backend {backend_name}: PREMUL_SUM of {dtype}"
-    state = op.__getstate__() if isinstance(op, ReduceOp) else None
+    picklable: Any = op  # which torch's annotations leave out
+    state = picklable.__getstate__() if isinstance(op, ReduceOp) else None
     if not isinstance(state, tuple) or len(state) != 2:
         raise TypeError(
             f"{where} needs a factor: make the op with torch.distributed._make_nccl_premul_sum"

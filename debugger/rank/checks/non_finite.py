@@ -7,6 +7,9 @@ could tell. A check reads every element, and waits for the device that has them.
 
 Once the program scales its loss (GradScaler) nothing is asked of reductions: gradients overflow on
 purpose then, and the step is left out.
+
+From 2.15 on torch looks for a NaN itself, where TORCH_DIST_NAN_CHECK is 1: what it refuses then is
+the same finding, with the rank and the element that torch does not name.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from torch import Tensor
 from ...record.signature import SUMS, Signature
 from .. import torch_private
 from ..log import rank_log
+from ..log.interruptions import is_interruption
+from ..log.own_faults import report_own_fault
 from ..record.describe import METHODS, tensors_in
+from ..record.exception_text import text_of
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 
@@ -30,6 +36,7 @@ NAN, OVERFLOW = NAMES = ("nan", "overflow")
 ADDS = SUMS | {"product"}
 """Reduce ops to which an Inf is as wrong as a NaN."""
 ROOT_GIVES = frozenset({"broadcast", "scatter"})
+REFUSED_BY_TORCH = "NaN found in input tensor"
 After = Callable[[], None]
 Inspect = Callable[[str, tuple[Any, ...], Known, int], After | None]
 
@@ -81,20 +88,16 @@ class Inspector:
 
         `args` are those of the group's `method`. Tells the finding.
         """
-        given = METHODS[method].given(args)
-        if given is None:
+        if METHODS[method].given(args) is None:
             return None
         signature = Signature.from_json(known.text)
         if signature.reduce_op and self._scaling.seen:
             return None
-        gives = signature.op not in ROOT_GIVES or signature.root == self._rank
-        if gives:
-            for index, tensor in enumerate(tensors_in(given)):
-                wrong = _first_wrong(tensor, signature.reduce_op in ADDS)
-                if wrong is not None:
-                    self._tell_nan(signature, seq, index, tensor, wrong)
-                    return None
         reduced = signature.reduce_op in ADDS
+        found = _contributed(self._record, method, args, signature, seq, inf_too=reduced)
+        if found is not None:
+            found.report(self._recorder, self._recorder.safe_site(sys._getframe(0)))
+            return None
         if not (self._overflow and reduced):
             return None
         if signature.op == "reduce" and signature.root != self._rank:
@@ -112,24 +115,54 @@ class Inspector:
                     f"{tensor.flatten()[wrong].item()} at element {wrong}, and all that was "
                     "contributed was finite"
                 )
-                self._tell("overflow", message, seq, self._record.ranks)
+                found = OwnFinding(self._record, seq, "overflow", message, self._record.ranks)
+                found.report(self._recorder, self._recorder.safe_site(sys._getframe(0)))
                 return
 
-    def _tell_nan(
-        self, signature: Signature, seq: int, index: int, tensor: Tensor, wrong: int
-    ) -> None:
+
+def refused(
+    error: BaseException, method: str, args: tuple[Any, ...], group: GroupRecord, known: Known
+) -> None:
+    """A call was refused with this error, and taken back. Where torch did so for a NaN, the error
+    is a finding, which goes on record if nobody catches it: a program may."""
+    if not isinstance(error, RuntimeError) or REFUSED_BY_TORCH not in text_of(error):
+        return
+    try:
+        signature = Signature.from_json(known.text)
+        found = _contributed(group, method, args, signature, group.slot.issued, inf_too=False)
+        if found is not None:
+            error.finding = found  # type: ignore[attr-defined]
+    except Exception as fault:
+        if is_interruption(fault):
+            raise
+        report_own_fault("the search for the NaN that torch has refused", fault)
+
+
+def _contributed(
+    record: GroupRecord,
+    method: str,
+    args: tuple[Any, ...],
+    signature: Signature,
+    seq: int,
+    inf_too: bool,
+) -> OwnFinding | None:
+    """The first NaN (or Inf) of what this rank contributes to the call, if there is one."""
+    rank = record.ranks[record.group_rank]
+    if signature.op in ROOT_GIVES and signature.root != rank:
+        return None
+    for index, tensor in enumerate(tensors_in(METHODS[method].given(args))):
+        wrong = _first_wrong(tensor, inf_too)
+        if wrong is None:
+            continue
         value = tensor.flatten()[wrong].item()
         which = f" of tensor {index}" if len(signature.tensors) > 1 else ""
-        where, numbered = self._record.place_of(signature, seq)
+        where, numbered = record.place_of(signature, seq)
         message = (
-            f"rank {self._rank} contributes {value} to {signature}{where}: "
+            f"rank {rank} contributes {value} to {signature}{where}: "
             f"element {wrong}{which} is the first that is wrong"
         )
-        self._tell("nan", message, numbered, (self._rank,))
-
-    def _tell(self, kind: str, message: str, seq: int | None, culprits: tuple[int, ...]) -> None:
-        finding = OwnFinding(self._record, seq, kind, message, culprits)
-        finding.report(self._recorder, self._recorder.safe_site(sys._getframe(1)))
+        return OwnFinding(record, numbered, "nan", message, (rank,))
+    return None
 
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.signature import POINT_TO_POINT
-from ..checks import argument_checks, in_flight, reads
+from ..checks import argument_checks, in_flight, non_finite, reads
 from ..checks.argument_checks import InvalidArgumentError
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
@@ -378,6 +378,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             # It failed, or the verdict of the run came meanwhile, which is raised in its place.
             if work is None and _is_not_made(error, enters, op, group.backend):
                 writer.take_back(number, group.slot, known)
+                non_finite.refused(error, name, given, group, known)
             writer.break_off(number, thread)
             better = recorder.waits.instead(error)
             if better is error:

@@ -11,12 +11,13 @@ import linecache
 import opcode
 import os
 import re
+import struct
 import sysconfig
 from types import FrameType, TracebackType
 
+from ..record.call_site import is_layers
 from ..record.exception_text import HANDS_ON, text_of
 
-_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _UNMEANT = (
     AssertionError,
@@ -27,8 +28,14 @@ _UNMEANT = (
     RecursionError,
     TypeError,
     ZeroDivisionError,
+    struct.error,
 )
 _RAISES = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in opcode.opmap}
+_RAISED_AT: dict[type[BaseException], set[int]] = {
+    ValueError: {opcode.opmap["UNPACK_SEQUENCE"], opcode.opmap["UNPACK_EX"]},
+    RuntimeError: {opcode.opmap["FOR_ITER"]},  # of a dict that has changed meanwhile
+}
+"""Errors that a backend raises as well, and the instructions at which the interpreter does."""
 _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|must be Tensor")
 """What the bindings of torch's C++ code say of a wrong argument."""
 _OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
@@ -41,26 +48,33 @@ def is_unmeant(error: BaseException) -> bool:
         return False
     if isinstance(error, TypeError) and _OF_CPP.search(text_of(error)):
         return False
-    trace = _innermost(error.__traceback__)
-    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti : trace.tb_lasti + 1]
-    return not instruction or instruction[0] not in _RAISES
+    return _instruction(_innermost(error.__traceback__)) not in _RAISES
 
 
 def is_own_fault(error: BaseException) -> bool:
     """Whether this tool has made the program fail."""
-    if not isinstance(error, _UNMEANT) or error.__traceback__ is None:
+    unmeant = isinstance(error, _UNMEANT)
+    if not (unmeant or type(error) in _RAISED_AT) or error.__traceback__ is None:
         return False
     where = _below_the_library(error.__traceback__)
     if where is None:
         return False
     frame = where.tb_frame
     file = frame.f_code.co_filename
-    if file.startswith(_HERE):
+    if is_layers(file):
+        if not unmeant:
+            return where.tb_next is None and _instruction(where) in _RAISED_AT[type(error)]
         # What the library raised on our behalf is ours, too.
         return is_unmeant(error) or where.tb_next is not None
     if f"{os.sep}torch{os.sep}" not in file or not is_unmeant(error):
         return False
     return bool(_OURS.search(text_of(error))) or _uses_ours(frame, where.tb_lineno)
+
+
+def _instruction(trace: TracebackType) -> int | None:
+    """The code of the one that raised; None where the interpreter does not say."""
+    at = trace.tb_frame.f_code.co_code[trace.tb_lasti : trace.tb_lasti + 1]
+    return at[0] if at else None
 
 
 def _innermost(trace: TracebackType) -> TracebackType:
@@ -87,6 +101,6 @@ def _uses_ours(frame: FrameType, line: int) -> bool:
     """Whether this line of torch's names something that the layer has put there."""
     for word in _WORD.findall(linecache.getline(frame.f_code.co_filename, line)):
         code = getattr(frame.f_globals.get(word), "__code__", None)
-        if code is not None and code.co_filename.startswith(_HERE):
+        if code is not None and is_layers(code.co_filename):
             return True
     return False

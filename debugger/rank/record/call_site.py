@@ -169,6 +169,11 @@ def raised_by_user(error: BaseException) -> bool:
     return trace is not None and frame_kind(trace.tb_frame.f_code.co_filename) == USER
 
 
+def is_layers(filename: str) -> bool:
+    """Whether a file is this tool's, but for distcore and for what plays the user's part."""
+    return filename.startswith(_HERE + os.sep) and not filename.startswith(_BENCHMARKS)
+
+
 @functools.cache
 def is_distributed(filename: str) -> bool:
     """Whether a file is torch.distributed's front end, distcore's or this layer."""

@@ -76,9 +76,7 @@ def test_one_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         torchrun_parser.torchrun_parser()
 
 
-OURS = """
-import os
-import torch
+OF_A_GROUP = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -86,16 +84,33 @@ if dist.get_rank() == 1:
     dist.group.WORLD._record = None  # as if the layer had lost it
 dist.destroy_process_group()
 """
+OF_THE_WRITER = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    kind = type(dist.group.WORLD._recorder.writer)
+    file = kind.complete.__code__.co_filename
+    exec(compile("def complete(self, number, thread): {}['a place']", file, "exec"))
+    kind.complete = complete
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
-def test_a_fault_of_ours(tmp_path: Path, zygote: Zygote) -> None:
+@pytest.mark.parametrize(
+    ("program", "where"),
+    [(OF_A_GROUP, "checked_group.py"), (OF_THE_WRITER, "writer.py")],
+    ids=["group", "writer"],
+)
+def test_a_fault_of_ours(program: str, where: str, tmp_path: Path, zygote: Zygote) -> None:
     script = tmp_path / "train.py"
-    script.write_text(OURS)
+    script.write_text(program)
     done = zygote.run(2, [str(script)], tmp_path)
     assert (done.report["outcome"], done.exit_code) == ("tool_error", 96), done.explain()
     (found,) = done.errors
     assert (found["kind"], found["culprits"]) == ("tool_error", [1])
-    assert "checked_group.py" in done.stderr  # with the traceback, ours included
+    assert where in done.stderr  # with the traceback, ours included
     assert "report it" in done.stderr
     assert "INVALID ARGUMENT" not in done.stderr
 

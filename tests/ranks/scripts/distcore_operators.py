@@ -196,8 +196,9 @@ def scenario_operators_that_take_a_group_itself(rank, size):
 
 def scenario_a_wrong_batch_of_messages(rank, size):
     """It leaves nothing behind that would be taken for part of the next call."""
-    with raises(RuntimeError, "another rank"):
-        name = dist.group.WORLD.group_name
-        ops._c10d_functional.batch_p2p_ops(["isend"], [rank], [0], [_of(rank)], name)
+    if hasattr(ops._c10d_functional, "batch_p2p_ops"):  # torch 2.11 has none
+        with raises(RuntimeError, "another rank"):
+            name = dist.group.WORLD.group_name
+            ops._c10d_functional.batch_p2p_ops(["isend"], [rank], [0], [_of(rank)], name)
     work = dist.all_reduce(_of(rank), async_op=True)
     assert work.wait()

@@ -50,12 +50,12 @@ def test_who_begins_rotates() -> None:
     assert rounds[-3:] == ["sbc", "bcs", "csb"]
 
 
-def _costs(stock: float, added: float) -> dict[str, dict[str, float]]:
+def _costs(stock: float, added: float, best: float = 0.0) -> dict[str, dict[str, float]]:
     return {
         name: {
             "median_us": stock + more,
             "added_us": more,
-            "best_us": stock + more,
+            "best_us": (best or stock) + more,
             "best_added_us": more,
         }
         for name, more in (("stock", 0.0), ("record", added), ("info", added))
@@ -75,7 +75,7 @@ def test_table() -> None:
     measured: dict[str, Any] = {
         "calls": [
             {**where, **_costs(2.5, 8.0)},
-            {**where, "op": "all_reduce", "entries": 1, **_costs(3.0, 2.5)},
+            {**where, "op": "all_reduce", "entries": 1, **_costs(3.0, 2.5, best=5.0)},
             {**where, "op": "barrier", "entries": 1, **_costs(3.0, 3.25)},
             {**where, "op": "all_reduce, async", "entries": 1, **_costs(3.0, 99.0)},
         ],
@@ -100,11 +100,16 @@ def test_table() -> None:
     assert "gloo x4 4 B 700.0 1050.0 7700.0 +350.0 5.0% 50.0% bar: 20% of torch's" in [
         " ".join(line.split()) for line in lines
     ]
-    assert lines[-2] == (
+    assert lines[-4] == (
         "median round:   on the fake backend a synchronous call costs 2.5 to 3.2 µs more (bar: 3 "
         "µs), an asynchronous one that is waited for 8.0 to 8.0 µs (bar: 4 µs), the training step "
         "+1.2 % (bar: 3 %)"
     )
+    assert lines[-2] == (
+        "median round:   stock's all_reduce there takes 3.0 µs, 3.1 where the bars were set; in "
+        "such calls that is 0.83 to 1.08 (bar: 0.97) and 2.67 to 2.67 (bar: 1.29)"
+    )
+    assert "all_reduce there takes 5.0 µs" in lines[-1]  # each by its own kind of round
 
 
 def test_a_file_that_cannot_be(tmp_path: Path) -> None:

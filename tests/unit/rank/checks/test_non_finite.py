@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from debugger.errors.in_ranks import FindingRaised
-from debugger.rank.checks.non_finite import LossScaling, inspector
+from debugger.rank.checks.non_finite import LossScaling, inspector, refused
 from debugger.rank.log import rank_log
 from debugger.rank.record import call_site
 from debugger.rank.record.recorder import GroupRecord
@@ -192,3 +192,51 @@ def test_a_scaler_that_is_off(logged: list[str], scaling: LossScaling) -> None:
     with pytest.raises(FindingRaised):
         looked_at("nan", "allreduce", sums, [tensor(NAN)], scaling=scaling)
     assert not logged
+
+
+TORCHS_WORDS = "NaN found in input tensor."
+
+
+def raised_by_torch(words: str, method: str, signature: Signature, *args: Any) -> BaseException:
+    """The error with which torch has refused rank 10's call, as the program gets it."""
+    slot: Any = SimpleNamespace(issued=7)
+    record = GroupRecord("0", "default_pg", 0, RANKS, 0, slot, "gloo", None)
+    known: Any = SimpleNamespace(text=signature.to_json())
+    error = RuntimeError(words)
+    refused(error, method, args, record, known)
+    return error
+
+
+def test_torch_itself_has_refused_a_nan() -> None:
+    sums = call("all_reduce", reduce_op="sum")
+    error: Any = raised_by_torch(TORCHS_WORDS, "allreduce", sums, [tensor(INF, 1, NAN)])
+    assert (error.finding.kind, str(error)) == ("nan", TORCHS_WORDS)
+    assert error.finding.message == (
+        "rank 10 contributes nan to all_reduce(sum, float32[2]) #7 of group "
+        '"default_pg": element 2 is the first that is wrong'
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "signature", "args"),
+    [
+        ("invalid tensor type", "allreduce", call("all_reduce"), [[tensor(NAN)]]),
+        (TORCHS_WORDS, "allreduce", call("all_reduce"), [[tensor(INF)]]),
+        (TORCHS_WORDS, "broadcast", call("broadcast", root=20), [[tensor(NAN)]]),
+        (TORCHS_WORDS, "barrier", Signature("barrier"), []),
+    ],
+)
+def test_torch_has_refused_something_else(
+    words: str, method: str, signature: Signature, args: list[Any]
+) -> None:
+    """It stays torch's error, with nothing of ours."""
+    assert not hasattr(raised_by_torch(words, method, signature, *args), "finding")
+
+
+def test_a_search_that_fails_leaves_torchs_error(capfd: pytest.CaptureFixture[str]) -> None:
+    broken: Any = SimpleNamespace(ranks=RANKS, group_rank=5, slot=SimpleNamespace(issued=0))
+    known: Any = SimpleNamespace(text=call("all_reduce").to_json())
+    error = RuntimeError(TORCHS_WORDS)
+    refused(error, "allreduce", ([tensor(NAN)],), broken, known)
+    assert not hasattr(error, "finding")
+    assert "the search for the NaN" in capfd.readouterr().err

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from debugger.rank.process import blame
+from debugger.record import writer
 
 OURS = str(Path(blame.__file__).parent / "checked_group.py")
+WRITER = writer.__file__
+"""In another room, whose code runs in ranks as well."""
 TORCHS = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
 
@@ -41,10 +44,23 @@ def raised_by(function: Any, *args: Any) -> BaseException:
         ("def f(): return int('x')", False),
         ("import json\ndef f(): return json.dumps(object())", True),
         ("def f(): __tracebackhide__ = True; return [][0]", False),
+        ("import struct\ndef f(): return struct.pack('@Q', -1)", True),
+        ("def f(): a, b = [1]", True),
+        ("def f(): a, *b = []", True),
+        ("def f(made={1: 1}):\n for one in made: made[one + 1] = 1", True),
+        ("def f(made={1: 1}):\n for one in made: raise RuntimeError('of a backend')", False),
     ],
 )
-def test_in_our_own_file(text: str, ours: bool) -> None:
-    assert blame.is_own_fault(raised_by(code_in(OURS, text))) is ours
+@pytest.mark.parametrize("file", [OURS, WRITER], ids=["rank", "record"])
+def test_in_our_own_file(file: str, text: str, ours: bool) -> None:
+    assert blame.is_own_fault(raised_by(code_in(file, text))) is ours
+
+
+@pytest.mark.parametrize("text", ["def f(): a, b = [1]", "def f(): return {}['a']"])
+def test_what_a_benchmark_raises_is_its_own(text: str) -> None:
+    """It plays the user's part."""
+    file = str(Path(writer.__file__).parents[1] / "benchmarks" / "calls.py")
+    assert not blame.is_own_fault(raised_by(code_in(file, text)))
 
 
 def test_in_torchs_file_because_of_what_we_put_there() -> None:
@@ -65,6 +81,7 @@ def test_in_torchs_file_because_of_what_we_put_there() -> None:
         "def f(): return None.x",
         "def f(): return list(5)",
         "def f(): raise TypeError('wrong')",
+        "def f(): a, b = [1]",
     ],
 )
 def test_in_torchs_file_for_its_own_reasons(text: str) -> None:
