@@ -1,16 +1,19 @@
 """What all tests have: skips where the machine cannot run a test (the markers `gpu` and `root`),
-processes that need not import torch (`torch_loaded`), runs of distdebug in such (`zygote`), and
-several nodes on this machine (`make_nodes`)."""
+processes that need not import torch (`torch_loaded`), runs of distdebug in such (`zygote`), several
+nodes on this machine (`make_nodes`), and a gdb that works here (`working_gdb`)."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from debugger.inspection import injection
+from debugger.inspection.installable import NotInstallable
 from debugger.testing.plugin import session_of
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
@@ -58,3 +61,15 @@ def forked_nodes() -> Iterator[ForkedNodes]:
     made = ForkedNodes()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def working_gdb(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where there is no gdb, or one that is older than the processor: that harms what it is
+    attached to, and is not used (`test_rehearsal`)."""
+    if shutil.which("gdb") is None:
+        pytest.skip("it takes gdb")
+    try:
+        injection.rehearse(tmp_path_factory.mktemp("rehearsed"))
+    except NotInstallable as reason:
+        pytest.skip(f"it takes a gdb that can be relied on: {reason}")

@@ -26,7 +26,7 @@ has_hooks = pytest.mark.skipif(
     not hasattr(dist.ProcessGroup, "register_pre_hook"),
     reason=f"torch {torch.__version__} has no hooks around the calls of a group",
 )
-has_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
+gdb_works = pytest.mark.usefixtures("working_gdb")
 
 
 PLAIN = """
@@ -78,7 +78,7 @@ def said(folder: Path, word: str) -> list[str]:
 
 
 @has_hooks
-@has_gdb
+@gdb_works
 def test_a_late_mismatch_is_named_with_rank_call_and_line(tmp_path: Path) -> None:
     with job(tmp_path, "mismatch") as running:
         done = install(running, tmp_path, LIMIT_S)
@@ -105,7 +105,7 @@ def test_a_late_mismatch_is_named_with_rank_call_and_line(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @has_hooks
-@has_gdb
+@gdb_works
 def test_a_right_program_goes_on_unharmed_and_silent(tmp_path: Path) -> None:
     alone, installed = tmp_path / "alone", tmp_path / "installed"
     for folder in (alone, installed):
@@ -129,7 +129,7 @@ def test_a_right_program_goes_on_unharmed_and_silent(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @has_hooks
-@has_gdb
+@gdb_works
 def test_where_a_rank_does_not_come_no_rank_has_it(tmp_path: Path) -> None:
     with job(tmp_path, "sleeper") as running:
         done = install(running, tmp_path, 1.0)
@@ -144,7 +144,7 @@ def test_where_a_rank_does_not_come_no_rank_has_it(tmp_path: Path) -> None:
     assert "left 1 False" in said(tmp_path, "left")
 
 
-@has_gdb
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
 @pytest.mark.skipif(hasattr(dist.ProcessGroup, "register_pre_hook"), reason="this torch has hooks")
 def test_an_older_torch_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

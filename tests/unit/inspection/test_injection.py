@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,16 +44,7 @@ def come(run):
         file.write(threading.main_thread().name)
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="it takes gdb")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _gdb_works_here(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An old gdb on a new processor does not, and is not used then (`test_rehearsal`)."""
-    try:
-        injection.rehearse(tmp_path_factory.mktemp("rehearsed"))
-    except NotInstallable as reason:
-        pytest.skip(f"it takes a gdb that can be relied on: {reason}")
+pytestmark = pytest.mark.usefixtures("working_gdb")
 
 
 @pytest.fixture(autouse=True)
