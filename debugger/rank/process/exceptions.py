@@ -51,9 +51,17 @@ class Exceptions:
         self._unmarked: set[int] = set()
 
     def record(self, error: BaseException, kind: type[RaisedNote] = ExceptionNote) -> None:
-        """Put an exception on record, once, as a note of this kind."""
+        """Put an exception on record, once, as a note of this kind. Where the handler of a signal
+        raises meanwhile, the exception is not on record yet, and may be put there again."""
         if self._is_known(error):
             return
+        try:
+            self._put(error, kind)
+        except BaseException:
+            self._forget(error)
+            raise
+
+    def _put(self, error: BaseException, kind: type[RaisedNote]) -> None:
         recorder, group = self._recorder, error
         error = leaf_of(group)
         before = list(came_of(error))
@@ -137,6 +145,11 @@ class Exceptions:
         except Exception:  # a class that keeps its attributes to itself
             self._unmarked.add(id(error))
         return False
+
+    def _forget(self, error: BaseException) -> None:
+        self._unmarked.discard(id(error))
+        with contextlib.suppress(AttributeError):
+            delattr(error, _RECORDED)
 
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""

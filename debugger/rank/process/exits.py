@@ -27,6 +27,7 @@ from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
 from ...record.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
@@ -36,6 +37,7 @@ from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
 _MOST_CAUGHT = 20
+_MOST_INTERRUPTIONS = 20
 _C_LONG = 1 << 63
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
@@ -307,9 +309,20 @@ class Exits:
             except FindingRaised as verdict:
                 error = verdict  # the run has ended meanwhile
         with rank_log.held():
-            self._exceptions.record(error)
+            self._record_the_last(error)
             self._leaving(status)
         return error
+
+    def _record_the_last(self, error: BaseException) -> None:
+        """Put on record what the process ends of. What the handler of a signal raises meanwhile,
+        as torch's own does for a worker that was killed, comes too late to end it of that."""
+        for _ in range(_MOST_INTERRUPTIONS):
+            try:
+                return self._exceptions.record(error)
+            except Exception as other:
+                if not is_interruption(other):
+                    raise
+        return None
 
     def _revealed(self, error: BaseException) -> BaseException:
         """The verdict, where a lost connection came out of torch's C++ code because of it, or a
