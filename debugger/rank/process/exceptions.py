@@ -27,6 +27,7 @@ from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
 from . import blame
+from .checkpoint_failures import failures_of
 
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
@@ -73,12 +74,16 @@ class Exceptions:
         if any(explained(error, site) for explained in self._explain):
             return
         message, nature = titled(error), self.nature(error)
+        failures = failures_of(error)
+        if failures:
+            message = name_of(error)  # its own text begins with the first one's stack
         if error is not group:
             message += f" (in {name_of(group)})"
         lost = None
         if not (nature.get("own_fault") or nature["communication"] or nature["invalid_argument"]):
             lost = next((one for one in before if self.nature(one)["communication"]), None)
         cause = lost or (None if nature["communication"] else error.__cause__)
+        cause = cause or next(iter(failures.values()), None)
         if cause is not None:
             message += f", caused by {titled(cause)}{_at_users_line(cause)}"
         if lost is not None:
@@ -92,6 +97,7 @@ class Exceptions:
             thread_slot=recorder.writer.thread().index,
             link=lost_connections.named_by(lost or error),
             rendezvous=next(filter(None, failed_at), None),
+            failed=tuple(sorted(failures)),
             **nature,
         )
         recorder.note(note, message, site)
