@@ -67,6 +67,7 @@ class Exits:
         """From now on the end of this process is put on record."""
         self._wrap_excepthook()
         self._wrap_thread_excepthook()
+        self._wrap_unraisablehook()
         self._wrap_process_run()
         self._wrap_terminate()
         self._wrap_sys_exit()
@@ -155,6 +156,21 @@ class Exits:
             original(args)
 
         threading.excepthook = hook
+
+    def _wrap_unraisablehook(self) -> None:
+        """What a handler of the program's lets out as the process ends changes not even its status.
+        Where its last call failed so, since the peer had left, nobody else would tell of it."""
+        original = sys.unraisablehook
+
+        def hook(unraisable: Any) -> None:
+            with contextlib.suppress(Exception):
+                error = unraisable.exc_value
+                ignored = "atexit" in str(unraisable.err_msg) and isinstance(error, Exception)
+                if ignored and self._exceptions.nature(error)["communication"]:
+                    self._exceptions.record_lost_call()
+            original(unraisable)
+
+        sys.unraisablehook = hook
 
     def _wrap_process_run(self) -> None:
         """multiprocessing catches what its target raises, and never comes to sys.excepthook."""
