@@ -103,6 +103,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "tuple[str, int]": _group,
     "tuple[int, int] | None": _link,
     "tuple[int, ...]": lambda value: tuple(_whole(one) for one in value),
+    "tuple[int, ...] | None": lambda value: tuple(_whole(one) for one in value),
     "tuple[str, ...]": lambda value: tuple(_text(one) for one in value),
 }
 """What reads a field, by its type as it is written here."""
@@ -144,7 +145,7 @@ class RaisedNote(NoteData):
     address_in_use: bool | None = None
     link: tuple[int, int] | None = None
     rendezvous: str | None = None
-    failed: tuple[int, ...] = ()
+    failed: tuple[int, ...] | None = None
 
     FOR_DIAGNOSIS = frozenset(
         {"communication", "failed", "invalid_argument", "own_fault", "rendezvous", "thread_slot"}

@@ -146,7 +146,7 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     models = other_models(world, rank.rank, note)
     if models is not None:
         culprits = models.culprits
-    failed = _failed(world, rank.rank, error.failed)
+    failed = _failed(world, rank.rank, error.failed or ())
     culprits = failed or culprits
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))

@@ -97,7 +97,7 @@ class Exceptions:
             thread_slot=recorder.writer.thread().index,
             link=lost_connections.named_by(lost or error),
             rendezvous=next(filter(None, failed_at), None),
-            failed=tuple(sorted(failures)),
+            failed=tuple(sorted(failures)) or None,
             **nature,
         )
         recorder.note(note, message, site)
