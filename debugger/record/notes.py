@@ -103,6 +103,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "tuple[str, int]": _group,
     "tuple[int, int] | None": _link,
     "tuple[int, ...]": lambda value: tuple(_whole(one) for one in value),
+    "tuple[int, ...] | None": lambda value: tuple(_whole(one) for one in value),
     "tuple[str, ...]": lambda value: tuple(_text(one) for one in value),
 }
 """What reads a field, by its type as it is written here."""
@@ -130,7 +131,8 @@ class RaisedNote(NoteData):
     in the flight record. `own_fault`: of distdebug's. `invalid_argument`: torch.distributed or a
     backend refused a call for what it was given. `communication`: it came of another rank's end, or
     of lost communication. `link`: the global ranks of sender and receiver of a connection that
-    broke. `rendezvous`: the address at which the rank failed to join.
+    broke. `rendezvous`: the address at which the rank failed to join. `failed`: which ranks it says
+    have failed, in the numbers of the group of the rank's last call.
     """
 
     type: str = ""
@@ -143,9 +145,10 @@ class RaisedNote(NoteData):
     address_in_use: bool | None = None
     link: tuple[int, int] | None = None
     rendezvous: str | None = None
+    failed: tuple[int, ...] | None = None
 
     FOR_DIAGNOSIS = frozenset(
-        {"communication", "invalid_argument", "own_fault", "rendezvous", "thread_slot"}
+        {"communication", "failed", "invalid_argument", "own_fault", "rendezvous", "thread_slot"}
     )
 
 

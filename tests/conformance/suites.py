@@ -102,7 +102,7 @@ def _run(path: Path, folder: Path, mode: str, limit_s: float, scratch: Path) -> 
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            cwd=path.parent,
+            cwd=imported_from(path.parent),
             env=surroundings(mode, folder, scratch),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -134,10 +134,20 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
+def imported_from(folder: Path) -> Path:
+    """Where the modules of this folder are found: beside the package that it is in, if it is in
+    one, whose own modules may be named like the standard library's (torchft has `multiprocessing`).
+    """
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder
+
+
 def surroundings(mode: str, folder: Path, scratch: Path) -> dict[str, str]:
     """The environment of the tests in this mode."""
     names = {name: value for name, value in os.environ.items() if name != "CI"}
-    names["PYTHONPATH"] = os.pathsep.join([str(folder), names.get("PYTHONPATH", "")]).strip(":")
+    found = imported_from(folder)
+    names["PYTHONPATH"] = os.pathsep.join([str(found), names.get("PYTHONPATH", "")]).strip(":")
     names |= {"OMP_NUM_THREADS": "1", "TEMP_DIR": str(scratch), "BACKEND": "gloo"}
     if mode in (INFO, DETAIL):
         for part in ("ranks", "logs", "stacks"):

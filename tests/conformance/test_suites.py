@@ -53,6 +53,22 @@ def test_worse_is_what_stock_passes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 1
 
 
+@pytest.mark.timeout(300)
+def test_tests_beside_modules_named_like_the_standard_librarys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchft's, whose tests lie in the package that they test."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "multiprocessing.py").touch()
+    lines = ["import multiprocessing.pool", "def test_it(): import package.multiprocessing"]
+    (package / "test_it.py").write_text("\n".join(lines))
+    code = suites.main([str(package), "--all", "--mode", "mpi"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["test_it.py", "1", "-"]
+    assert code == 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_suite_whose_ranks_are_threads(

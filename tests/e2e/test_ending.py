@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,9 @@ class Started:
 def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
-    def start(snippet: str, by_command: bool = False) -> Started:
+    def start(
+        snippet: str, by_command: bool = False, extra: Mapping[str, str] | None = None
+    ) -> Started:
         script = tmp_path / "train.py"
         script.write_text(SNIPPETS[snippet])
         program, directory = [str(script), str(tmp_path)], tmp_path / "run"
@@ -91,7 +93,7 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             process = runs.start("run", ["-n", "2", *program], directory, tmp_path)
             begun = Started(directory, process, partial(runs.finish, process, directory))
         else:
-            command = zygote.start(2, program, tmp_path)
+            command = zygote.start(2, program, tmp_path, extra=extra)
             begun = Started(directory, command.process, command.finish)
         started.append(begun)
         until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
@@ -188,6 +190,18 @@ def test_ranks_may_save_a_checkpoint(
     assert done.exit_code == 128 + number, done.explain()
     saved = sorted(path.name for path in tmp_path.glob("saved-*"))
     assert saved == [f"saved-{rank}-{int(number)}" for rank in (0, 1)], done.explain()
+    assert not survivors(below)
+
+
+def test_they_have_as_long_as_torchrun_is_told_to_wait(start: Callable[..., Started]) -> None:
+    started = start("deaf", extra={"TORCHELASTIC_SHUTDOWN_TIMEOUT": "1"})
+    below = started.family
+    began = time.monotonic()
+    started.process.send_signal(signal.SIGTERM)
+    done = started.finish(60)
+    took_s = time.monotonic() - began
+    assert done.exit_code == 128 + signal.SIGTERM, done.explain()
+    assert 1 < took_s < 28, "half a minute is what they have where nothing is said"
     assert not survivors(below)
 
 

@@ -96,3 +96,43 @@ def test_an_exception_that_lies_where_another_has_lain(
     (error,) = done.errors
     assert (error["kind"], error["culprits"]) == ("rank_exception", [1])
     assert "ValueError: in main" in error["message"]
+
+
+IN_A_HANDLER = """
+import atexit, sys
+import torch, torch.distributed as dist
+
+def finish():
+    dist.barrier()  # line 6
+
+def finish_anyhow():
+    try:
+        dist.barrier()
+    except RuntimeError:
+        pass
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+handlers = {"one": [None, finish], "both": [finish, finish], "anyhow": [None, finish_anyhow]}
+handler = handlers[sys.argv[1]][dist.get_rank()]
+if handler is not None:
+    atexit.register(handler)
+"""
+
+
+@pytest.mark.parametrize("who", ["one", "both", "anyhow"])
+def test_a_call_in_an_exit_handler_whose_peer_has_left(
+    who: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    """What the handler lets out the interpreter ignores, and ends with 0; what it catches is its
+    own business."""
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_HANDLER)
+    done = zygote.run(2, [str(script), who], tmp_path)
+    if who != "one":
+        assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
+        return
+    assert done.exit_code == 93, done.explain()
+    (error,) = done.errors
+    assert (error["kind"], error["culprits"]) == ("early_exit", [0])
+    assert error["ranks"]["1"]["location"]["line"] == 6

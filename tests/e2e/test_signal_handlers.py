@@ -99,3 +99,48 @@ def test_the_program_gets_it(
     assert run.exit_code == 0, run.explain()
     assert run.errors == []
     assert run.report["off"] == []
+
+
+LAST = """
+import os, signal
+import torch, torch.distributed as dist
+raised = []
+def handler(number, frame):
+    raise RuntimeError("a worker was killed")
+signal.signal(signal.SIGUSR1, handler)
+class Source:  # is asked for lines of the stack, while the exception is put on record
+    def get_source(self, name):
+        if not raised:
+            raised.append(name)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return None
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(2))
+if dist.get_rank() == 1:
+    globals_ = {"__loader__": Source(), "__name__": "made"}
+    exec(compile("def fail():\\n    raise ValueError('no sample')", "made.py", "exec"), globals_)
+    try:
+        globals_["fail"]()  # <- look here
+    except ValueError:
+        if ENDS:
+            raise
+dist.all_reduce(torch.ones(2))
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_handler_that_raises_while_the_program_ends(
+    ends: bool, tmp_path: Path, zygote: Zygote
+) -> None:
+    """The process ends of what it would end of without us."""
+    script = tmp_path / "train.py"
+    script.write_text(LAST.replace("ENDS", str(ends)))
+    run = zygote.run(2, [str(script)], tmp_path)
+    if not ends:
+        assert (run.exit_code, run.errors) == (0, []), run.explain()
+        return
+    assert run.exit_code == 1, run.explain()
+    (error,) = run.errors
+    assert (error["kind"], error["culprits"]) == ("rank_exception", [1])
+    assert "ValueError: no sample" in error["message"]
+    assert "a worker was killed" not in run.stderr

@@ -87,3 +87,33 @@ def test_where_nothing_is_raised(how: str, program: str, tmp_path: Path, zygote:
     done = zygote.run(2, [program, how, "well"], tmp_path)
     assert done.exit_code == 0, done.explain()
     assert done.report["findings"] == []
+
+
+CHECKPOINT = """
+import sys, threading
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+group = dist.new_group([1, 2])
+state = {"weight": torch.ones(3), f"of {rank}": threading.Lock() if rank == int(sys.argv[2]) else 4}
+if rank in (1, 2):
+    checkpoint.save(state, checkpoint_id=sys.argv[1], process_group=group)  # line 10
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("fails", [1, 2, -1])
+def test_a_checkpoint_that_fails_in_one_rank(fails: int, tmp_path: Path, zygote: Zygote) -> None:
+    """All ranks of the checkpoint raise then; the other ones only say whose error it was."""
+    script = tmp_path / "train.py"
+    script.write_text(CHECKPOINT)
+    done = zygote.run(3, [str(script), str(tmp_path / "saved"), str(fails)], tmp_path)
+    if fails < 0:
+        assert (done.exit_code, done.errors) == (0, []), done.explain()
+        return
+    assert done.exit_code == 1, done.explain()
+    (error,) = done.errors
+    assert (error["kind"], error["culprits"]) == ("rank_exception", [fails])
+    assert error["ranks"][str(fails)]["location"]["line"] == 10
+    assert "caused by TypeError: cannot pickle '_thread.lock' object" in error["message"]

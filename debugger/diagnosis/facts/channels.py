@@ -88,6 +88,12 @@ class Channels:
         less = [one for one, count in sent.items() if count < usual]
         return less if counts[-1] == usual and 0 < len(less) * 2 < len(partners) else []
 
+    def fewest_sent(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
+        """Of those that could have sent what a receive from any source waits for, those that have
+        sent the fewest: of two none is in the majority, but it is less likely the other."""
+        sent = {one: self.sent((call.group, one, rank, call.signature.tag)) for one in partners}
+        return [one for one, count in sent.items() if count == min(sent.values())]
+
     def key_of(self, rank: int, call: Call) -> ChannelKey:
         """The channel of a send or of a receive from a named source."""
         peer = call.signature.peer

@@ -141,6 +141,14 @@ def last_call(world: World, rank: int) -> Call | None:
     return record.history.call(record.calls - 1)
 
 
+def members_of_last_call(world: World, rank: int) -> tuple[int, ...] | None:
+    """Of the group in which the rank made its last call: that which an exception is about which
+    torch raised for what all ranks had told each other."""
+    call = last_call(world, rank)
+    view = world.view(rank, call.group) if call is not None else None
+    return view.ranks if view is not None else None
+
+
 def last_site(world: World, rank: int) -> CallSite | None:
     """The line of the uncaught exception, the crash or sys.exit, else of the last heartbeat, else
     of the last call; always of the user's own code. A SystemExit that the program caught is no end:

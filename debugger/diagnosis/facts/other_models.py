@@ -9,7 +9,7 @@ import re
 from ...record.majority import Vote, vote
 from ...record.snapshot import Note
 from ...record.wording import ranks_text, verb
-from .evidence import last_call
+from .evidence import members_of_last_call
 from .exceptions import last_exception
 from .world import World
 
@@ -19,7 +19,7 @@ _COUNTS = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsi
 
 def other_models(world: World, rank: int, note: Note) -> Vote[int] | None:
     """Who has how many parameters, where that is what the rank's exception is about."""
-    members = _members(world, rank)
+    members = members_of_last_call(world, rank)
     if _COUNTS.search(note.message) is None or members is None:
         return None
     counts: dict[int, int] = {}
@@ -36,13 +36,6 @@ def other_models(world: World, rank: int, note: Note) -> Vote[int] | None:
     for member, count in counts.items():
         answers.setdefault(count, []).append(member)
     return vote(answers, len(members) - len(counts)) if len(answers) > 1 else None
-
-
-def _members(world: World, rank: int) -> tuple[int, ...] | None:
-    """Of the group in which the rank made its last call: that in which the models were compared."""
-    call = last_call(world, rank)
-    view = world.view(rank, call.group) if call is not None else None
-    return view.ranks if view is not None else None
 
 
 def models_text(result: Vote[int]) -> str:

@@ -95,7 +95,7 @@ def _cycles(
         rank for rank in world.ranks if world.ended(rank) and rank not in world.unrecorded
     )
     stuck = stuck_ranks(waiting, gone)
-    blamed = _blamed(world, needs, waiting)
+    blamed = _blamed(world, channels, waiting)
     found = []
     while stuck:
         cycle = find_cycle(blamed, stuck) or find_cycle(waiting, stuck)
@@ -118,14 +118,20 @@ def _less(needs: Needs, link: Pending) -> str:
     return ", which has sent less than the others" if narrowed else ""
 
 
-def _blamed(world: World, needs: Needs, waiting: Waiting) -> Waiting:
-    """The same, where a receive from any source waits for those that most likely should send."""
+def _blamed(world: World, channels: Channels, waiting: Waiting) -> Waiting:
+    """The same, where a receive from any source waits for those that have sent it the fewest."""
     found = dict(waiting)
-    for rank in waiting:
-        rows = world.pending(rank)
-        if any(row.call is not None and row.call.signature.peer == ANY_SOURCE for row in rows):
-            found[rank] = [Need(needs.likely(row), any_of=True) for row in rows]
+    for rank, every in waiting.items():
+        rows = list(zip(world.pending(rank), every, strict=True))
+        found[rank] = [_of_the_fewest(channels, row, need) for row, need in rows]
     return found
+
+
+def _of_the_fewest(channels: Channels, row: Pending, need: Need) -> Need:
+    if row.call is None or row.call.signature.peer != ANY_SOURCE:
+        return need
+    fewest = channels.fewest_sent(row.rank, row.call, sorted(need.ranks))
+    return Need(frozenset(fewest), any_of=True)
 
 
 def _link(world: World, needs: Needs, rank: int, target: int) -> Pending:

@@ -8,6 +8,7 @@ where nothing else explains them.
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, Phase
@@ -15,7 +16,7 @@ from ...record.notes import FindingRaisedNote, raised
 from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.broken_links import broken, link_of
-from ..facts.evidence import chosen, ending_text, stand, standing
+from ..facts.evidence import chosen, ending_text, members_of_last_call, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.other_models import models_text, other_models
 from ..facts.world import World, exit_status
@@ -146,12 +147,16 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     models = other_models(world, rank.rank, note)
     if models is not None:
         culprits = models.culprits
+    failed = _failed(world, rank.rank, error.failed or ())
+    culprits = failed or culprits
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))
     who = ranks_text(culprits if invalid else (rank.rank,))
     message = f"{who} raised {printable(note.message)}{at_site(note.site)}"
     if models is not None:
         message = f"{models_text(models)}: {message}"
+    if failed and rank.rank not in failed:
+        message = f"{ranks_text(failed)} failed: {message}"
     finding = Finding(
         kind="invalid_argument" if invalid else "rank_exception",
         message=message if link is None else f"{broken(note, link)}: {message}",
@@ -189,6 +194,14 @@ def _failed_ourselves(world: World, rank: Rank, note: Note) -> Candidate:
         data=dict(note.data),
     )
     return Candidate(finding, note.time_ns, 0)
+
+
+def _failed(world: World, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    """The ranks that an exception says have failed, and for which all raise it."""
+    members = members_of_last_call(world, rank) if numbers else None
+    if members is None or not 0 <= min(numbers) <= max(numbers) < len(members):
+        return ()
+    return tuple(sorted(members[number] for number in numbers))
 
 
 def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:

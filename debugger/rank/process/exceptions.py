@@ -27,6 +27,7 @@ from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
 from ..record.recorder import Recorder
 from . import blame
+from .checkpoint_failures import failures_of
 
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
@@ -51,9 +52,17 @@ class Exceptions:
         self._unmarked: set[int] = set()
 
     def record(self, error: BaseException, kind: type[RaisedNote] = ExceptionNote) -> None:
-        """Put an exception on record, once, as a note of this kind."""
+        """Put an exception on record, once, as a note of this kind. Where the handler of a signal
+        raises meanwhile, the exception is not on record yet, and may be put there again."""
         if self._is_known(error):
             return
+        try:
+            self._put(error, kind)
+        except BaseException:
+            self._forget(error)
+            raise
+
+    def _put(self, error: BaseException, kind: type[RaisedNote]) -> None:
         recorder, group = self._recorder, error
         error = leaf_of(group)
         before = list(came_of(error))
@@ -65,12 +74,16 @@ class Exceptions:
         if any(explained(error, site) for explained in self._explain):
             return
         message, nature = titled(error), self.nature(error)
+        failures = failures_of(error)
+        if failures:
+            message = name_of(error)  # its own text begins with the first one's stack
         if error is not group:
             message += f" (in {name_of(group)})"
         lost = None
         if not (nature.get("own_fault") or nature["communication"] or nature["invalid_argument"]):
             lost = next((one for one in before if self.nature(one)["communication"]), None)
         cause = lost or (None if nature["communication"] else error.__cause__)
+        cause = cause or next(iter(failures.values()), None)
         if cause is not None:
             message += f", caused by {titled(cause)}{_at_users_line(cause)}"
         if lost is not None:
@@ -84,6 +97,7 @@ class Exceptions:
             thread_slot=recorder.writer.thread().index,
             link=lost_connections.named_by(lost or error),
             rendezvous=next(filter(None, failed_at), None),
+            failed=tuple(sorted(failures)) or None,
             **nature,
         )
         recorder.note(note, message, site)
@@ -137,6 +151,11 @@ class Exceptions:
         except Exception:  # a class that keeps its attributes to itself
             self._unmarked.add(id(error))
         return False
+
+    def _forget(self, error: BaseException) -> None:
+        self._unmarked.discard(id(error))
+        with contextlib.suppress(AttributeError):
+            delattr(error, _RECORDED)
 
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""

@@ -27,6 +27,7 @@ from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
 from ...record.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
+from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
@@ -36,6 +37,7 @@ from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
 _MOST_CAUGHT = 20
+_MOST_INTERRUPTIONS = 20
 _C_LONG = 1 << 63
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
@@ -65,6 +67,7 @@ class Exits:
         """From now on the end of this process is put on record."""
         self._wrap_excepthook()
         self._wrap_thread_excepthook()
+        self._wrap_unraisablehook()
         self._wrap_process_run()
         self._wrap_terminate()
         self._wrap_sys_exit()
@@ -153,6 +156,21 @@ class Exits:
             original(args)
 
         threading.excepthook = hook
+
+    def _wrap_unraisablehook(self) -> None:
+        """What a handler of the program's lets out as the process ends changes not even its status.
+        Where its last call failed so, since the peer had left, nobody else would tell of it."""
+        original = sys.unraisablehook
+
+        def hook(unraisable: Any) -> None:
+            with contextlib.suppress(Exception):
+                error = unraisable.exc_value
+                ignored = "atexit" in str(unraisable.err_msg) and isinstance(error, Exception)
+                if ignored and self._exceptions.nature(error)["communication"]:
+                    self._exceptions.record_lost_call()
+            original(unraisable)
+
+        sys.unraisablehook = hook
 
     def _wrap_process_run(self) -> None:
         """multiprocessing catches what its target raises, and never comes to sys.excepthook."""
@@ -308,9 +326,20 @@ class Exits:
             except FindingRaised as verdict:
                 error = verdict  # the run has ended meanwhile
         with rank_log.held():
-            self._exceptions.record(error)
+            self._record_the_last(error)
             self._leaving(status)
         return error
+
+    def _record_the_last(self, error: BaseException) -> None:
+        """Put on record what the process ends of. What the handler of a signal raises meanwhile,
+        as torch's own does for a worker that was killed, comes too late to end it of that."""
+        for _ in range(_MOST_INTERRUPTIONS):
+            try:
+                return self._exceptions.record(error)
+            except Exception as other:
+                if not is_interruption(other):
+                    raise
+        return None
 
     def _revealed(self, error: BaseException) -> BaseException:
         """The verdict, where a lost connection came out of torch's C++ code because of it, or a

@@ -27,6 +27,7 @@ DIFFER = {
     "sys.meta_path": "the layer must hear of the import of torch",
     "sys.excepthook": "the exception that ends a rank is put on record before peers react to it",
     "threading.excepthook": "the same for threads",
+    "sys.unraisablehook": "what an atexit handler lets out is told there alone",
     "faulthandler": "on which line a fatal signal came is known there alone",
     "os.waitpid": "a child's exit status is told to its parent alone",
     "os._exit": "a rank that leaves without cleaning up says so first",

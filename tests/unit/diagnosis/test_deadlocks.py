@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.record.layout import BOUNDED_S, Activity
@@ -142,6 +144,24 @@ def test_receive_from_any_source_of_whom_one_has_sent_less() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 3), (1, 2, 4))
     assert "waits for rank 3, which has sent less than the others" in found.message
+
+
+@pytest.mark.parametrize(("short", "cycle"), [(2, (0, 2)), (1, (0, 1)), (None, (0, 1))])
+def test_receive_from_any_source_of_whom_one_of_two_has_sent_less(
+    short: int | None, cycle: tuple[int, ...]
+) -> None:
+    """Neither of two is the majority: the cycle goes through the likelier, and that is not said."""
+    run = Run(3)
+    for rank in (1, 2):
+        for _ in range(1 if rank == short else 2):
+            run[rank].calls(send(0))
+    for _ in range(4 if short is None else 3):
+        run[0].calls(recv(-1))
+    run[0].calls(recv(-1), waits=True)
+    run[1, 2].calls(barrier(), waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("deadlock", cycle)
+    assert "sent less" not in found.message
 
 
 def test_who_has_sent_less_and_computes_is_late() -> None:

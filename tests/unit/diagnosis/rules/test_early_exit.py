@@ -246,6 +246,20 @@ class TestDeaths:
         (found,) = run.errors()
         assert found.culprits == (1,)
 
+    @pytest.mark.parametrize(("failed", "culprits"), [([1], (3,)), ([0, 1], (1, 3)), ([7], (1,))])
+    def test_an_exception_that_says_who_failed(
+        self, failed: list[int], culprits: tuple[int, ...]
+    ) -> None:
+        """In the numbers of the group; who is not in it cannot have been meant."""
+        run = Run(4)
+        for rank in (1, 3):
+            run[rank].has_group("g", [1, 3])
+            run[rank].calls(all_gather(1), group="g")
+            run[rank].raises("CheckpointException, caused by OSError: disk full", failed=failed)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_exception", culprits)
+        assert found.message.startswith("rank 3 failed: rank 1 raised") == (failed == [1])
+
     def test_a_fault_of_this_tool_is_nobody_elses(self) -> None:
         run = waiting()
         run[2].raises("AttributeError: 'NoneType' object has no attribute 'x'", own_fault=True)
