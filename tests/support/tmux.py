@@ -51,6 +51,10 @@ class Terminal:
         """What the screen shows."""
         return self._tmux("capture-pane", "-p")
 
+    def styled(self, row: int) -> str:
+        """One row of the screen with its colours, as escape sequences."""
+        return self._tmux("capture-pane", "-p", "-e", "-S", str(row), "-E", str(row))
+
     def press(self, *keys: str) -> None:
         """Press keys, by tmux's names."""
         self._tmux("send-keys", *keys)

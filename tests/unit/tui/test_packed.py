@@ -14,6 +14,7 @@ from debugger.record.unpacking import opened as unpacked
 from fixtures import recorded
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux
+from tests.support.waiting import until
 from tui.keys import VIEWS
 
 from .driver import a_year_later, opened
@@ -55,7 +56,10 @@ def test_a_packed_run_and_the_mouse_in_a_terminal(artefact: Path) -> None:
         terminal.click(1, 2)
         terminal.until("▸2     ended", "> sort")
         rows = terminal.text.splitlines()
-        terminal.click(20, next(at for at, row in enumerate(rows) if row.startswith(" 0 ")))
+        at = next(at for at, row in enumerate(rows) if row.startswith(" 0 "))
+        plain = terminal.styled(at)
+        terminal.click(20, at)
+        until(lambda: terminal.styled(at) != plain, lambda: terminal.text)  # the cursor is there
         terminal.click(32, 2)
         terminal.until("rank 0 raised the verdict")
         terminal.press("q")
