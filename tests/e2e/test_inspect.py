@@ -29,7 +29,7 @@ def work(rank, path):
     dist.init_process_group("gloo", init_method=path, rank=rank, world_size=2)
     for step in range(100):
         if rank == 1 and step == 3:
-            time.sleep(60)  # <- here
+            time.sleep(600)  # <- here
         dist.all_reduce(torch.ones(4))
 
 if __name__ == "__main__":
@@ -74,10 +74,8 @@ def found_in(running: subprocess.Popen[Any], *flags: str) -> dict[str, Any]:
             report: dict[str, Any] = json.loads(done.stdout)
             if report["findings"]:
                 return report
-        else:  # as it starts; what torch starts as it is loaded may be taken for a rank, and ends
-            not_yet = ("no rank was found", "all have ended meanwhile")
-            assert any(words in done.stderr for words in not_yet), done.stderr
-            assert running.poll() is None
+        else:
+            assert "no rank was found" in done.stderr, done.stderr
         assert time.monotonic() - began_s < LIMIT_S, done.stdout + done.stderr
 
 
