@@ -25,12 +25,12 @@ def is_idle(one: Stance) -> bool:
 
 
 def wakes_before(one: Stance, longest_s: float, limits: Limits) -> bool:
-    """Whether it has set itself a time at which it wakes up, and nobody will have waited until then
-    for as long as no rank may take. Who sleeps shortly, again and again, is in a loop that
-    polls."""
+    """Whether it has set itself a time at which it wakes up, and nobody will have waited for long
+    until then: for two thirds of what no rank may take, since many a sleep of a minute stands where
+    a rank hangs. Who sleeps shortly, again and again, is in a loop that polls."""
     if one.wakes_in_s is None or one.still_s + one.wakes_in_s < limits.still_s:
         return False
-    return longest_s + one.wakes_in_s < limits.moving_s
+    return longest_s + one.wakes_in_s < limits.moving_s * 2 / 3
 
 
 def late_ranks(

@@ -29,7 +29,7 @@ def work(rank, path):
     dist.init_process_group("gloo", init_method=path, rank=rank, world_size=2)
     for step in range(100):
         if rank == 1 and step == 3:
-            time.sleep(600)  # <- here
+            time.sleep(60)  # <- here
         dist.all_reduce(torch.ones(4))
 
 if __name__ == "__main__":
