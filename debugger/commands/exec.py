@@ -26,7 +26,7 @@ class ExecCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
         from ..launch.nodes_of_launcher import nodes_of_launcher
-        from ..nodes.several import Several, of_tasks, perhaps
+        from ..nodes.several import of_tasks, perhaps
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 
@@ -40,8 +40,8 @@ class ExecCommand(Command):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
         size = inject_flags.known_world_size(os.environ)
         several = of_tasks(os.environ, args.interface)
-        if several is None and (nodes := nodes_of_launcher(command)) is not None:
-            several = Several(nodes.fewest, nodes.most, args.interface, nodes.node, nodes.ranks)
+        if several is None:
+            several = head_flags.of_launcher(nodes_of_launcher(command), args.interface)
         several = head_flags.with_head(args, several) or perhaps(args.interface)
         return Supervisor(
             Options(

@@ -1,4 +1,5 @@
-"""`--head` and `--job-key`: where nodes meet that have no store in common."""
+"""The other nodes of a job: what the launcher's flags say of them, and by `--head` and `--job-key`
+where those meet that have no store in common."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..nodes.agreed import Agreed, AgreedError, job_key, place
 from ..nodes.several import MOST, Several
+
+if TYPE_CHECKING:
+    from ..launch.nodes_of_launcher import NodesOfLauncher  # `run --help` does without
 
 
 def add(group: argparse._ArgumentGroup) -> None:
@@ -28,6 +33,14 @@ def add(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="with --head: a secret that all nodes share, which only its owner can read",
     )
+
+
+def of_launcher(nodes: NodesOfLauncher | None, interface: str) -> Several | None:
+    """What the launcher's flags say of the job's nodes; `interface`: where to listen, if that was
+    said."""
+    if nodes is None:
+        return None
+    return Several(nodes.fewest, nodes.most, interface, nodes.node, nodes.ranks)
 
 
 def with_head(args: argparse.Namespace, several: Several | None) -> Several | None:

@@ -53,7 +53,6 @@ class RunCommand(Command):
         # Imported here, so that `run --help` answers at once.
         from ..launch.nodes_of_launcher import nodes_of_torchrun
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
-        from ..nodes.several import Several
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 
@@ -63,11 +62,7 @@ class RunCommand(Command):
             raise UsageError("--hostfile is of --launcher mpi; torchrun is started on each node")
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
-        several = None
-        if (nodes := nodes_of_torchrun(torchrun)) is not None:
-            several = Several(
-                nodes.fewest, nodes.most, request.own.interface, nodes.node, nodes.ranks
-            )
+        several = head_flags.of_launcher(nodes_of_torchrun(torchrun), request.own.interface)
         if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
                 "--head with --launcher mpi needs --hostfile: without it all ranks are on this "

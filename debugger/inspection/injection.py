@@ -110,10 +110,7 @@ def rehearse(folder: Path) -> None:
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        at = Path("/proc", str(child.pid))
-        maps = loaded((at / "maps").read_text().splitlines())
-        target = by_gdb(child.pid, sys.version_info[:2], os.readlink(at / "exe"), maps)
-        inject(target, "print('made', flush=True)\n", folder)
+        inject(of_our_python(child.pid), "print('made', flush=True)\n", folder)
         out, _ = child.communicate("on", LIMIT_S)
         if child.returncode or out.split() != ["made"]:
             raise NotInstallable(f"the process was harmed by it: {clean(out, 200)}")
@@ -122,6 +119,13 @@ def rehearse(folder: Path) -> None:
     finally:
         child.kill()
         child.communicate()
+
+
+def of_our_python(pid: int) -> Target:
+    """A process that runs the Python which runs this, as gdb reaches it. Raises OSError."""
+    at = Path("/proc", str(pid))
+    maps = loaded((at / "maps").read_text().splitlines())
+    return by_gdb(pid, sys.version_info[:2], os.readlink(at / "exe"), maps)
 
 
 def _by_remote_exec(target: Target, file: Path) -> Injected:

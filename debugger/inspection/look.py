@@ -53,8 +53,7 @@ class Thread:
     @property
     def is_users(self) -> bool:
         """Whether code of the user's is on its stack."""
-        frames = [frame for frame in self.stack.frames if not frame.native]
-        return users_frame(frames) is not None
+        return users_frame(self.stack.python_frames) is not None
 
 
 @dataclass(frozen=True, slots=True)

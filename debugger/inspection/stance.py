@@ -185,7 +185,7 @@ def _as_late_as_its_threads(own: Stance, sight: Sight) -> Stance:
 def _is_in_a_call(thread: Thread) -> bool:
     """Whether it uses a core, at a line that is no loop by itself: in a call that has not come back
     yet. A call that holds the GIL and sleeps does not compute."""
-    python = [frame for frame in thread.stack.frames if not frame.native]
+    python = thread.stack.python_frames
     return thread.stack.active and bool(python) and not sources.is_loop(python[0])
 
 
@@ -259,7 +259,7 @@ def _runs_for_another(thread: Thread) -> bool:
 
 
 def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
-    frames = [frame for frame in thread.stack.frames if not frame.native]
+    frames = thread.stack.python_frames
     found = users_frame(frames)
     still_s, running = thread.still_s, thread.running
     lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in frames)

@@ -78,7 +78,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     torch (a data loader's queue), and not for the GIL."""
     if stack.active or stack.holds_gil:
         return False
-    python = [frame for frame in stack.frames if not frame.native]
+    python = stack.python_frames
     below = _called_by_user(stack)
     if any(_is_torch(frame) or _is_own(frame) for frame in below):
         return False
@@ -113,7 +113,7 @@ def may_wait_for_thread(stack: ThreadStack) -> bool:
 
 def _called_by_user(stack: ThreadStack) -> Sequence[Frame]:
     """What the user's innermost line has called, innermost first."""
-    python = [frame for frame in stack.frames if not frame.native]
+    python = stack.python_frames
     return python[: _users_line(python)]
 
 

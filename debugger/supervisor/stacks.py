@@ -64,6 +64,11 @@ class ThreadStack:
     wait: str = ""
     source: str = "py-spy"
 
+    @property
+    def python_frames(self) -> list[Frame]:
+        """Without those of native code, innermost first."""
+        return [frame for frame in self.frames if not frame.native]
+
 
 def capture(
     pids: Iterable[int],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from tests.support.on_nodes import (
     directory_on,
     needs_one_verdict,
 )
+from tests.support.waiting import until
 
 from .test_nodes import check_lost
 
@@ -57,10 +57,7 @@ def test_it_is_lost_with_its_ranks(
         job.wait_for(here / str(rank))
     stay = sorted({0, 1, 2} - lost)
     head = directory_on(nodes[0]) / "ranks"  # that of the node which serves the store
-    until_s = time.monotonic() + LIMIT_S
-    while not all(any(head.glob(f"*{rank}.flight")) for rank in stay):
-        assert time.monotonic() < until_s, job.said()
-        time.sleep(0.1)
+    until(lambda: all(any(head.glob(f"*{rank}.flight")) for rank in stay), job.said, LIMIT_S)
     for number in lost:
         nodes[number].power_off()
     directories = [directory_on(nodes[number]) for number in stay]

@@ -41,11 +41,11 @@ def rank(number, _count, channel, request, listener) -> None:
     from tests.support.in_fork import forked, surroundings
 
     listener.close()
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(os.path.join(request["folder"], str(number)))
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as place:
+        place.bind(os.path.join(request["folder"], str(number)))
+        place.listen()
         channel.close()  # mpiexec may begin
-        standing, _ = door.accept()
+        standing, _ = place.accept()
     given, streams, _, _ = socket.recv_fds(standing, _CHUNK, 2)
     while not given.endswith(b"\n"):
         given += standing.recv(_CHUNK)

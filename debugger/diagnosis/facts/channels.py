@@ -82,7 +82,7 @@ class Channels:
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Of those that could have sent what a receive from any source waits for, the few that have
         sent less than most of the others."""
-        sent = {one: self.sent((call.group, one, rank, call.signature.tag)) for one in partners}
+        sent = self._sent_by(rank, call, partners)
         counts = sorted(sent.values())
         usual = counts[len(counts) // 2]
         less = [one for one, count in sent.items() if count < usual]
@@ -91,8 +91,14 @@ class Channels:
     def fewest_sent(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Of those that could have sent what a receive from any source waits for, those that have
         sent the fewest: of two none is in the majority, but it is less likely the other."""
-        sent = {one: self.sent((call.group, one, rank, call.signature.tag)) for one in partners}
-        return [one for one, count in sent.items() if count == min(sent.values())]
+        sent = self._sent_by(rank, call, partners)
+        fewest = min(sent.values(), default=0)
+        return [one for one, count in sent.items() if count == fewest]
+
+    def _sent_by(self, rank: int, call: Call, partners: Sequence[int]) -> dict[int, int]:
+        """How many messages each of them has sent to the rank that a receive of it can take."""
+        tag = call.signature.tag
+        return {one: self.sent((call.group, one, rank, tag)) for one in partners}
 
     def key_of(self, rank: int, call: Call) -> ChannelKey:
         """The channel of a send or of a receive from a named source."""

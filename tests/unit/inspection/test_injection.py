@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection import injection
-from debugger.inspection.installable import NotInstallable, Target, by_gdb, loaded
+from debugger.inspection.injection import of_our_python
+from debugger.inspection.installable import NotInstallable
 from debugger.record.process_stat import read_stat
 from tests.support.waiting import until
 
@@ -71,18 +72,14 @@ def python(text: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         running.communicate()
 
 
-def of(pid: int) -> Target:
-    places = loaded(Path(f"/proc/{pid}/maps").read_text().splitlines())
-    executable = str(Path(f"/proc/{pid}/exe").resolve())
-    return by_gdb(pid, sys.version_info[:2], executable, places)
-
-
 def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:
     bootstrap = tmp_path / "with a blank" / "comes.py"
     bootstrap.parent.mkdir()
     bootstrap.write_text(COMES)
     with python(AT_WORK, tmp_path) as running:
-        done = injection.inject(of(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
+        done = injection.inject(
+            of_our_python(running.pid), injection.code(bootstrap, tmp_path), tmp_path
+        )
         assert 0 < done.stopped_ms < injection._LONGEST_STOP_S * 1000
         until((tmp_path / "came").exists)
         stat = read_stat(running.pid)
@@ -101,7 +98,7 @@ def test_an_error_of_the_code_is_none_of_the_program(tmp_path: Path) -> None:
             injection.code(bootstrap, tmp_path),
             injection.code(tmp_path / "no", tmp_path),
         ):
-            injection.inject(of(running.pid), text, tmp_path)
+            injection.inject(of_our_python(running.pid), text, tmp_path)
         (tmp_path / "end").touch()
         assert running.communicate(timeout=LIMIT_S)[0] == "True [] False\n"
         assert running.returncode == 0
@@ -111,7 +108,7 @@ def test_who_is_within_c_is_left_alone_until_it_comes_back(tmp_path: Path) -> No
     bootstrap = tmp_path / "comes.py"
     bootstrap.write_text(COMES)
     with python(IN_C, tmp_path) as running:
-        injection.inject(of(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
+        injection.inject(of_our_python(running.pid), injection.code(bootstrap, tmp_path), tmp_path)
         assert not (tmp_path / "came").exists()
         assert running.stdin is not None
         running.stdin.write("x")
@@ -122,7 +119,7 @@ def test_who_is_within_c_is_left_alone_until_it_comes_back(tmp_path: Path) -> No
 
 def test_gdb_says_why_it_cannot(tmp_path: Path) -> None:
     with python(AT_WORK, tmp_path) as running:
-        target = of(running.pid)
+        target = of_our_python(running.pid)
         running.kill()
         running.wait()
         with pytest.raises(NotInstallable, match="gdb could not queue a call in it"):
