@@ -118,6 +118,7 @@ def _rank(
         heartbeat_ns=standing.ended_ns if ended else taken_ns,
         calls=len(standing.calls),
         exit_code=end.exit_code if end is not None else None,
+        exiting_ns=standing.ended_ns if ended else 0,
         layer_serial=len(standing.calls),
         free_threads=0 if known and waits else 1,
         location=standing.cut.site if standing.cut is not None else standing.site,

@@ -127,9 +127,15 @@ class FlightFile:
             os.unlink(self.path)
 
     def phase(self, phase: Phase, exit_code: int = 0) -> None:
-        """Say how far the process has come; from `EXITING` on with the exit code it will have."""
+        """Say how far the process has come; from `EXITING` on with the exit code it will have, and
+        since when: its end, seconds later maybe, is that of the same leaving."""
+        began = phase is Phase.ENDED and self._map[layout.PHASE_AT] == Phase.EXITING
         self._map[layout.PHASE_AT] = int(phase)
-        exiting_ns = _now() if phase >= Phase.EXITING else 0
+        exiting_ns = 0
+        if began:
+            _, exiting_ns = layout.EXIT.unpack_from(self._map, layout.EXIT_AT)
+        elif phase >= Phase.EXITING:
+            exiting_ns = _now()
         layout.EXIT.pack_into(self._map, layout.EXIT_AT, exit_code, exiting_ns)
 
     def detach(self) -> None:

@@ -160,6 +160,7 @@ class FlightReader(RingReader):
             heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
             calls=calls,
             exit_code=exit_code if phase >= Phase.EXITING else None,
+            exiting_ns=exiting_ns + self.wall_offset_ns if exiting_ns else 0,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
             location=self._definitions.site(location),

@@ -275,7 +275,8 @@ class History(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank. `heartbeat_ns` is when its heartbeat thread last ran (0: never).
+    """One rank. `heartbeat_ns` is when its heartbeat thread last ran (0: never), `exiting_ns` when
+    it began to leave (0: it has not): its process may take long to end after that.
 
     `free_threads`: threads with user code on their stack that are in no recorded wait (-1: not
     counted since the last change), so that the rank as a whole may still act. `location` is where
@@ -300,6 +301,7 @@ class Rank:
     heartbeat_ns: int = 0
     calls: int = 0
     exit_code: int | None = None
+    exiting_ns: int = 0
     layer_serial: int = 0
     free_threads: int = 0
     location: CallSite | None = None

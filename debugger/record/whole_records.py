@@ -108,7 +108,7 @@ class _Record:
 
     def _dynamic(self, location: int) -> bytes:
         rank = self._rank
-        ended_ns = rank.process.ended_ns or 0
+        exiting_ns = rank.exiting_ns or rank.process.ended_ns or 0
         serial = rank.layer_serial
         return layout.DYNAMIC.pack(
             rank.heartbeat_ns,
@@ -117,7 +117,7 @@ class _Record:
             int(rank.phase),
             0,
             rank.exit_code or 0,
-            ended_ns,
+            exiting_ns,
             serial,
             rank.free_threads,
             0,

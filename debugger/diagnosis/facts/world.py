@@ -313,3 +313,11 @@ def exit_status(rank: Rank) -> int | None:
     if rank.process.exit_code is not None:
         return rank.process.exit_code
     return rank.exit_code
+
+
+def exited_ns(rank: Rank) -> int | None:
+    """When the end of a rank that has ended began: its backend tells the others then, and handlers
+    of the program's may run for long after that. None: nobody saw it."""
+    if rank.process.signal is None and rank.exiting_ns:
+        return rank.exiting_ns
+    return rank.process.ended_ns

@@ -19,7 +19,7 @@ from ..facts.broken_links import broken, link_of
 from ..facts.evidence import chosen, ending_text, members_of_last_call, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.other_models import models_text, other_models
-from ..facts.world import World, exit_status
+from ..facts.world import World, exit_status, exited_ns
 from ..findings import Finding
 from ..limits import Candidate
 
@@ -99,7 +99,7 @@ def _together(world: World, killed: list[Rank]) -> list[Candidate]:
 
 
 def _ended_ns(world: World, rank: Rank) -> int:
-    return rank.process.ended_ns or rank.heartbeat_ns or world.now_ns
+    return exited_ns(rank) or rank.heartbeat_ns or world.now_ns
 
 
 def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:

@@ -30,7 +30,7 @@ from ..facts.evidence import chosen, doing, last_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
 from ..facts.unfinished import UNFINISHED, as_pending, failed_calls, has_failed, posted
-from ..facts.world import GroupView, Pending, World
+from ..facts.world import GroupView, Pending, World, exited_ns
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
@@ -257,7 +257,10 @@ def _batches(world: World, rank: int) -> int | None:
 
 
 def _left_ns(world: World, left: list[int], pending: Pending) -> int:
-    times = [world.ranks[rank].process.ended_ns or 0 for rank in left if world.ended(rank)]
+    """Since when what one waits for cannot come: from when the others began to leave, for who is
+    told of that fails at once, while their processes may take long to end."""
+    ended = [world.ranks[rank] for rank in left if world.ended(rank)]
+    times = [exited_ns(rank) or 0 for rank in ended]
     return max([pending.wait.since_ns, *times])
 
 

@@ -163,6 +163,7 @@ class RankBuilder:
         self.process = Process(alive=True, state="S")
         self.phase = Phase.RUNNING
         self.exit_code: int | None = None
+        self.exiting_ns = 0
         self.groups: dict[GroupKey, Group] = {}
         self.channels: dict[tuple[GroupKey, str, int, int], Channel] = {}
         self.creations: list[Creation] = []
@@ -335,6 +336,10 @@ class RankBuilder:
         site = CallSite("/home/user/train.py", line, "step")
         self.notes.append(Note(kind, self.run.tick(), message, site, data))
 
+    def begins_to_exit(self) -> None:
+        """Its handlers run from here on, for as long as they take."""
+        self.phase, self.exiting_ns = Phase.EXITING, self.run.tick()
+
     def exits(self, code: int | None = 0, *, signal: int | None = None, oom: bool = False) -> None:
         """The process ends: with a status, by a signal, or (code None) unseen."""
         ended = self.run.tick()
@@ -398,6 +403,7 @@ class RankBuilder:
             heartbeat_ns=heartbeat,
             calls=len(self.history.calls),
             exit_code=self.exit_code,
+            exiting_ns=self.exiting_ns,
             layer_serial=self.serial,
             free_threads=self.free_threads,
             location=self.location,

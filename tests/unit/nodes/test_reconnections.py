@@ -50,8 +50,8 @@ class Between:
     def close(self) -> None:
         self._ended.set()
         self._cut.set()
-        self._listener.close()
         self._thread.join()
+        self._listener.close()
 
     def _serve(self) -> None:
         while not self._ended.is_set():

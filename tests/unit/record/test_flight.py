@@ -444,6 +444,18 @@ def test_identity_and_phase(author: Author) -> None:
     assert reader.role is Role.RANK
 
 
+def test_since_when_it_leaves(author: Author) -> None:
+    """The process's end is that of the leaving that began before."""
+    reader = FlightReader(author.writer.path)
+    assert reader.view(Process(alive=True)).exiting_ns == 0
+    author.writer.phase(Phase.EXITING, 3)
+    began_ns = reader.view(Process(alive=True)).exiting_ns
+    author.writer.phase(Phase.ENDED, 3)
+    view = reader.view(Process(alive=False))
+    assert began_ns
+    assert (view.exiting_ns, view.exit_code) == (began_ns, 3)
+
+
 def test_the_file_is_private_and_never_overwritten(author: Author) -> None:
     assert author.writer.path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):

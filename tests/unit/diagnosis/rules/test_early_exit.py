@@ -40,6 +40,28 @@ class TestLeft:
             'all_reduce(sum, float32[8]) #1 of group "default_pg"'
         )
 
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_its_end_takes_long(self, code: int) -> None:
+        """Others fail as soon as it begins to leave; its process ends much later."""
+        run = waiting()
+        run[2].begins_to_exit()
+        run[0, 1].raises(CLOSED, communication=True)
+        run.passes(5)
+        assert run.errors() == []
+        run[2].exits(code)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died" if code else "early_exit", (2,))
+
+    def test_it_leaves_after_an_exception(self) -> None:
+        """What another rank lost earlier is no consequence of this end."""
+        run = waiting()
+        run[0].raises(CLOSED, communication=True)
+        run.passes(5)
+        run[2].begins_to_exit()
+        run.passes(5)
+        run[2].exits(0)
+        assert run.errors()[0].kind == "rank_exception"
+
     def test_the_call_that_one_rank_made_too_many(self) -> None:
         """All calls are alike: only the lines tell which of them is the extra one."""
         run = Run(3)
