@@ -54,7 +54,7 @@ class Evidence:
         """By rank, the lock that is waited for in it, with the threads in question; of a few."""
         found: dict[int, HeldLock] = {}
         for rank in ranks:
-            held = held_lock(self.stacks.get(rank, ()))
+            held = held_lock(self.stacks.get(rank, ()), self._main(rank))
             if held is not None and len(found) < MOST_LOCKS:
                 found[rank] = held
         return found
@@ -104,7 +104,9 @@ class Evidence:
         if thread is None or found is None:
             return None
         frame, through = found
-        held = held_lock(self.stacks[rank]) if stack_tree.waits_for_lock(thread) else None
+        held = None
+        if stack_tree.waits_for_lock(thread):
+            held = held_lock(self.stacks[rank], thread)
         if held is not None:  # this thread waits for the one that waits for it
             frame, through = held.waiter, ""
         return CallSite(frame.file, frame.line, frame.function, through)

@@ -38,9 +38,15 @@ class HeldLock:
         )
 
 
-def held_lock(threads: Sequence[ThreadStack]) -> HeldLock | None:
-    """The first lock of this process that a thread waits for while another one is inside it."""
-    for waiter in threads:
+def held_lock(
+    threads: Sequence[ThreadStack], late: ThreadStack | None = None
+) -> HeldLock | None:
+    """The first lock of this process that a thread waits for while another one is inside it.
+
+    Where each of two waits for what the other one holds, it is `late` who is said to wait: where
+    that one stands is what the finding is about.
+    """
+    for waiter in sorted(threads, key=lambda thread: thread is not late):
         frame = _users(waiter) if stack_tree.waits_for_lock(waiter) else None
         for name in _taken_at(frame) if frame is not None else ():
             for holder in threads:

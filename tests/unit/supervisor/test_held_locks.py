@@ -28,6 +28,16 @@ def third(self, group):
 def fourth(group):
     with condition:
         condition.wait()
+
+def fifth():
+    with lock:
+        with other:
+            pass
+
+def sixth():
+    with other:
+        with lock:
+            pass
 """
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 THREADING = "/usr/lib/python3.11/threading.py"
@@ -105,3 +115,16 @@ def test_the_finding_names_them(file: str) -> None:
     assert site is not None
     assert (site.line, site.function) == (6, "second")  # not where the main thread waits for it
     assert Evidence(stacks).refine(Finding("rank_died", "it", (1,), (0,))).details == ()
+
+
+def test_of_two_that_wait_for_each_other_the_late_one_stands_for_its_rank(file: str) -> None:
+    main = thread(Frame("fifth", file, 20), wait="futex_wait_queue", name="MainThread")
+    stacks = {1: [waits(file, 25, "sixth"), main]}
+    rows = {1: RankEvidence("waits for a lock")}
+    found = Evidence(stacks).refine(
+        Finding("missing_rank", "suspected", (1,), (0,), ranks=rows, proven=False)
+    )
+    site = found.ranks[1].location
+    assert site is not None
+    assert (site.line, site.function) == (20, "fifth")
+    assert "waits for `other` at train.py:20 in fifth" in found.details[0]
