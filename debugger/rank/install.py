@@ -201,6 +201,7 @@ class Layer:
         self._observe_further()
         self.main_thread.observe()
         self.breakpoints.observe(self.pipeline.look_once)
+        self.forks.on_own_rank(self.breakpoints.adopt)
         self.timeouts.observe()
         self._begin()
         self.forks.observe(directory, identity, self._begin)
@@ -211,7 +212,7 @@ class Layer:
         parts: dict[str, Callable[[], None]] = {
             "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
             "the check of replicas": lambda: check.observe(
-                recorder, self.directory, self.gradients
+                recorder, self.directory, self.gradients, self.forks.on_own_rank
             ),
             "monitored_barrier on every backend": lambda: torch_private.open_monitored_barrier(
                 CheckedGroup

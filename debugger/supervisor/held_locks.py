@@ -38,9 +38,7 @@ class HeldLock:
         )
 
 
-def held_lock(
-    threads: Sequence[ThreadStack], late: ThreadStack | None = None
-) -> HeldLock | None:
+def held_lock(threads: Sequence[ThreadStack], late: ThreadStack | None = None) -> HeldLock | None:
     """The first lock of this process that a thread waits for while another one is inside it.
 
     Where each of two waits for what the other one holds, it is `late` who is said to wait: where

@@ -62,6 +62,12 @@ class OnDemand:
         """From now on the main thread can be asked."""
         self._main_thread.on_return(self._trace_from)
 
+    def adopt(self) -> None:
+        """This process was forked, and may be asked itself now."""
+        self._owner = os.getpid()
+        self._asked_s, self._armed = 0.0, False
+        self._one = threading.Lock()
+
     def look(self) -> None:
         """Called with every heartbeat."""
         if os.getpid() != self._owner:

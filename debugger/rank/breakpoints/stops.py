@@ -78,6 +78,15 @@ class Breakpoints:
         self.on_demand.observe()
         atexit.register(self.end)
 
+    def adopt(self) -> None:
+        """This process was forked, and is a rank of its own now."""
+        self._owner = os.getpid()
+        self._turn = threading.Lock()  # the parent's may be that of a thread that was not forked
+        own: RankPdb | None = getattr(self._local, "pdb", None)
+        if own is not None:
+            own.prompt = f"({self._prompt()}) "
+        self.on_demand.adopt()
+
     def __repr__(self) -> str:
         return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
 

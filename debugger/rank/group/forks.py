@@ -32,10 +32,16 @@ class Forks:
         self._sockets = sockets
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._revive: Callable[[Role], None] | None = None
+        self._of_own_ranks: list[Callable[[], None]] = []
 
     def watch_group(self, group: Any) -> None:
         """This group must not be used by forked children."""
         self._groups.add(group)
+
+    def on_own_rank(self, adopt: Callable[[], None]) -> None:
+        """`adopt` is called in a forked child that becomes a rank of its own, such as those of a
+        launcher that has imported torch: what is the parent's must not be taken for its own."""
+        self._of_own_ranks.append(adopt)
 
     def observe(
         self, directory: Path, identity: Callable[[], Mapping[str, Any]], begin: Callable[[], None]
@@ -46,6 +52,9 @@ class Forks:
         def revive(role: Role) -> None:
             path = directory / "ranks" / f"pid-{os.getpid()}.flight"
             self._recorder.start(FlightWriter(path, role=role), identity())
+            if role != Role.FORKED_CHILD:
+                for adopt in self._of_own_ranks:
+                    adopt()
             begin()
 
         def in_child() -> None:

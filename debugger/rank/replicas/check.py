@@ -24,7 +24,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -76,8 +76,14 @@ class Declared:
     axis: Axis | None = None
 
 
-def observe(recorder: Recorder, directory: Path, reduced: ReducedGradients) -> None:
-    """From now on the steps of all optimisers are looked at, if the check is asked for."""
+def observe(
+    recorder: Recorder,
+    directory: Path,
+    reduced: ReducedGradients,
+    on_own_rank: Callable[[Callable[[], None]], None],
+) -> None:
+    """From now on the steps of all optimisers are looked at, if the check is asked for.
+    `on_own_rank(adopt)` has `adopt` called in a forked child that becomes a rank."""
     if not pipeline.wants(REPLICAS):
         return
     gradients = reduced if REPLICAS in pipeline.asked() else None
@@ -86,6 +92,7 @@ def observe(recorder: Recorder, directory: Path, reduced: ReducedGradients) -> N
     ddp.on_statistics(check.forward)
     torch_private.on_models_averaged(check.averaged)
     torch_private.on_optimizer_steps(check.before_step, check.after_step)
+    on_own_rank(check.adopt)
 
 
 def is_due(moment: int, every: int) -> bool:
@@ -167,6 +174,20 @@ class ReplicaCheck:
         self._files = 0
         self._full = False
         self._off = False
+
+    def adopt(self) -> None:
+        """This process was forked, and is a rank of its own now: what the parent has trained is
+        none of its business."""
+        self._pid = os.getpid()
+        self._steps.clear()
+        self._models.clear()
+        self._replicas.clear()
+        self._stepped.clear()
+        self._local.clear()
+        self._namesakes.clear()
+        self._files = 0
+        if self._gradients is not None:
+            self._gradients.forget_all()
 
     # -- what torch tells ----------------------------------------------------------------------
 

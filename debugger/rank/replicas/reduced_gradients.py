@@ -135,6 +135,12 @@ class ReducedGradients:
         count, pointer, numel = by_group.get(record, (0, 0, 0))
         return count > since and (pointer, numel) == (gradient.data_ptr(), gradient.numel())
 
+    def forget_all(self) -> None:
+        """The groups of this process are others from now on."""
+        self._reduced.clear()
+        self._sums.clear()
+        self._to_one.clear()
+
     def forget(self) -> None:
         """Leave out what exists no more."""
         for storage in [one for one in self._reduced if one.expired()]:
