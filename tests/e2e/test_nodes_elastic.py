@@ -128,7 +128,8 @@ def test_a_node_that_joins_late_and_nothing_is_wrong(make_nodes: Callable[[int],
         job.wait_for(here / str(rank), LIMIT_S)
     job.commands[0].send_signal(signal.SIGTERM)
     for done in job.finish(LIMIT_S):
-        assert (done.report["outcome"], done.errors) == ("interrupted", []), done.explain()
+        assert done.report["outcome"] == "interrupted", done.explain()
+        assert done.report["findings"] == [], done.explain()
     check_nothing_is_left(nodes)
 
 
@@ -169,7 +170,10 @@ def test_a_node_that_joins_late_below_a_relay(make_nodes: Callable[[int], Nodes]
     for rank in range(3):
         job.wait_for(here / str(rank))
     job.add(launch.start_on(nodes, 3, program), directory_on(nodes[3]))
-    check_same(job.finish(LIMIT_S), "op_mismatch", 91, {3})
+    ended = job.finish(LIMIT_S)
+    check_same(ended, "op_mismatch", 91, {3})
+    for done in ended:  # and nothing of the ranks that were ended for the new world
+        assert len(done.report["findings"]) == 1, done.explain()
     assert [(here / str(rank)).read_text() for rank in range(4)] == ["4"] * 4
     assert went_below(job) == [3], job.said()
     check_nothing_is_left(nodes)
