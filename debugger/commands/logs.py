@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
 from ..record import copies
@@ -18,7 +18,7 @@ from ..record.sanitize import clean_line, shown_of
 from ..supervisor.output import colour_wanted
 from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time
-from .whole_job import opened_whole
+from .whole_job import followed_whole
 
 POLL_EVERY_S = 0.1
 PIECE_CHARACTERS = 1 << 16
@@ -76,13 +76,17 @@ class LogsCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         ranks = parse_ranks(args.rank) if args.rank is not None else None
         wanted = Filter(args.level, args.group, args.op)
-        with opened_whole(args.run) as directory:
-            return _show(directory, args, wanted, ranks)
+        with followed_whole(args.run) as shown:
+            return _show(shown, args, wanted, ranks)
 
 
 def _show(
-    directory: RunDirectory, args: argparse.Namespace, wanted: Filter, ranks: frozenset[int] | None
+    shown: Callable[[], RunDirectory],
+    args: argparse.Namespace,
+    wanted: Filter,
+    ranks: frozenset[int] | None,
 ) -> int:
+    directory = shown()
     start_ns = _start_ns(directory)
     wanted.since_ns = parse_time("--since", args.since, start_ns)
     wanted.until_ns = parse_time("--until", args.until, start_ns)
@@ -90,6 +94,9 @@ def _show(
     show = _Shown(reader, wanted, args.json)
     while True:
         live = args.follow and is_live(directory.path)
+        if live:
+            directory = shown()
+            reader.look_in(directory.logs)
         unseen_ns = time.time_ns() if live else 0
         show(reader.poll(unseen_ns))
         if not live:

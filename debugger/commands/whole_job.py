@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..record.job_view import JobView
 from ..record.run_directory import RunDirectory
@@ -18,15 +18,28 @@ WAIT_S = 10.0
 def opened_whole(run: str | None) -> Iterator[RunDirectory]:
     """As `opened`; of a run that goes on, on a node whose head is another one, with all that the
     head has on record. Where that cannot be had, a sentence says what is shown instead."""
+    with followed_whole(run) as shown:
+        yield shown()
+
+
+@contextlib.contextmanager
+def followed_whole(run: str | None) -> Iterator[Callable[[], RunDirectory]]:
+    """The same, to be asked again and again: a node that has just begun may meet its head later."""
     with opened(run) as directory:
-        view = JobView(directory.path)
+        view, said = JobView(directory.path), ""
+
+        def shown() -> RunDirectory:
+            nonlocal said
+            path, sentence = view.path, view.sentence
+            if view.lost:  # what was seen of others before is no ground to judge them by
+                path, sentence = directory.path, f"{view.lost}: this node alone is shown"
+            if sentence and sentence != said:
+                print(f"distdebug: {sentence}", file=sys.stderr)
+            said = sentence or said
+            return directory if path == directory.path else RunDirectory.open(path)
+
         try:
             view.wait(WAIT_S)
-            shown, sentence = view.path, view.sentence
-            if view.lost:  # what was seen of others before is no ground to judge them by
-                shown, sentence = directory.path, f"{view.lost}: this node alone is shown"
-            if sentence:
-                print(f"distdebug: {sentence}", file=sys.stderr)
-            yield directory if shown == directory.path else RunDirectory.open(shown)
+            yield shown
         finally:
             view.close()

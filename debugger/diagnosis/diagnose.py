@@ -169,6 +169,8 @@ def _ready(world: World, causes: list[Candidate]) -> tuple[Finding, ...]:
     found = []
     held = False
     for candidate in causes:
+        if candidate.excused:
+            continue
         early = candidate.ready_ns > world.now_ns and not world.snapshot.finished
         if candidate.finding.severity == "error":
             held = held or early

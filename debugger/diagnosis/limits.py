@@ -71,11 +71,13 @@ class Candidate:
     change it; it folds others all the same. `weakness`: 0 for a cause of its own; 1 for an end
     that another rank's failure may have brought (SIGABRT, SIGTERM); 2 for what a rank says when
     *another* has failed (a connection closed by the peer). A stronger one near in time wins.
+    `excused`: it explains what follows from it, and is nobody's fault: it is never reported.
     """
 
     finding: Finding
     ready_ns: int = 0
     weakness: int = 0
+    excused: bool = False
 
 
 SLOWEST_BYTES_PER_S = 1e6

@@ -13,7 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
-from .head import LOST_AFTER_S
+from .head import LOST_AFTER_S, PING_EVERY_S
 from .hearing import Heard
 from .inbox import Intake, size_of
 from .interfaces import InterfaceError, address_towards
@@ -36,6 +36,9 @@ RELAY_ANSWERS_S = 5.0
 """So long it is tried to come below a relay."""
 HEAD_SPOKE_S = 1.0
 """A head that its relay had heard so lately is not silent when the relay is."""
+HEAD_PINGS_S = 2 * PING_EVERY_S
+"""And one that it had heard so lately was there when the relay spoke: its next ping was to come.
+Counted from the ping before, an interruption of two seconds would be one of 2.6 here."""
 EMPTY_S = 3.0
 """So long a relay waits at its end for those below it to leave."""
 
@@ -411,8 +414,9 @@ class Connection(Link):
             silent_s = 0.0
         self._via_heard.spoke(now_s)
         self._via_head_s = silent_s
-        if self._heard.last_s < max(0.0, now_s - silent_s):
-            self._heard.spoke(max(0.0, now_s - silent_s))
+        spoke_s = max(0.0, now_s - (silent_s if silent_s > HEAD_PINGS_S else 0.0))
+        if self._heard.last_s < spoke_s:
+            self._heard.spoke(spoke_s)
 
     def _send_handed(self, message: Message) -> None:
         self._send(message)

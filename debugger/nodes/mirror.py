@@ -249,6 +249,7 @@ def process_values(process: Process, said: LastWords | None, offset_ns: int) -> 
         ended,
         process.cpu_busy,
         process.asked,
+        process.replaced,
         None if said is None else said.values(),
     ]
 
@@ -256,7 +257,7 @@ def process_values(process: Process, said: LastWords | None, offset_ns: int) -> 
 def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, exit_code, signal, oom_killed, ended, busy, asked, said = values
+        alive, state, exit_code, signal, oom_killed, ended, busy, asked, replaced, said = values
         process = Process(
             alive=alive is True,
             state=str(state)[:1],
@@ -266,6 +267,7 @@ def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
             ended_ns=None if ended is None else whole(ended) + offset_ns,
             cpu_busy=None if busy is None else busy is True,
             asked=asked is True,
+            replaced=replaced is True,
         )
         return process, None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):

@@ -22,12 +22,14 @@ POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped.
-    `asked`: its parent has sent it that signal, and said so."""
+    `asked`: its parent has sent it that signal, and said so; `replaced`: for another to begin in
+    its place, though it had not failed."""
 
     code: int | None
     signal: int | None
     time_ns: int = 0
     asked: bool = False
+    replaced: bool = False
 
     @classmethod
     def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
@@ -50,9 +52,10 @@ class ExitStatus:
             return f"signal {self.signal}"
 
 
-def tell_asked(path: Path, pid: int, number: int) -> None:
-    """This process is about to send its child that signal. Raises OSError."""
-    line = {"pid": pid, "asked": number, "time_ns": time.time_ns()}
+def tell_asked(path: Path, pid: int, number: int, replaced: bool = False) -> None:
+    """This process is about to send its child that signal; `replaced`: see ExitStatus. Raises
+    OSError."""
+    line = {"pid": pid, "asked": number, "replaced": replaced, "time_ns": time.time_ns()}
     append(path, f"{json.dumps(line)}\n".encode())
 
 
@@ -70,8 +73,9 @@ class ExitLog:
         self._offset = 0
         self._unread = b""
         self._exits: dict[int, ExitStatus] = {}
-        self._asked: dict[int, tuple[int, int]] = {}
-        """The last signal that a process was sent by its parent, and when."""
+        self._asked: dict[int, tuple[int, int, bool]] = {}
+        """The last signal that a process was sent by its parent, when, and whether it is replaced.
+        """
 
     def follow(self, path: Path) -> None:
         """Read that file from now on."""
@@ -87,9 +91,9 @@ class ExitLog:
         found = self._exits.get(pid)
         if found is None or 0 < found.time_ns < started_ns:
             return None
-        number, asked_ns = self._asked.get(pid, (0, 0))
+        number, asked_ns, replaced = self._asked.get(pid, (0, 0, False))
         if number and number == found.signal and asked_ns >= started_ns:
-            return replace(found, asked=True)
+            return replace(found, asked=True, replaced=replaced)
         return found
 
     def poll(self) -> None:
@@ -116,7 +120,8 @@ class ExitLog:
                 if not (0 <= time_ns < 1 << 63 and 0 <= monotonic_ns < 1 << 63):
                     continue
                 if "asked" in value:
-                    self._asked[int(value["pid"])] = int(value["asked"]), time_ns
+                    replaced = value.get("replaced") is True
+                    self._asked[int(value["pid"])] = int(value["asked"]), time_ns, replaced
                 else:
                     self.add(int(value["pid"]), int(value["status"]), time_ns, monotonic_ns)
             except (ValueError, TypeError, KeyError, OverflowError):

@@ -262,6 +262,11 @@ class LogReader:
         """Whether what the rank printed on stderr is among the entries."""
         return f"{rank}.{STDERR}" in self._sources
 
+    def look_in(self, directory: Path) -> None:
+        """Look for further files there from now on. Those that were found are read where they are:
+        the same ones, under the same names, may stand there as well."""
+        self._directory = directory
+
     def poll(self, unseen_ns: int = 0) -> Iterator[Entry]:
         """What was added since the last call, in time order. `unseen_ns`: the time of printed
         lines which the supervisor has not seen yet."""

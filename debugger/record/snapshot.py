@@ -237,7 +237,8 @@ class Process:
 
     `state` is the letter of /proc (R, S, D, T, Z), "" when unknown. `exit_code` is None and
     `signal` is None while it lives, or when nobody could tell. `asked`: the signal came from its
-    parent, who ends its own children so (multiprocessing's `terminate`).
+    parent, who ends its own children so (multiprocessing's `terminate`); `replaced`: a launcher's,
+    for a world of another size, though the rank had not failed.
     """
 
     alive: bool
@@ -248,6 +249,7 @@ class Process:
     ended_ns: int | None = None
     cpu_busy: bool | None = None
     asked: bool = False
+    replaced: bool = False
 
 
 class History(Protocol):

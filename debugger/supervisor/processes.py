@@ -124,6 +124,7 @@ class ProcessTable:
             oom_killed=seen.oom_killed,
             ended_ns=ended_ns,
             asked=status.asked,
+            replaced=status.replaced,
         )
 
     def _measure(self, seen: _Seen, stat: Stat) -> None:

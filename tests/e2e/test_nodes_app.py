@@ -1,5 +1,6 @@
 """The run of all nodes, looked at from one that is not the head: the app in a real terminal there,
-and the commands; nothing is sent while nobody looks, and a lost head is said in one sentence."""
+and the commands, also before the nodes have met; nothing is sent while nobody looks, and a lost
+head is said in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.e2e.test_nodes_actions import once_it_is_known
 from tests.support import runs
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Node, Nodes
-from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
+from tests.support.on_nodes import Launch, Layout, check_nothing_is_left, needs_one_verdict
 from tests.support.tmux import Terminal, needs_tmux
 from tests.support.zygote import Command
 
@@ -41,6 +42,9 @@ def main():
         number += 1
         if number == 5:
             (here / f"{{rank}}").touch()
+    print("rank", rank, "says goodbye", flush=True)
+    if (here / "well").exists():
+        return
     if rank == 0:
         dist.broadcast(tensor, 0)
     else:
@@ -80,6 +84,10 @@ class Going:
             time.sleep(0.02)
 
     def goes_wrong(self) -> None:
+        (self.here / "go").touch()
+
+    def goes_well(self) -> None:
+        (self.here / "well").touch()
         (self.here / "go").touch()
 
     def finish(self) -> list[runs.Run]:
@@ -189,3 +197,87 @@ def test_a_head_that_is_lost_is_said_in_the_app_which_shows_what_it_has(
     assert (done.report["outcome"], done.exit_code) == ("node_lost", 94), done.explain()
     assert not (directory / "job").exists()
     check_nothing_is_left([nodes[1]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("outcome", ["ok", "op_mismatch"])
+def test_logs_of_all_ranks_are_followed_on_another_node(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes, outcome: str
+) -> None:
+    nodes = make_nodes(2)
+    going = Going(nodes, forked_nodes)
+    directory = going.commands[1].directory
+    following = nodes[1].start([str(runs.DISTDEBUG), "logs", "-f", str(directory)])
+    for rank in (0, 1):
+        hello = f"[rank {rank}] rank {rank} says hello"
+        going.until(lambda hello=hello: hello in following.stdout.read_text(), hello)  # type: ignore[misc]
+    if outcome == "ok":
+        going.goes_well()
+    else:
+        going.goes_wrong()
+    for done in going.finish():
+        assert done.report["outcome"] == outcome, done.explain()
+    assert following.wait(LIMIT_S) == 0, following.said()
+    check_followed(following.said())
+    assert not (directory / "job").exists()
+    check_nothing_is_left(nodes)
+
+
+def check_followed(said: str) -> None:
+    """All that the ranks have printed, each line once."""
+    for rank in (0, 1):
+        for word in ("hello", "goodbye"):
+            assert said.count(f"[rank {rank}] rank {rank} says {word}\n") == 1, said
+
+
+@pytest.mark.long
+def test_logs_are_followed_from_before_the_nodes_have_met(
+    make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    """At first there is this node's run alone, and then that of all."""
+    nodes = make_nodes(2)
+    directory = nodes[1].directory / "run"
+    wait = f"until [ -e {directory}/run.json ]; do sleep 0.01; done; exec {runs.DISTDEBUG}"
+    following = nodes[1].start(["sh", "-c", f"{wait} logs -f {directory}"])
+    going = Going(nodes, forked_nodes)
+    for rank in (0, 1):
+        hello = f"[rank {rank}] rank {rank} says hello"
+        going.until(lambda hello=hello: hello in following.stdout.read_text(), hello)  # type: ignore[misc]
+    going.goes_well()
+    for done in going.finish():
+        assert (done.report["outcome"], done.report["findings"]) == ("ok", []), done.explain()
+    assert following.wait(LIMIT_S) == 0, following.said()
+    check_followed(following.said())
+    check_nothing_is_left(nodes)
+
+
+@needs_tmux
+@pytest.mark.long
+def test_a_run_with_the_app_on_a_node_whose_head_is_another_one(
+    make_nodes: Callable[[int], Nodes], tmp_path: Path
+) -> None:
+    """`run --tui` there: the app opens before the nodes have met, and shows all ranks when they
+    have; a fault of the head's plan happens at a key."""
+    nodes = make_nodes(2)
+    here = tmp_path / "here"
+    here.mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.format(here=str(here)))
+    layout = Layout((1, 1))
+    fault = "kill(rank=0) @ all_reduce#99999999"
+    head = Launch(layout, ("--inject", fault)).start_on(nodes, 0, [str(script)])
+    launch = Launch(layout, ("--tui",))
+    words = [*nodes[1].entered, str(runs.DISTDEBUG), *launch.words(nodes, 1, [str(script)])]
+    with Terminal(words, nodes[1].directory, extra=launch.environment()) as terminal:
+        terminal.until("LIVE", "2 ranks", " 0     ", " 1     ", limit_s=LIMIT_S)
+        until_s = time.monotonic() + LIMIT_S
+        while terminal.text.count("train.py:") < 2:
+            assert time.monotonic() < until_s, terminal.text
+        terminal.press("I")
+        terminal.until("Which fault of the plan is to happen now?", fault)
+        terminal.press("Enter")
+        terminal.until("ENDED", "rank_died, exit code 94", limit_s=LIMIT_S)
+        terminal.press("q")
+        terminal.until("CODE 94", limit_s=LIMIT_S)
+    assert head.wait(LIMIT_S) == 94, head.said()
+    check_nothing_is_left(nodes)

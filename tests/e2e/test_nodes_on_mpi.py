@@ -21,7 +21,7 @@ from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verd
 
 from .test_fixtures import EXPECTED, FIXTURES, check_verdict, chosen
 from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
-from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
+from .test_nodes_fixtures import MEETS_NOBODY, ON_ONE_NODE, SHARED_FILES
 
 pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
@@ -33,9 +33,6 @@ exec "$@"
 """
 """For programs that read it, which mpiexec does not set."""
 READS = re.compile(r'environ.*"(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)"')
-MEETS_NOBODY = {
-    "exception_before_torch": "its rank never imports torch, and each has a supervisor of its own",
-}
 AS_IN_SHARED_MEMORY = {"deadlock_send_first": {"OMPI_MCA_btl_tcp_eager_limit": "4096"}}
 """Over TCP Open MPI takes 64 KiB without a receiver: there that program comes to its end."""
 TWO_AND_TWO = Layout((2, 2))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, Phase
@@ -42,6 +43,9 @@ def endings(world: World) -> list[Candidate]:
             found.append(_raised(world, rank, note))
         elif not world.ended(number):
             continue
+        elif rank.process.replaced:
+            # Its peers lose a connection by it, and have not failed either.
+            found.append(replace(_ended(world, [rank], weakness=0), excused=True))
         elif rank.process.asked and not _waited_for(world, number):
             continue  # the end of a helper of a rank, say, that has a world of its own
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:

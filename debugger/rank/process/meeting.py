@@ -15,14 +15,17 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...record.control import PERHAPS, ControlError, ask
+from ...record.exits import tell_asked
+from ...record.run_directory import RunDirectory
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
@@ -42,7 +45,9 @@ MOST_NODES = 1 << 14
 
 
 def observe_launcher() -> None:
-    """In torchrun's own process: meet in the store in which its nodes do."""
+    """In torchrun's own process: meet in the store in which its nodes do, and tell which ranks it
+    ends for a new world."""
+    from ..torch_private.agents import on_new_world
     from ..torch_private.rendezvous import on_launcher_store
 
     directory = Path(os.environ["DISTDEBUG_RUN_DIR"])
@@ -51,7 +56,14 @@ def observe_launcher() -> None:
         with contextlib.suppress(ControlError):
             ask(directory, "rendezvous", {"host": host})
 
+    def ends(pids: Sequence[int]) -> None:
+        with contextlib.suppress(OSError):
+            for pid in pids:
+                tell_asked(RunDirectory(directory).exits, pid, signal.SIGTERM, replaced=True)
+
     on_launcher_store(Meeting(directory).begin, begins)
+    with contextlib.suppress(ImportError, AttributeError):
+        on_new_world(ends)
 
 
 def meet_nodes(directory: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_busy_rank_tells_the_calls_that_its_threads_are_in_or_wait_for(
 def test_how_a_process_ended_is_told(node: Node) -> None:
     node.tell()
     assert node.seen().ranks[1].process.alive
-    node.process = replace(KILLED, ended_ns=steady_clock.now_ns())
+    node.process = replace(KILLED, ended_ns=steady_clock.now_ns(), asked=True, replaced=True)
     (digest,) = node.sampler.digests()  # it is told at once
     for number, *values in digest.data["processes"]:
         node.mirror.seen(number, values)

@@ -249,6 +249,19 @@ def test_a_head_that_is_slow_when_a_relay_is_lost(job: Job) -> None:
     assert node.lost == ""
 
 
+@pytest.mark.parametrize(("head_s", "silent_s"), [(0.0, 0.0), (0.45, 0.0), (1.2, 1.2)])
+def test_how_long_a_head_is_silent_of_which_a_relay_tells(
+    job: Job, head_s: float, silent_s: float
+) -> None:
+    """Between two of its pings it is not silent: an interruption of two seconds that begins just
+    before the next one would be taken for a longer one than a relay or the head themselves see."""
+    node = Connection(job.said.append)
+    job._stack.callback(node.close)
+    node._via, node._listening.total_s = job.head.offer, 60.0
+    node._has_spoken(Message("ping", {"head_s": head_s}))
+    assert node.silent_s == pytest.approx(silent_s)
+
+
 def test_a_relay_that_cannot_be_reached_is_done_without(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

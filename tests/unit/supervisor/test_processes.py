@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.exits import ExitLog
+from debugger.record.exits import ExitLog, tell_asked
 from debugger.record.process_stat import read_stat
 from debugger.supervisor.oom import OomWatch
 from debugger.supervisor.processes import BUSY_WINDOW_S, ProcessTable
@@ -83,6 +83,22 @@ def test_a_reaped_process_is_looked_up_in_the_log(tmp_path: Path) -> None:
         file.write(line[10:] + "\n")
     table.refresh()
     assert table.observe(process.pid, ticks).signal == 9
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_a_parent_says_of_a_signal_of_its_own(tmp_path: Path, replaced: bool) -> None:
+    log = tmp_path / "exits.jsonl"
+    exits = ExitLog(log)
+    tell_asked(log, 17, signal.SIGTERM, replaced)
+    tell_asked(log, 18, signal.SIGTERM, replaced)
+    exits.poll()
+    exits.add(17, signal.SIGTERM, time.time_ns())
+    exits.add(18, signal.SIGKILL, time.time_ns())  # it did not end of that
+    found, other = exits.find(17), exits.find(18)
+    assert found is not None
+    assert other is not None
+    assert (found.asked, found.replaced) == (True, replaced)
+    assert (other.asked, other.replaced) == (False, False)
 
 
 def test_a_reused_pid_is_not_taken_for_the_old_process(sleeper: subprocess.Popen[bytes]) -> None:
