@@ -303,7 +303,9 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
             stores.culprits,
             look,
         )
-    made = {rank: _made_by(waiting[rank]) if rank in joining else "other" for rank in waiting}
+    made = _made_at_one_line(joining, waiting) or {
+        rank: _made_by(waiting[rank]) if rank in joining else "other" for rank in waiting
+    }
     voted = _vote(made)
     if len(voted.parties) < 2:
         voted = _vote({rank: _told_by(one) for rank, one in waiting.items()})
@@ -315,6 +317,25 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         voted.culprits,
         look,
     )
+
+
+def _made_at_one_line(
+    joining: Sequence[int], waiting: Mapping[int, Stance]
+) -> dict[int, Hashable] | None:
+    """The ranks of the group that each has made at the line where some still make theirs: a call
+    that went on from there may have met members of other groups. None where one is not known."""
+    sites = {waiting[rank].site for rank in joining}
+    if len(sites) > 1 or None in sites:
+        return None
+    (site,) = sites
+    assert site is not None
+    here = {
+        rank: one.made.get(site.line)
+        for rank, one in waiting.items()
+        if one.site is not None and (one.site.file, one.site.function) == (site.file, site.function)
+    }
+    known = {rank: ranks for rank, ranks in here.items() if ranks is not None}
+    return dict(known) if known.keys() == waiting.keys() else None
 
 
 def _made_by(one: Stance) -> Hashable:

@@ -49,6 +49,7 @@ class Thread:
     woke: bool = False
     serves: str = ""
     receives: bool = False
+    wakes_in_s: float | None = None
 
     @property
     def is_users(self) -> bool:
@@ -62,8 +63,7 @@ class Sight:
     writes files, or pipes, as one does that saves or loads, or waits for a disk; or its main thread
     receives. `at_work`: those that it has started compute or move data (workers of its data loader,
     a compiler, `tar`), or it computes itself and does not stand at one place. `uses_core`: its
-    threads together use more of one than a loop that polls. `serves`: as its main thread does.
-    `wakes_in_s`: when that thread ends its sleep by itself, where it has set itself a time."""
+    threads together use more of one than a loop that polls. `serves`: as its main thread does."""
 
     pid: int
     state: str
@@ -72,7 +72,6 @@ class Sight:
     at_work: bool = False
     uses_core: bool = False
     serves: str = ""
-    wakes_in_s: float | None = None
 
     @property
     def stopped(self) -> bool:
@@ -193,6 +192,7 @@ def _compared(
                 _thread(stack, before.get(stack.thread_id), one, gap_s, used),
                 serves=_serves_at(stack.native_id, one, first[pid]),
                 receives=_receives(stack, one, gap_s),
+                wakes_in_s=_asleep(stack, pid, one).wakes_in_s,
             )
             for stack in one.threads
         ]
@@ -209,9 +209,14 @@ def _compared(
             at_work=moves_on or _others_work(first[pid], one, gap_s),
             uses_core=used >= WORKING_SHARE,
             serves=_serves_at(pid, one, first[pid]),
-            wakes_in_s=one.asleep.get(pid, Asleep()).wakes_in_s,
         )
     return found
+
+
+def _asleep(stack: ThreadStack, pid: int, taken: _Taken) -> Asleep:
+    """What the thread waits for. Of some Pythons only the name of the main thread is known."""
+    known_by_name = pid if stack.name == "MainThread" else 0
+    return taken.asleep.get(stack.native_id or known_by_name, Asleep())
 
 
 def _serves_at(thread: int, *taken: _Taken) -> str:

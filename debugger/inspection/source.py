@@ -109,6 +109,21 @@ def group_members(frame: Frame, group: str, place: Place = NOWHERE) -> tuple[int
     return None
 
 
+def groups_made(frame: Frame) -> dict[int, str]:
+    """The ranks that `new_group` was given at lines of this function up to the frame's, by line:
+    where they are a variable, the value that it has now. Where only the members come to make a
+    group, others need not make the same."""
+    found = {}
+    for node in _around(frame):
+        if isinstance(node, ast.Call) and _name(node) == "new_group" and node.lineno <= frame.line:
+            given = {one.arg: one.value for one in node.keywords}
+            ranks = node.args[0] if node.args else given.get("ranks")
+            value = dict(frame.values).get(ranks.id) if isinstance(ranks, ast.Name) else None
+            if value is not None and "use_local_synchronization" not in given:
+                found[node.lineno] = value
+    return found
+
+
 def _of_a_mesh(
     file: str, made: ast.Call, known: Mapping[str, str], place: Place
 ) -> tuple[int, ...] | None:

@@ -32,6 +32,8 @@ def polls():
         time.sleep(0.01)
 def sleeps():
     time.sleep(1 << 20)
+def backs_off():
+    time.sleep(25)
 def serves():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.accept()
@@ -107,6 +109,8 @@ def is_late(one: Stance, others_s: float) -> bool:
         ("beside('serves'); queue.Queue().get()", None),
         ("beside('sleeps'); queue.Queue().get()", LIMITS.still_s),
         ("beside('polls'); queue.Queue().get()", LIMITS.still_s),
+        ("beside('backs_off'); queue.Queue().get()", LIMITS.moving_s),
+        ("beside('backs_off'); takes_a_lock()", LIMITS.still_s),
         ("beside('spins'); queue.Queue().get()", LIMITS.still_s),
         ("beside('metrics'); queue.Queue().get()", LIMITS.still_s),
         ("beside('computes'); takes_a_lock()", LIMITS.still_s),

@@ -32,6 +32,11 @@ def makes(call: str, ranks: str) -> Stance:
     return waits("new_group", doing=Doing.JOIN, call=f"{call}()", arguments=arguments)
 
 
+def made(one: Stance, ranks: str) -> Stance:
+    """One whose function has made a group of these at line 10, where others still make theirs."""
+    return replace(one, made={10: ranks})
+
+
 def works(still_s: float, running: bool = False, cause: str = "user_code") -> Stance:
     site = CallSite("train.py", 30, "load")
     return Stance(Doing.CODE, site=site, still_s=still_s, running=running, cause=cause)
@@ -227,6 +232,23 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
             ("group_mismatch", [3]),
         ),
         ([makes("init_device_mesh", ranks) for ranks in "aab"], ("group_mismatch", [2])),
+        (  # two have met members of another group, and gone on
+            [
+                made(makes("new_group", "a"), "a"),
+                made(waits("barrier", 12), "a"),
+                made(waits("barrier", 12), "b"),
+                made(waits("barrier", 12), "b"),
+            ],
+            ("group_mismatch", [0, 1, 2, 3]),
+        ),
+        (  # what others have made there is the same: one of them does not come
+            [made(makes("new_group", "a"), "a"), *[made(waits("barrier", 12), "b")] * 2],
+            ("group_mismatch", [0]),
+        ),
+        (
+            [makes("new_group", "a"), *[made(waits("barrier", 12), "b")] * 2],
+            ("group_mismatch", [0]),
+        ),
         ([waits("all_reduce", still_s=90.0)] * 3, ("stalled", [0, 1, 2])),
     ],
 )

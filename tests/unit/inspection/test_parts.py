@@ -25,6 +25,7 @@ WAITS = Stance(
     group="tensor",
     members=(0, 2),
     arguments={"src": "0"},
+    made={4: "[0, 2]"},
     lines=("step (train.py:9)",),
 )
 LATE = Stance(
