@@ -12,7 +12,8 @@ The rules, in their order; each needs ranks that have waited in a call for a whi
    Where others have just come to wait, the job moves (the first stage of a pipeline waits for
    long): then it has to have slept for so long itself, or others have to have waited for
    `moving_s`. A server that waits for a client is not late, and one that sleeps until a time of its
-   own is not where that comes soon.
+   own is not where that comes soon. While one that is not late is on its way, others that are may
+   wait for it, for its lock or its file: only who is stopped is named before `moving_s`.
 3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
    is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
    different tags are a mismatch.
@@ -34,7 +35,7 @@ from ..record.majority import Vote, vote
 from ..record.wording import printable, ranks_text, seconds, site_text, verb
 from .awaiting import awaited, cycle_in, is_unknown, of_anybody, peer_of, sends
 from .in_store import all_in_store, in_store
-from .lateness import Limits, is_idle, late_ranks
+from .lateness import Limits, is_coming, is_idle, late_ranks
 from .stance import Doing, Stance
 from .words import evidence, state
 
@@ -176,6 +177,13 @@ def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding 
 
 def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
     late = late_ranks(look.ranks, waiting, limits)
+    coming = [one for rank, one in look.ranks.items() if rank not in {*waiting, *late}]
+    if (
+        any(map(is_coming, coming))
+        and max(one.still_s for one in waiting.values()) < limits.moving_s
+    ):
+        # They may wait for that one: for a lock that it holds, a file that it writes, a key.
+        late = [rank for rank in late if look.ranks[rank].cause == "stopped"]
     if not late:
         return None
     first = look.ranks[late[0]]

@@ -25,6 +25,8 @@ MOST_GAP_S = 1.2
 LONGEST_GAP_S = 10.0
 """The same where the kernel does not tell for how long a thread has slept: so long is waited for
 those that stand still."""
+A_SLEEP_S = 5.0
+"""Who polls sleeps for less at a time."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
 _RECEIVING = ("wait_woken", "sk_wait_data", "unix_stream", "poll_schedule_timeout")
@@ -174,9 +176,29 @@ def _take(
                 slept_s[pid],
                 _moved_bytes(pid),
                 below[pid],
-                {one: asleep_in(pid, one, slept_s[pid].get(one, 0.0)) for one in threads},
+                {one: _sleeps_in(pid, one, slept_s[pid], clocks) for one in threads},
             )
     return taken
+
+
+def _sleeps_in(
+    pid: int, thread: int, slept_s: Mapping[int, float], clocks: CoreClocks, deeper: int = 2
+) -> Asleep:
+    """What the thread waits for. Who waits for a child that sleeps until a time of its own (a shell
+    that runs `sleep 20`) wakes up then; a child that polls tells nothing."""
+    slept_for_s = slept_s.get(thread, 0.0)
+    found = asleep_in(pid, thread, slept_for_s)
+    if found.child and deeper:
+        childs = slept(found.child, clocks)
+        wakes_in_s = _sleeps_in(found.child, found.child, childs, clocks, deeper - 1).wakes_in_s
+        if is_a_sleep(childs.get(found.child, 0.0), wakes_in_s):
+            return replace(found, wakes_in_s=wakes_in_s)
+    return found
+
+
+def is_a_sleep(slept_s: float, wakes_in_s: float | None) -> bool:
+    """Whether it is one, and not a pause of somebody who polls."""
+    return wakes_in_s is not None and slept_s + wakes_in_s >= A_SLEEP_S
 
 
 def _compared(

@@ -17,7 +17,7 @@ from ..supervisor.source_text import line_of
 from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock, waits_for_thread
 from ..supervisor.stacks import Frame
 from . import source as sources
-from .look import Sight, Thread
+from .look import Sight, Thread, is_a_sleep
 
 
 class Doing(Enum):
@@ -81,8 +81,6 @@ _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|b
 _MAKES_A_STORE = re.compile(r"\bTCPStore\(")
 """Whose host waits in C++ for those that it was made for."""
 _TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_handler")
-A_SLEEP_S = 5.0
-"""A thread that polls sleeps for less at a time."""
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
 
 
@@ -201,7 +199,7 @@ def _as_late_as_its_threads(own: Stance, thread: Thread, sight: Sight) -> Stance
     sleeping = [
         one.wakes_in_s
         for one in helpers
-        if one.wakes_in_s is not None and one.still_s + one.wakes_in_s >= A_SLEEP_S
+        if one.wakes_in_s is not None and is_a_sleep(one.still_s, one.wakes_in_s)
     ]
     return replace(
         own,

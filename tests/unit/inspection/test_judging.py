@@ -93,6 +93,23 @@ def test_who_is_ready_first_ends_first() -> None:
     assert verdict(server, client, missing=(2,)) == ("early_exit", [2])
 
 
+@pytest.mark.parametrize(
+    "held_up", [works(20.0, cause="lock"), works(0.0), works(20.0, cause="store"), works(20.0)]
+)
+def test_who_waits_for_one_that_is_at_work_is_not_late(held_up: Stance) -> None:
+    """Each in its turn works under a lock; one polls for the file that another one writes."""
+    early, late = (waits("barrier", still_s=LIMITS.moving_s + by_s) for by_s in (-0.1, 0.1))
+    naps = replace(works(15.0), wakes_in_s=0.1)
+    for comes in (works(0.0, running=True), replace(works(9.0), moves_data=True)):
+        assert verdict(early, held_up, comes) is None
+        assert verdict(late, held_up, comes) == ("missing_rank", [1, 2])
+    assert verdict(waits("barrier", still_s=15.0), held_up, naps) is None
+    stopped = works(20.0, cause="stopped")
+    assert verdict(early, held_up, works(0.0, running=True), stopped) == ("missing_rank", [3])
+    assert verdict(early, held_up, replace(works(9e3), serves="::")) == ("missing_rank", [1])
+    assert verdict(early, held_up, Stance(Doing.UNREADABLE)) == ("missing_rank", [1])
+
+
 def test_a_server_without_clients_is_not_late() -> None:
     """Those that wait for it wait for work, for hours."""
     worker, server = waits("broadcast", still_s=9e3), replace(works(9e3), serves="0.0.0.0:8000")
