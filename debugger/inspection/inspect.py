@@ -19,7 +19,7 @@ from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
 from . import surroundings
 from .joining import joined
-from .judging import NOT_IN_RECORD, Look, at_work, judge
+from .judging import at_work, judge
 from .lateness import Limits
 from .look import Sight, look
 from .parts import Part, Whole
@@ -38,6 +38,7 @@ from .stance import (
     waits_for_children,
 )
 from .surroundings import Surroundings, look_around
+from .suspicions import NOT_IN_RECORD, Look
 from .threads import of_one_kind
 from .words import evidence
 

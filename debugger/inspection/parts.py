@@ -10,8 +10,8 @@ from typing import Any
 
 from ..record.sanitize import clean
 from ..record.snapshot import CallSite
-from .judging import Look
 from .stance import Doing, Stance
+from .suspicions import Look
 
 MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/1"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.judging import Look, at_work, judge
+from debugger.inspection.judging import at_work, judge
 from debugger.inspection.lateness import Limits
 from debugger.inspection.stance import Doing, Stance
+from debugger.inspection.suspicions import Look
 from debugger.record.snapshot import CallSite
 
 LIMITS = Limits()
@@ -108,6 +109,26 @@ def test_who_waits_for_one_that_is_at_work_is_not_late(held_up: Stance) -> None:
     assert verdict(early, held_up, works(0.0, running=True), stopped) == ("missing_rank", [3])
     assert verdict(early, held_up, replace(works(9e3), serves="::")) == ("missing_rank", [1])
     assert verdict(early, held_up, Stance(Doing.UNREADABLE)) == ("missing_rank", [1])
+
+
+def test_who_is_first_through_a_call_waits_in_the_next_one() -> None:
+    """A broadcast of gigabytes: its root is in the barrier behind it, for seconds."""
+    for still_s, found in ((2.0, None), (LIMITS.still_s, ("op_mismatch", [0]))):
+        beyond = waits("barrier", still_s=still_s)
+        assert verdict(beyond, *[waits("broadcast", still_s=still_s)] * 2) == found
+    spins = replace(waits("broadcast", still_s=1.2), running=True)  # as MPI waits
+    assert verdict(waits("barrier"), spins, spins) == ("op_mismatch", [0])
+
+
+def test_who_is_not_waited_for_is_not_named() -> None:
+    in_pair = waits("all_reduce", group="pair", members=(0, 1))
+    assert verdict(in_pair, works(9.0), works(9.0)) == ("missing_rank", [1])
+    assert verdict(in_pair, in_pair, works(9.0)) is None
+    assert verdict(message("recv", 1), works(9.0), works(9.0)) == ("missing_rank", [1])
+    assert verdict(in_pair, in_pair, missing=(2,)) != ("early_exit", [2])
+    assert verdict(in_pair, waits("barrier"), missing=(2,)) == ("early_exit", [2])
+    unknown = waits("all_reduce", group="of_a_function()", members=None)
+    assert verdict(unknown, unknown, works(9.0)) == ("missing_rank", [2])
 
 
 def test_a_server_without_clients_is_not_late() -> None:
@@ -215,7 +236,10 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
     here, there = connects(29500), connects(29501)
     assert verdict(here, there, here) == ("join_timeout", [1])
     joins = waits("init_process_group", doing=Doing.JOIN)
-    found = judge(Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4), LIMITS)
+    look = Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4)
+    assert not judge(look, LIMITS)  # the other node may start later
+    joins = replace(joins, still_s=LIMITS.moving_s)
+    found = judge(replace(look, ranks={0: joins, 1: joins}), LIMITS)
     assert (found[0].kind, found[0].culprits, found[0].missing) == ("join_timeout", (2, 3), (2, 3))
 
 
