@@ -272,11 +272,29 @@ def _stalled(
     if longest_s < limits.moving_s:
         return None
     ranks = sorted(waiting)
+    if (differ := _other_branches(look, waiting)) is not None:
+        return differ
     return finding(
         "stalled",
         f"suspected: everybody waits in the same call, and nothing moves: {who(waiting)}; the "
         "network or a device stands still, or an argument that no stack shows differs",
         ranks,
+        look,
+    )
+
+
+def _other_branches(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """All wait for a handle at one line, and have not made the same calls before it."""
+    ways = vote_of({rank: ", ".join(one.way) for rank, one in waiting.items()})
+    sites = {one.site for one in waiting.values()}
+    if len(ways.parties) < 2 or len(sites) > 1 or not all(one.way for one in waiting.values()):
+        return None
+    told = "; ".join(f"{ranks_text(ranks)} made {way}" for way, ranks in ways.parties)
+    return finding(
+        "op_mismatch",
+        f"suspected: nothing moves, {who(waiting)}, and by source and variables they took other "
+        f"branches before: {told}",
+        ways.culprits,
         look,
     )
 

@@ -17,6 +17,7 @@ from ..supervisor.source_text import line_of
 from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock, waits_for_thread
 from ..supervisor.stacks import Frame
 from . import source as sources
+from .branches import calls_made
 from .look import Sight, Thread, is_a_sleep
 
 
@@ -97,7 +98,8 @@ class Stance:
     one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
     `at_work`, `serves`: as the process does, and is. `wakes_in_s`: as the thread does. `thread`:
     the user's function that the thread began with, where it is not the main one. `made`: the ranks
-    of the groups that the user's function has made, by line, as its variables have them.
+    of the groups that the user's function has made, by line, as its variables have them. `way`: of
+    one that waits for a handle, the calls that its function has made in this round of its loops.
     """
 
     doing: Doing
@@ -119,6 +121,7 @@ class Stance:
     wakes_in_s: float | None = None
     thread: str = ""
     made: Mapping[int, str] = field(default_factory=dict)
+    way: tuple[str, ...] = ()
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -356,6 +359,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         serves=sight.serves,
         wakes_in_s=thread.wakes_in_s,
         made=sources.groups_made(frame),
+        way=calls_made(frame, COLLECTIVES | MESSAGES, place) if doing is Doing.HANDLE else (),
         lines=lines,
     )
 

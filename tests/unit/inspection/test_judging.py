@@ -131,6 +131,21 @@ def test_who_is_not_waited_for_is_not_named() -> None:
     assert verdict(unknown, unknown, works(9.0)) == ("missing_rank", [2])
 
 
+def test_handles_of_other_calls_where_nothing_moves() -> None:
+    first, other = ("broadcast", "all_reduce"), ("all_reduce", "broadcast")
+    still_s = LIMITS.moving_s
+
+    def handle(way: tuple[str, ...], line: int = 23, still_s: float = still_s) -> Stance:
+        return waits("wait", line, still_s=still_s, doing=Doing.HANDLE, group=None, way=way)
+
+    assert verdict(handle(first), handle(other), handle(other)) == ("op_mismatch", [0])
+    assert verdict(handle(first), handle(first)) == ("stalled", [0, 1])
+    assert verdict(handle(first), handle(())) == ("stalled", [0, 1])
+    assert verdict(handle(first), handle(other, line=24)) == ("stalled", [0, 1])
+    early = still_s - 1
+    assert verdict(handle(first, still_s=early), handle(other, still_s=early)) is None
+
+
 def test_a_server_without_clients_is_not_late() -> None:
     """Those that wait for it wait for work, for hours."""
     worker, server = waits("broadcast", still_s=9e3), replace(works(9e3), serves="0.0.0.0:8000")
