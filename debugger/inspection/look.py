@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
+from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
 from .slept import CoreClocks, slept
@@ -131,9 +131,10 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
 
 class _Below(NamedTuple):
-    """What one process has done so far, and whether it has a core, or waits for one."""
+    """For how long one process has wanted a core so far, what it has moved, and whether it has a
+    core now, or waits for one."""
 
-    cpu_s: float
+    wanted_s: float
     moved_bytes: int
     running: bool
 
@@ -257,13 +258,13 @@ def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
     """Whether those below it do. Of one that has come since, all that it has done counts. On a host
     with too few cores one that wants to work may have got little of one."""
-    cpu_s, moved, wants = 0.0, 0, False
+    wanted_s, moved, wants = 0.0, 0, False
     for pid, now in last.below.items():
         before = first.below.get(pid, _Below(0.0, 0, running=False))
-        cpu_s += max(0.0, now.cpu_s - before.cpu_s)
+        wanted_s += max(0.0, now.wanted_s - before.wanted_s)
         moved += max(0, now.moved_bytes - before.moved_bytes)
         wants = wants or (now.running and before.running)
-    return wants or cpu_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
+    return wants or wanted_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
 
 
 def _thread(
@@ -302,8 +303,8 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
             seen.add(above)
             above = stats[above].parent
         if above in found and pid not in found and stat.state not in DEAD_STATES:
-            used_s = stat.cpu_ticks / TICKS_PER_S
-            found[above][pid] = _Below(used_s, _moved_bytes(pid), stat.state == "R")
+            wanted_s = wanted_core_s(pid, stat)
+            found[above][pid] = _Below(wanted_s, _moved_bytes(pid), stat.state == "R")
     return found
 
 
