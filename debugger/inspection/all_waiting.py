@@ -161,7 +161,7 @@ def _joining(waiting: Mapping[int, Stance]) -> list[int]:
 def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     joining = _joining(waiting)
     if not joining:
-        return None
+        return _made_apart(look, waiting)
     made = _made_at_one_line(joining, waiting) or {
         rank: _made_by(waiting[rank]) if rank in joining else "other" for rank in waiting
     }
@@ -176,6 +176,25 @@ def _groups(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         voted.culprits,
         look,
     )
+
+
+def _made_apart(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
+    """All have gone on from a line at which each has made a group of other ranks: those that met
+    there wait for different peers now."""
+    functions = {one.site and (one.site.file, one.site.function) for one in waiting.values()}
+    lines = set.intersection(*(set(one.made) for one in waiting.values()))
+    for line in sorted(lines) if len(functions) == 1 else ():
+        voted = vote_of({rank: one.made[line] for rank, one in waiting.items()})
+        if len(voted.parties) > 1:
+            told = "; ".join(f"{ranks_text(ranks)} that of {of}" for of, ranks in voted.parties)
+            return finding(
+                "group_mismatch",
+                f"suspected: {who(waiting)}, and at line {line} ranks have not made the same "
+                f"group: {told}",
+                voted.culprits,
+                look,
+            )
+    return None
 
 
 def _made_at_one_line(

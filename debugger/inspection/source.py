@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,11 +115,15 @@ def groups_made(frame: Frame) -> dict[int, str]:
     where they are a variable, the value that it has now. Where only the members come to make a
     group, others need not make the same."""
     found = {}
-    for node in _around(frame):
+    around = _around(frame)
+    bound = Counter(name for node in around for name, _ in bound_by(node))
+    once = {name for name, times in bound.items() if times == 1} - _changing(around)
+    local = {name: text for name, text in frame.values if name in once}
+    for node in around:
         if isinstance(node, ast.Call) and called(node) == "new_group" and node.lineno <= frame.line:
             given = {one.arg: one.value for one in node.keywords}
             ranks = node.args[0] if node.args else given.get("ranks")
-            value = dict(frame.values).get(ranks.id) if isinstance(ranks, ast.Name) else None
+            value = local.get(ranks.id) if isinstance(ranks, ast.Name) else None
             if value is not None and "use_local_synchronization" not in given:
                 found[node.lineno] = value
     return found

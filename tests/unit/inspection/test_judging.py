@@ -297,6 +297,20 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
             ],
             ("group_mismatch", [0, 1, 2, 3]),
         ),
+        (  # all have met members of another group, or of their own
+            [
+                *[made(waits("barrier", 12), "a")] * 2,
+                *[made(waits("all_reduce", 11, group="group"), "b")] * 2,
+            ],
+            ("group_mismatch", [0, 1, 2, 3]),
+        ),
+        (
+            [
+                *[made(waits("barrier", 12), "a")] * 2,
+                *[made(waits("all_reduce", 11, group="group"), "a")] * 2,
+            ],
+            ("deadlock", [2, 3]),
+        ),
         (  # what others have made there is the same: one of them does not come
             [made(makes("new_group", "a"), "a"), *[made(waits("barrier", 12), "b")] * 2],
             ("group_mismatch", [0]),

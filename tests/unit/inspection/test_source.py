@@ -139,6 +139,8 @@ def test_a_mesh_of_one_dimension_needs_no_name(tmp_path: Path) -> None:
         ("dist.new_group([0, 1])", {}),
         ("dist.new_group(other)", {}),
         ("dist.new_subgroups(mine)", {}),
+        ("[dist.new_group(mine) for mine in pairs]", {}),
+        ("dist.new_group(mine)\n    mine = shard(mine)", {}),
     ],
 )
 def test_the_groups_that_a_function_has_made(
