@@ -40,7 +40,7 @@ def test_where_no_thread_waits_nothing_changes() -> None:
 
 def test_a_thread_is_known_by_the_users_function_that_it_began_with() -> None:
     """A pool's thread that runs a function of torch's has none."""
-    library = "/usr/lib/python3"
+    library = "/usr/lib/python3.12"
     torchs = Frame(
         "all_reduce", f"{library}/site-packages/torch/distributed/distributed_c10d.py", 5
     )
