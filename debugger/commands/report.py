@@ -114,9 +114,12 @@ def _check_that_something_is_there(run: str | None) -> None:
     if run is None or not os.path.isdir(run) or os.path.exists(BASE / run / "run.json"):
         return
     if not os.path.exists(os.path.join(run, "run.json")):
+        from ..foreign.dump_files import packed_in
+
+        packed = packed_in(Path(run))
         raise UsageError(
             f"{run} holds neither a run of distdebug (there is no run.json in it) nor a dump of "
-            "torch's flight recorder"
+            f"torch's flight recorder{packed and f'; {packed}'}"
         )
 
 
@@ -135,12 +138,13 @@ def _told_as_view(report: Document, directory: RunDirectory) -> None:
 
 
 def _tell(report: Document, faults: Sequence[str], shown: str, exit_code: bool) -> int:
+    """What was found counts, whatever else could not be read. Where nothing was found, that is no
+    "in order" beside something that could not be read."""
     sys.stdout.write(shown)
     for fault in faults:
         print(f"distdebug: {fault}", file=sys.stderr)
-    if faults:
-        return EXIT_BAD_INPUT
-    return _code_of(report) if exit_code else 0
+    code = _code_of(report) if exit_code else 0
+    return EXIT_BAD_INPUT if faults and not code else code
 
 
 def _code_of(report: Document) -> int:

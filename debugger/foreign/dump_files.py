@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,15 @@ MOST_FILE_BYTES = 1 << 28
 MOST_FILES = 1 << 17
 DEEPEST_FOLDER = 3
 _START = (b"\x80", b"{")
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_TAR, _TAR_AT = b"ustar", 257
+_PACKED_NAME = re.compile(r"\.(?:gz|tgz|zip|bz2|xz|zst|tar)$")
 _NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
 MOST_FAULTS = 5
@@ -80,6 +90,17 @@ def looks_like_dumps(path: Path) -> bool:
     return _is_regular(path) and _start(path)
 
 
+def packed_in(folder: Path) -> str:
+    """A sentence about a file in this folder that is an archive, or compressed, and named so; ""
+    where there is none. What is packed is not read: whoever has packed it knows what is in it."""
+    named = (folder / name for name in sorted(os.listdir(folder)) if _PACKED_NAME.search(name))
+    for file in filter(_is_regular, named):
+        with suppress(OSError), open(file, "rb") as opened:
+            if how := _packed_as(opened.read(_TAR_AT + len(_TAR))):
+                return f"{clean(file.name)} {how}"
+    return ""
+
+
 def load(path: Path) -> Found:
     """The dumps at `path`: a folder (and folders in it) or one file. Raises UsageError."""
     files = [path] if not path.is_dir() else list(islice(_regular(path), MOST_FILES + 1))
@@ -114,8 +135,8 @@ def of_files(files: Sequence[Path]) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """A file of plain data that is whole and holds something else: a configuration, a profile, a
-    snapshot of memory. Beside dumps that are named otherwise it is nobody's fault."""
+    """A file of plain data that is whole and holds something else (a configuration, a profile, a
+    snapshot of memory), or an archive. Beside dumps with other names it is nobody's fault."""
 
     path: Path
     sentence: str
@@ -160,6 +181,14 @@ def _start(path: Path) -> bool:
     return start[:1] == b"\x80"
 
 
+def _packed_as(data: bytes) -> str:
+    """A sentence without a subject about bytes that an archive begins with; "" of others."""
+    kind = next((kind for start, kind in _PACKED.items() if data.startswith(start)), "")
+    if data[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+        kind = "tar"
+    return f"is packed ({kind}): unpack it first" if kind else ""
+
+
 def _read(path: Path) -> _File | None:
     """None: not even the start of a dump."""
     try:
@@ -175,6 +204,8 @@ def _read(path: Path) -> _File | None:
     except OSError as error:
         raise NoDump(f"cannot be read: {error.strerror}") from None
     if data[:1] not in _START:
+        if how := _packed_as(data):
+            raise NoRecord(how)
         return None
     name = _name(path)
     words = [word for word in _NUMBER.finditer(name) if len(word[0]) < 10]
@@ -304,8 +335,8 @@ def _age_s(files: Iterable[_File]) -> float | None:
 
 
 def _family(name: str) -> str:
-    """The name with the numbers and the host in it left out, and what says pickle or JSON."""
-    stem = re.sub(r"\.(?:json|pickle|pkl|bin|trace)$", "", name)
+    """The name without the numbers and the host in it, and without what says pickle or packed."""
+    stem = re.sub(r"(?:\.(?:json|pickle|pkl|bin|trace|gz|zip|bz2|xz|zst|tar))+$", "", name)
     return _NUMBER.sub("#", stem)
 
 

@@ -53,6 +53,19 @@ def awaited(rank: int, waiting: Mapping[int, Stance]) -> list[int]:
     ]
 
 
+def may_await(one: Stance) -> frozenset[int] | None:
+    """The ranks that this one may wait for, where its stack or its source tells; None where it may
+    be any."""
+    peer = peer_of(one)
+    if peer is not None:
+        return frozenset((peer,))
+    if one.doing is Doing.MESSAGE and one.peers:
+        return frozenset(one.peers)
+    if one.doing is Doing.COLLECTIVE and one.members is not None:
+        return frozenset(one.members)
+    return None
+
+
 def cycle_in(onward: Mapping[int, Sequence[int]]) -> list[int]:
     """The shortest cycle through the lowest rank that is in one; empty where there is none."""
     for start in onward:

@@ -19,7 +19,7 @@ from ..supervisor.stack_tree import render
 from ..supervisor.stacks import ThreadStack
 from . import surroundings
 from .joining import joined
-from .judging import NOT_IN_RECORD, Look, at_work, judge
+from .judging import at_work, judge
 from .lateness import Limits
 from .look import Sight, look
 from .parts import Part, Whole
@@ -32,11 +32,14 @@ from .stance import (
     Stance,
     calls_itself,
     is_helper,
+    of_threads,
     stance,
     started_as,
     waits_for_children,
 )
 from .surroundings import Surroundings, look_around
+from .suspicions import NOT_IN_RECORD, Look
+from .threads import of_one_kind
 from .words import evidence
 
 
@@ -132,7 +135,11 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     ranks, twice = _who_is_who(job, sights)
     pids = {rank: sight.pid for rank, sight in ranks.items()}
     told = max((one.world_size for one in job.processes if one.world_size), default=None)
-    stances = {rank: stance(sight, Place(rank, told)) for rank, sight in ranks.items()}
+    places = {rank: Place(rank, told) for rank in ranks}
+    stances = of_one_kind(
+        {rank: stance(sight, places[rank]) for rank, sight in ranks.items()},
+        {rank: of_threads(sight, places[rank]) for rank, sight in ranks.items()},
+    )
     by_pid = {one.pid: one for one in job.processes}
     around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, stances, ask)
     seen = _look(job, surroundings.with_stores(stances, around, pids), twice)

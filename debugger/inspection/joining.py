@@ -8,10 +8,10 @@ from dataclasses import replace
 from ..diagnosis.findings import Finding
 from ..record.wording import ranks_text, verb
 from . import surroundings
-from .judging import Look
 from .lateness import Limits
 from .stance import Doing
 from .surroundings import Surroundings
+from .suspicions import Look
 from .words import evidence
 
 

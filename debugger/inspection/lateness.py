@@ -24,6 +24,11 @@ def is_idle(one: Stance) -> bool:
     return one.doing is Doing.CODE and bool(one.serves) and one.cause != "stopped"
 
 
+def is_coming(one: Stance) -> bool:
+    """Whether one that is in no call, and not late, may do something that others wait for."""
+    return one.doing not in (Doing.GONE, Doing.UNREADABLE) and not is_idle(one)
+
+
 def wakes_before(one: Stance, longest_s: float, limits: Limits) -> bool:
     """Whether it has set itself a time at which it wakes up, and nobody will have waited for long
     until then: for two thirds of what no rank may take, since many a sleep of a minute stands where

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat
+from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
 from ..supervisor.stack_tree import users_frame
 from ..supervisor.stacks import Frame, ThreadStack, capture
 from .slept import CoreClocks, slept
@@ -25,6 +25,8 @@ MOST_GAP_S = 1.2
 LONGEST_GAP_S = 10.0
 """The same where the kernel does not tell for how long a thread has slept: so long is waited for
 those that stand still."""
+A_SLEEP_S = 5.0
+"""Who polls sleeps for less at a time."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
 _RECEIVING = ("wait_woken", "sk_wait_data", "unix_stream", "poll_schedule_timeout")
@@ -49,6 +51,7 @@ class Thread:
     woke: bool = False
     serves: str = ""
     receives: bool = False
+    wakes_in_s: float | None = None
 
     @property
     def is_users(self) -> bool:
@@ -62,8 +65,7 @@ class Sight:
     writes files, or pipes, as one does that saves or loads, or waits for a disk; or its main thread
     receives. `at_work`: those that it has started compute or move data (workers of its data loader,
     a compiler, `tar`), or it computes itself and does not stand at one place. `uses_core`: its
-    threads together use more of one than a loop that polls. `serves`: as its main thread does.
-    `wakes_in_s`: when that thread ends its sleep by itself, where it has set itself a time."""
+    threads together use more of one than a loop that polls. `serves`: as its main thread does."""
 
     pid: int
     state: str
@@ -72,7 +74,6 @@ class Sight:
     at_work: bool = False
     uses_core: bool = False
     serves: str = ""
-    wakes_in_s: float | None = None
 
     @property
     def stopped(self) -> bool:
@@ -130,9 +131,10 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
 
 class _Below(NamedTuple):
-    """What one process has done so far, and whether it has a core, or waits for one."""
+    """For how long one process has wanted a core so far, what it has moved, and whether it has a
+    core now, or waits for one."""
 
-    cpu_s: float
+    wanted_s: float
     moved_bytes: int
     running: bool
 
@@ -175,9 +177,29 @@ def _take(
                 slept_s[pid],
                 _moved_bytes(pid),
                 below[pid],
-                {one: asleep_in(pid, one, slept_s[pid].get(one, 0.0)) for one in threads},
+                {one: _sleeps_in(pid, one, slept_s[pid], clocks) for one in threads},
             )
     return taken
+
+
+def _sleeps_in(
+    pid: int, thread: int, slept_s: Mapping[int, float], clocks: CoreClocks, deeper: int = 2
+) -> Asleep:
+    """What the thread waits for. Who waits for a child that sleeps until a time of its own (a shell
+    that runs `sleep 20`) wakes up then; a child that polls tells nothing."""
+    slept_for_s = slept_s.get(thread, 0.0)
+    found = asleep_in(pid, thread, slept_for_s)
+    if found.child and deeper:
+        childs = slept(found.child, clocks)
+        wakes_in_s = _sleeps_in(found.child, found.child, childs, clocks, deeper - 1).wakes_in_s
+        if is_a_sleep(childs.get(found.child, 0.0), wakes_in_s):
+            return replace(found, wakes_in_s=wakes_in_s)
+    return found
+
+
+def is_a_sleep(slept_s: float, wakes_in_s: float | None) -> bool:
+    """Whether it is one, and not a pause of somebody who polls."""
+    return wakes_in_s is not None and slept_s + wakes_in_s >= A_SLEEP_S
 
 
 def _compared(
@@ -193,6 +215,7 @@ def _compared(
                 _thread(stack, before.get(stack.thread_id), one, gap_s, used),
                 serves=_serves_at(stack.native_id, one, first[pid]),
                 receives=_receives(stack, one, gap_s),
+                wakes_in_s=_asleep(stack, pid, one).wakes_in_s,
             )
             for stack in one.threads
         ]
@@ -209,9 +232,14 @@ def _compared(
             at_work=moves_on or _others_work(first[pid], one, gap_s),
             uses_core=used >= WORKING_SHARE,
             serves=_serves_at(pid, one, first[pid]),
-            wakes_in_s=one.asleep.get(pid, Asleep()).wakes_in_s,
         )
     return found
+
+
+def _asleep(stack: ThreadStack, pid: int, taken: _Taken) -> Asleep:
+    """What the thread waits for. Of some Pythons only the name of the main thread is known."""
+    known_by_name = pid if stack.name == "MainThread" else 0
+    return taken.asleep.get(stack.native_id or known_by_name, Asleep())
 
 
 def _serves_at(thread: int, *taken: _Taken) -> str:
@@ -230,13 +258,13 @@ def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
     """Whether those below it do. Of one that has come since, all that it has done counts. On a host
     with too few cores one that wants to work may have got little of one."""
-    cpu_s, moved, wants = 0.0, 0, False
+    wanted_s, moved, wants = 0.0, 0, False
     for pid, now in last.below.items():
         before = first.below.get(pid, _Below(0.0, 0, running=False))
-        cpu_s += max(0.0, now.cpu_s - before.cpu_s)
+        wanted_s += max(0.0, now.wanted_s - before.wanted_s)
         moved += max(0, now.moved_bytes - before.moved_bytes)
         wants = wants or (now.running and before.running)
-    return wants or cpu_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
+    return wants or wanted_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
 
 
 def _thread(
@@ -275,8 +303,8 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
             seen.add(above)
             above = stats[above].parent
         if above in found and pid not in found and stat.state not in DEAD_STATES:
-            used_s = stat.cpu_ticks / TICKS_PER_S
-            found[above][pid] = _Below(used_s, _moved_bytes(pid), stat.state == "R")
+            wanted_s = wanted_core_s(pid, stat)
+            found[above][pid] = _Below(wanted_s, _moved_bytes(pid), stat.state == "R")
     return found
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..record.sanitize import clean
 from ..record.snapshot import CallSite
-from .judging import Look
 from .stance import Doing, Stance
+from .suspicions import Look
 
 MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/1"
@@ -136,6 +136,8 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "at_work": one.at_work,
         "serves": one.serves,
         "wakes_in_s": one.wakes_in_s,
+        "way": list(one.way),
+        "made": {str(line): ranks for line, ranks in one.made.items()},
         "lines": list(one.lines),
     }
 
@@ -192,6 +194,8 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         at_work=bool(told.get("at_work")),
         serves=_text(told.get("serves", "")),
         wakes_in_s=None if (wakes := told.get("wakes_in_s")) is None else float(wakes),
+        way=tuple(map(_text, told.get("way", ()))),
+        made={int(line): _text(ranks) for line, ranks in told.get("made", {}).items()},
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -184,7 +184,7 @@ def _numbered(seen: Mapping[int, _Seen], wanted: set[int], proc: Path) -> list[J
     for pid in sorted(wanted, key=lambda one: seen[one].stat.start_ticks):
         one = seen[pid]
         name = _numbered_by(one)
-        if not name or _same_rank_above(seen, one, name):
+        if not name or _same_rank_above(seen, one):
             continue
         at = _the_rank_itself(seen, one, proc)
         if at is None:
@@ -331,15 +331,24 @@ def _numbered_by(one: _Seen) -> str:
     return next((name for name in _NUMBERED_BY if told.get(name, "").isdigit()), "")
 
 
-def _same_rank_above(seen: Mapping[int, _Seen], one: _Seen, name: str) -> bool:
-    """Whether a process above has the same number of the same job: then this is its helper."""
-    mine = [one.environment.get(word) for word in (name, *_JOBS)]
+def _same_rank_above(seen: Mapping[int, _Seen], one: _Seen) -> bool:
+    """Whether a process above has the same number of the same job: then this is its helper. It may
+    have that number by another name: a rank of `mpiexec` that sets RANK for torch hands RANK on."""
     above = seen.get(one.stat.parent)
     while above is not None:
-        if [above.environment.get(word) for word in (name, *_JOBS)] == mine:
+        theirs = above.environment
+        same_job = all(theirs.get(word) in (None, one.environment.get(word)) for word in _JOBS)
+        by_elastic = _ELASTIC in one.environment and _ELASTIC not in theirs
+        if same_job and not by_elastic and _claim(above) == _claim(one):
             return True
         above = seen.get(above.stat.parent)
     return False
+
+
+def _claim(one: _Seen) -> tuple[int, int | None] | None:
+    """Which rank of how many it is told to be."""
+    name = _numbered_by(one)
+    return (int(one.environment[name]), _number(one.environment, _WORLD_SIZES)) if name else None
 
 
 def _the_rank_itself(seen: Mapping[int, _Seen], top: _Seen, proc: Path) -> _Seen | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,13 +101,32 @@ def group_members(frame: Frame, group: str, place: Place = NOWHERE) -> tuple[int
             made = ast.parse(group, mode="eval").body  # `group=mesh.get_group("tp")`
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-    if isinstance(made, ast.Call) and _name(made) == "new_group":
+    if isinstance(made, ast.Call) and called(made) == "new_group":
         given = [one.value for one in made.keywords if one.arg == "ranks"]
         first = [*made.args[:1], *given]
         return _numbers(first[0]) if first else None
-    if isinstance(made, ast.Call) and _name(made) == "get_group":
+    if isinstance(made, ast.Call) and called(made) == "get_group":
         return _of_a_mesh(file, made, known_numbers(frame, place), place)
     return None
+
+
+def groups_made(frame: Frame) -> dict[int, str]:
+    """The ranks that `new_group` was given at lines of this function up to the frame's, by line:
+    where they are a variable, the value that it has now. Where only the members come to make a
+    group, others need not make the same."""
+    found = {}
+    around = _around(frame)
+    bound = Counter(name for node in around for name, _ in bound_by(node))
+    once = {name for name, times in bound.items() if times == 1} - _changing(around)
+    local = {name: text for name, text in frame.values if name in once}
+    for node in around:
+        if isinstance(node, ast.Call) and called(node) == "new_group" and node.lineno <= frame.line:
+            given = {one.arg: one.value for one in node.keywords}
+            ranks = node.args[0] if node.args else given.get("ranks")
+            value = local.get(ranks.id) if isinstance(ranks, ast.Name) else None
+            if value is not None and "use_local_synchronization" not in given:
+                found[node.lineno] = value
+    return found
 
 
 def _of_a_mesh(
@@ -119,17 +139,17 @@ def _of_a_mesh(
     if isinstance(of, ast.Subscript):
         wanted, of = [of.slice], of.value
     mesh = _assigned(file, ast.unparse(of)) if of is not None else None
-    if not isinstance(mesh, ast.Call) or _name(mesh) != "init_device_mesh" or place.rank is None:
+    if not isinstance(mesh, ast.Call) or called(mesh) != "init_device_mesh" or place.rank is None:
         return None
     given = {one.arg: one.value for one in mesh.keywords}
     shape = given.get("mesh_shape") or (mesh.args[1] if len(mesh.args) > 1 else None)
     named = given.get("mesh_dim_names")
-    sizes = [_whole_number(one, known) for one in _parts(shape)]
+    sizes = [whole_number(one, known) for one in _parts(shape)]
     names = [_text(one, known) for one in _parts(named)]
     dimension = 0 if not wanted and len(sizes) == 1 else None
     if len(wanted) == 1:
         name = _text(wanted[0], known)
-        number = _whole_number(wanted[0], known)
+        number = whole_number(wanted[0], known)
         dimension = names.index(name) if name is not None and name in names else number
     if dimension is None or None in sizes or not 0 <= dimension < len(sizes) <= _MOST_DIMENSIONS:
         return None
@@ -191,7 +211,7 @@ def _of_scopes(file: str, line: int, place: Place) -> Mapping[str, str]:
     for scope in scopes:
         found: dict[str, list[str | None]] = {}
         for node in scope:
-            for name, value in _bound_by(node):
+            for name, value in bound_by(node):
                 found.setdefault(name, []).append(_number_of(value, place))
         for name, values in found.items():
             known.pop(name, None)
@@ -218,7 +238,7 @@ def _run_by(body: list[ast.stmt]) -> list[ast.AST]:
     return found
 
 
-def _bound_by(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+def bound_by(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """The names that a statement gives values to, and which: None where that is not plain."""
     match node:
         case ast.Assign():
@@ -288,17 +308,17 @@ def message_at(frame: Frame, place: Place = NOWHERE) -> Message | None:
     of: ast.expr | None = waits[0].func.value
     if isinstance(of, ast.Name):
         around = _around(frame)
-        bound = [value for node in around for name, value in _bound_by(node) if name == of.id]
+        bound = [value for node in around for name, value in bound_by(node) if name == of.id]
         of = bound[0] if len(bound) == 1 else None
         known = {name: text for name, text in known.items() if name not in _changing(around)}
-    if not isinstance(of, ast.Call) or _name(of) not in ("isend", "irecv"):
+    if not isinstance(of, ast.Call) or called(of) not in ("isend", "irecv"):
         return None
     if any(one.arg in (None, "group") for one in of.keywords) or len(of.args) > 2:
         return None  # a number in a group may be another one in the world
     peer = _peer_of(of, known)
     tags = [one.value for one in of.keywords if one.arg == "tag"]
-    tag = _whole_number(tags[0], known) if tags else 0
-    return None if peer is None else Message(_name(of), peer, tag)
+    tag = whole_number(tags[0], known) if tags else 0
+    return None if peer is None else Message(called(of), peer, tag)
 
 
 def _changing(around: list[ast.AST]) -> set[str]:
@@ -321,7 +341,7 @@ def peers_around(frame: Frame, place: Place = NOWHERE) -> tuple[int, ...]:
     local = {name: text for name, text in known.items() if name not in changing}
     found: set[int | None] = set()
     for node in around:
-        if isinstance(node, ast.Call) and _name(node) in _PEER_IS_AT:
+        if isinstance(node, ast.Call) and called(node) in _PEER_IS_AT:
             found.add(_peer_of(node, local))
     peers = {one for one in found if one is not None}
     return tuple(sorted(peers)) if len(peers) == len(found) else ()
@@ -329,27 +349,40 @@ def peers_around(frame: Frame, place: Place = NOWHERE) -> tuple[int, ...]:
 
 def _peer_of(call: ast.Call, known: Mapping[str, str]) -> int | None:
     """To or from whom the message of this call is."""
-    at, words = _PEER_IS_AT[_name(call)]
+    at, words = _PEER_IS_AT[called(call)]
     given = [one.value for one in call.keywords if one.arg in words]
     given += call.args[at : at + 1]
-    return _whole_number(given[0], known) if len(given) == 1 else None
+    return whole_number(given[0], known) if len(given) == 1 else None
+
+
+def body_of(frame: Frame) -> list[ast.stmt]:
+    """The statements of the function that the line is in, or of the module; [] where its source is
+    not known."""
+    scope = _scope(frame)
+    return [] if scope is None else scope.body
+
+
+def _scope(frame: Frame) -> ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | None:
+    path, name = frame.root + frame.file, frame.function.rpartition(".")[2]
+    if name == "<module>":
+        return next(iter(_nodes(path, ast.Module)), None)
+    return next((one for one in _functions(path, frame.line) if one.name == name), None)
 
 
 def _around(frame: Frame) -> list[ast.AST]:
     """All that is in the function of the user's that the line is in, or in no function at all."""
-    path, name = frame.root + frame.file, frame.function.rpartition(".")[2]
-    if name == "<module>":
-        return [
-            one
-            for statement in (node for module in _nodes(path, ast.Module) for node in module.body)
-            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            for one in ast.walk(statement)
-        ]
-    named = (one for one in _functions(path, frame.line) if one.name == name)
-    return list(ast.walk(node)) if (node := next(named, None)) is not None else []
+    scope = _scope(frame)
+    if not isinstance(scope, ast.Module):
+        return [] if scope is None else list(ast.walk(scope))
+    return [
+        one
+        for statement in scope.body
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        for one in ast.walk(statement)
+    ]
 
 
-def _whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
+def whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
     """A number, or a sum of numbers and variables: `1 - rank`, `(rank + 1) % size`."""
     match node:
         case ast.Constant(value=int(number)):
@@ -357,7 +390,7 @@ def _whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
         case ast.Name(id=name) if local.get(name, "").lstrip("-").isdigit():
             return int(local[name])
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
-            one, other = _whole_number(left, local), _whole_number(right, local)
+            one, other = whole_number(left, local), whole_number(right, local)
             if one is None or other is None or max(abs(one), abs(other)) > _MOST_RANKS:
                 return None
             is_division = isinstance(sign, (ast.Mod, ast.FloorDiv))
@@ -390,7 +423,7 @@ def _only_lines(loop: ast.While | ast.For) -> range:
 def called_at(frame: Frame) -> list[str]:
     """The names that the line calls."""
     return [
-        _name(node)
+        called(node)
         for node in _nodes(frame.root + frame.file, ast.Call)
         if node.lineno <= frame.line <= (node.end_lineno or node.lineno)
     ]
@@ -398,11 +431,12 @@ def called_at(frame: Frame) -> list[str]:
 
 def _calls_at(frame: Frame, *names: str) -> Iterator[ast.Call]:
     for node in _nodes(frame.root + frame.file, ast.Call):
-        if node.lineno <= frame.line <= (node.end_lineno or node.lineno) and _name(node) in names:
+        if node.lineno <= frame.line <= (node.end_lineno or node.lineno) and called(node) in names:
             yield node
 
 
-def _name(node: ast.Call) -> str:
+def called(node: ast.Call) -> str:
+    """The name of the function that it calls; "" where that has none."""
     function = node.func
     if isinstance(function, ast.Attribute) and function.attr == "default":
         function = function.value  # the overload of an operator: torch.ops.x.y.default()

@@ -17,7 +17,8 @@ from ..supervisor.source_text import line_of
 from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock, waits_for_thread
 from ..supervisor.stacks import Frame
 from . import source as sources
-from .look import Sight, Thread
+from .branches import calls_made
+from .look import Sight, Thread, is_a_sleep
 
 
 class Doing(Enum):
@@ -95,7 +96,10 @@ class Stance:
     `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
     `cause`: of a rank in its own code, as `missing_rank` has it. `computes`: it uses a core within
     one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
-    `at_work`, `serves`, `wakes_in_s`: as the process does, and is.
+    `at_work`, `serves`: as the process does, and is. `wakes_in_s`: as the thread does. `thread`:
+    the user's function that the thread began with, where it is not the main one. `made`: the ranks
+    of the groups that the user's function has made, by line, as its variables have them. `way`: of
+    one that waits for a handle, the calls that its function has made in this round of its loops.
     """
 
     doing: Doing
@@ -115,6 +119,9 @@ class Stance:
     at_work: bool = False
     serves: str = ""
     wakes_in_s: float | None = None
+    thread: str = ""
+    made: Mapping[int, str] = field(default_factory=dict)
+    way: tuple[str, ...] = ()
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -137,7 +144,7 @@ def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
     if not sight.state:
         return Stance(Doing.GONE)
     main = sight.main
-    found = [_of_thread(one, sight, place) for one in _others(sight)]
+    found = of_threads(sight, place)
     own = Stance(Doing.CODE, cause="unknown")
     if main is not None:
         own = _of_thread(main, sight, place)
@@ -157,8 +164,8 @@ def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
         ]
         if served:
             return max(served, key=lambda one: one.still_s)
-    if main is not None and own.cause == "lock" and waits_for_thread(main.stack):
-        own = _as_late_as_its_threads(own, sight)
+    if main is not None:
+        own = _as_late_as_its_threads(own, main, sight)
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
@@ -166,12 +173,37 @@ def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
     return own
 
 
-def _as_late_as_its_threads(own: Stance, sight: Sight) -> Stance:
-    """The rank whose main thread waits for what another one hands over: it is at work where one
-    with code of the user's computes or receives, and idle where such a one waits for a client. (A
-    server of metrics has no code of the user's on its stack.)"""
-    helpers = [one for one in _others(sight) if one.is_users]
+def of_threads(sight: Sight, place: sources.Place = sources.NOWHERE) -> list[Stance]:
+    """What its threads do, without the main one."""
+    return [
+        _as_late_as_its_threads(
+            replace(_of_thread(one, sight, place), thread=_begun_with(one)), one, sight
+        )
+        for one in _others(sight)
+    ]
+
+
+def _begun_with(thread: Thread) -> str:
+    """The outermost function of the user's; "" where there is none."""
+    for frame in reversed(thread.stack.python_frames):
+        if users_frame([frame]) is not None:
+            return f"{frame.file}:{frame.function}"
+    return ""
+
+
+def _as_late_as_its_threads(own: Stance, thread: Thread, sight: Sight) -> Stance:
+    """A thread that waits for what another one hands over: it is at work where one with code of the
+    user's computes or receives, comes back when such a one ends a sleep of its own, and is idle
+    where it waits for a client. (A server of metrics has no code of the user's on its stack.)"""
+    if own.cause != "lock" or not waits_for_thread(thread.stack):
+        return own
+    helpers = [one for one in _others(sight) if one is not thread and one.is_users]
     moving = [one for one in helpers if not one.still_s or _is_in_a_call(one)]
+    sleeping = [
+        one.wakes_in_s
+        for one in helpers
+        if one.wakes_in_s is not None and is_a_sleep(one.still_s, one.wakes_in_s)
+    ]
     return replace(
         own,
         # On a host with too few cores, one that wants to work may have got little of one.
@@ -179,6 +211,7 @@ def _as_late_as_its_threads(own: Stance, sight: Sight) -> Stance:
         or any(one.running or sight.uses_core for one in moving)
         or any(one.receives for one in helpers),
         serves=own.serves or next((one.serves for one in helpers if one.serves), ""),
+        wakes_in_s=min(sleeping, default=own.wakes_in_s),
     )
 
 
@@ -285,7 +318,7 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
             moves_data=sight.moves_data,
             at_work=sight.at_work,
             serves=sight.serves,
-            wakes_in_s=sight.wakes_in_s,
+            wakes_in_s=thread.wakes_in_s,
             lines=lines,
         )
     frame, through = found
@@ -324,7 +357,9 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         moves_data=sight.moves_data,
         at_work=sight.at_work,
         serves=sight.serves,
-        wakes_in_s=sight.wakes_in_s,
+        wakes_in_s=thread.wakes_in_s,
+        made=sources.groups_made(frame),
+        way=calls_made(frame, COLLECTIVES | MESSAGES, place) if doing is Doing.HANDLE else (),
         lines=lines,
     )
 

@@ -27,6 +27,8 @@ _CALLS = {
         270: "pselect",
         35: "nanosleep",
         230: "clock_nanosleep",
+        61: "wait4",
+        247: "waitid",
     },
     "aarch64": {
         **dict.fromkeys((202, 242), "accept"),
@@ -35,11 +37,16 @@ _CALLS = {
         72: "pselect",
         101: "nanosleep",
         115: "clock_nanosleep",
+        260: "wait4",
+        95: "waitid",
     },
 }
-"""The numbers of Linux's system calls that wait for files, or for a time."""
+"""The numbers of Linux's system calls that wait for files, for a time, for the end of a child."""
+_P_PID = 1
+"""How `waitid` is asked for one child."""
 _EPOLLED = re.compile(r"^tfd:\s+(\d+)", re.M)
 _MOST_FILES = 1024
+_MOST_PIDS = 1 << 22
 _ABSOLUTE = 1
 """The flag of clock_nanosleep that gives the time at which it ends."""
 
@@ -48,10 +55,11 @@ _ABSOLUTE = 1
 class Asleep:
     """What a thread waits for. `listens_at`: the address at which somebody may connect, `host:port`
     or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set itself no
-    time."""
+    time. `child`: the process whose end it waits for, 0 where it waits for none, or for several."""
 
     listens_at: str = ""
     wakes_in_s: float | None = None
+    child: int = 0
 
 
 def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/proc")) -> Asleep:
@@ -63,6 +71,8 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/p
         if call is None:
             return Asleep()
         given = [int(word, 16) for word in words]
+        if call in ("wait4", "waitid"):
+            return Asleep(child=_child(proc / str(pid) / "task" / str(thread), call, given))
         files = [
             os.readlink(proc / str(pid) / "fd" / str(file))
             for file in _files(proc / str(pid), call, given)
@@ -91,6 +101,15 @@ def _files(process: Path, call: str, given: list[int]) -> Iterable[int]:
             bits = int.from_bytes(_memory(process, given[1], size), "little")
             return [file for file in range(bits.bit_length()) if bits >> file & 1]
     return []
+
+
+def _child(task: Path, call: str, given: list[int]) -> int:
+    """The one that it asks for, or the only one that it has."""
+    wanted = given[0] if call == "wait4" else given[1] if given[0] == _P_PID else 0
+    if 0 < wanted <= _MOST_PIDS:
+        return wanted
+    there = [int(word) for word in (task / "children").read_text().split()]
+    return there[0] if len(there) == 1 else 0
 
 
 def _left_s(process: Path, call: str, given: list[int], slept_s: float) -> float | None:

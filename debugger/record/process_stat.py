@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def times_slept(path: Path) -> int | None:
 def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
     """Whether this signal is in a mask of a status, such as SigCgt."""
     return bool(int(status.get(mask, "0"), 16) >> (number - 1) & 1)
+
+
+def wanted_core_s(pid: int, stat: Stat, proc: Path = Path("/proc")) -> float:
+    """For how long it has had a core, and its main thread has waited for one, where the kernel
+    counts that: who is at work wants one all the time, however seldom a crowded machine has one."""
+    waited_ns = "0"
+    with suppress(OSError, ValueError):
+        _, waited_ns, _ = (proc / str(pid) / "schedstat").read_text().split()
+    return stat.cpu_ticks / TICKS_PER_S + int(waited_ns) / 1e9
 
 
 def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:

@@ -175,7 +175,9 @@ class _Unpacking:
         top, _, name = member.name.partition("/")
         self._top = self._top or top
         if not RUN.fullmatch(top) or top != self._top:
-            self._refuse(member, "which is not in the directory of one run")
+            self._refuse(
+                member, "which is not in the directory of one run; unpack it, and name the folder"
+            )
         if f"{name}/" in self._seen or name in self._seen:
             self._refuse(member, "twice")
         if member.isdir() and name in ("", *FOLDERS):

@@ -15,12 +15,17 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
 from debugger.inspection.processes import has_torch
-from debugger.record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
+from debugger.record.process_stat import (
+    DEAD_STATES,
+    TICKS_PER_S,
+    Stat,
+    read_stat,
+    wanted_core_s,
+)
 from debugger.supervisor.source_text import line_of
 from debugger.supervisor.stack_tree import users_frame
 from debugger.supervisor.stacks import capture
@@ -70,7 +75,7 @@ class Standstill:
         self._known = {pid: self._known.get(pid, _Process()) for pid in stats}
         for pid, one in self._known.items():
             one.torch = one.torch or has_torch(pid)
-            one.wanted.append((now_s, _wanted_s(pid, stats[pid])))
+            one.wanted.append((now_s, wanted_core_s(pid, stats[pid])))
         parents = {stats[pid].parent for pid, one in self._known.items() if one.torch}
         a_rank_waits = any(
             one.torch
@@ -110,15 +115,6 @@ class Standstill:
             >= SETTLED_CPU_S
             for pid in pids
         )
-
-
-def _wanted_s(pid: int, stat: Stat) -> float:
-    """For how long it has had a core, and its main thread has waited for one, where the kernel
-    counts that."""
-    waited_ns = "0"
-    with suppress(OSError, ValueError):
-        _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    return stat.cpu_ticks / TICKS_PER_S + int(waited_ns) / 1e9
 
 
 def _function(pid: int) -> tuple[str, str] | None:

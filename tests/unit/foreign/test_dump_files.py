@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
+import shutil
 import struct
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,52 @@ def test_a_hostile_dump_is_one_sentence(
     assert "rank_1" in shown.err
     assert bool(shown.out) == (not alone)  # of what could not be read nothing is in order
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("what", ["cut", "global"])
+@pytest.mark.parametrize(("second", "code"), [("nccl:broadcast", 91), ("nccl:barrier", 2)])
+def test_what_the_good_dumps_prove_counts_beside_a_file_that_cannot_be_read(
+    what: str, second: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, op in enumerate(("nccl:barrier", second)):
+        write(tmp_path / f"rank_{rank}", [entry(0, op, 1, state="completed")], "[0, 1, 2]")
+    hostile(what, tmp_path / "rank_2")
+    assert main(["report", str(tmp_path), "--exit-code"]) == code
+    shown = capsys.readouterr()
+    assert ("op_mismatch" in shown.out or "MISMATCH" in shown.out) == (code == 91)
+    assert len(shown.err.splitlines()) == 1
+    assert "rank_2" in shown.err
+
+
+@pytest.mark.parametrize("how", ["gzip", "zip", "tar", "zstd"])
+@pytest.mark.parametrize("beside", ["nothing", "dumps", "others"])
+def test_dumps_that_are_packed_are_said_to_be(
+    how: str, beside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rank_2"
+    write(file, [entry(0, "nccl:barrier", 1)], "[0, 1, 2]")
+    match how:
+        case "gzip":
+            packed = gzip.compress(file.read_bytes())
+        case "zip":
+            shutil.make_archive(str(tmp_path / "made"), "zip", tmp_path, "rank_2")
+            packed = (tmp_path / "made.zip").read_bytes()
+            (tmp_path / "made.zip").unlink()
+        case "tar":
+            with tarfile.open(tmp_path / "made.tar", "w") as archive:
+                archive.add(file, "rank_2")
+            packed = (tmp_path / "made.tar").read_bytes()
+            (tmp_path / "made.tar").unlink()
+        case _:
+            packed = b"\x28\xb5\x2f\xfd" + bytes(20)
+    file.unlink()
+    (tmp_path / ("logs.gz" if beside == "others" else "rank_2.gz")).write_bytes(packed)
+    for rank in range(2 * (beside != "nothing")):
+        write(tmp_path / f"rank_{rank}", [entry(0, "nccl:barrier", 1, state="completed")], "[0, 1]")
+    assert main(["report", str(tmp_path)]) == (0 if beside == "others" else 2)
+    told = capsys.readouterr().err
+    assert (f"rank_2.gz is packed ({how}): unpack it first" in told) == (beside != "others")
+    assert len(told.splitlines()) == (beside != "others")
 
 
 def test_many_tuples_that_are_not_deep_are_read() -> None:

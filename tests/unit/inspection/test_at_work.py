@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from debugger.inspection.lateness import Limits, late_ranks
@@ -17,7 +18,7 @@ from debugger.inspection.stance import Doing, Stance, stance
 
 LIMITS = Limits()
 BEGIN = """
-import hashlib, queue, socket, sys, threading, time
+import hashlib, os, queue, socket, subprocess, sys, threading, time
 def computes():
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 def moves():
@@ -32,6 +33,8 @@ def polls():
         time.sleep(0.01)
 def sleeps():
     time.sleep(1 << 20)
+def backs_off():
+    time.sleep(25)
 def serves():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.accept()
@@ -75,6 +78,8 @@ def running(program: str, folder: Path) -> Iterator[int]:
         try:
             yield process.pid
         finally:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
             process.kill()
 
 
@@ -107,6 +112,12 @@ def is_late(one: Stance, others_s: float) -> bool:
         ("beside('serves'); queue.Queue().get()", None),
         ("beside('sleeps'); queue.Queue().get()", LIMITS.still_s),
         ("beside('polls'); queue.Queue().get()", LIMITS.still_s),
+        ("beside('backs_off'); queue.Queue().get()", LIMITS.moving_s),
+        ("beside('backs_off'); takes_a_lock()", LIMITS.still_s),
+        ("os.system('sleep 25; true')", LIMITS.moving_s),
+        ("subprocess.call(['sleep', '25'])", LIMITS.moving_s),
+        ("subprocess.call(['sleep', '999'])", LIMITS.still_s),
+        ("os.system('while true; do sleep 1; done')", LIMITS.still_s),
         ("beside('spins'); queue.Queue().get()", LIMITS.still_s),
         ("beside('metrics'); queue.Queue().get()", LIMITS.still_s),
         ("beside('computes'); takes_a_lock()", LIMITS.still_s),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.judging import Look, at_work, judge
+from debugger.inspection.judging import at_work, judge
 from debugger.inspection.lateness import Limits
 from debugger.inspection.stance import Doing, Stance
+from debugger.inspection.suspicions import Look
 from debugger.record.snapshot import CallSite
 
 LIMITS = Limits()
@@ -30,6 +31,11 @@ def message(op: str, peer: int, tag: int = 0) -> Stance:
 def makes(call: str, ranks: str) -> Stance:
     arguments = {"ranks": ranks}
     return waits("new_group", doing=Doing.JOIN, call=f"{call}()", arguments=arguments)
+
+
+def made(one: Stance, ranks: str) -> Stance:
+    """One whose function has made a group of these at line 10, where others still make theirs."""
+    return replace(one, made={10: ranks})
 
 
 def works(still_s: float, running: bool = False, cause: str = "user_code") -> Stance:
@@ -86,6 +92,58 @@ def test_who_is_ready_first_ends_first() -> None:
     assert verdict(server, server, missing=(2,)) == ("early_exit", [2])
     server = waits("recv", still_s=LIMITS.moving_s)
     assert verdict(server, client, missing=(2,)) == ("early_exit", [2])
+
+
+@pytest.mark.parametrize(
+    "held_up", [works(20.0, cause="lock"), works(0.0), works(20.0, cause="store"), works(20.0)]
+)
+def test_who_waits_for_one_that_is_at_work_is_not_late(held_up: Stance) -> None:
+    """Each in its turn works under a lock; one polls for the file that another one writes."""
+    early, late = (waits("barrier", still_s=LIMITS.moving_s + by_s) for by_s in (-0.1, 0.1))
+    naps = replace(works(15.0), wakes_in_s=0.1)
+    for comes in (works(0.0, running=True), replace(works(9.0), moves_data=True)):
+        assert verdict(early, held_up, comes) is None
+        assert verdict(late, held_up, comes) == ("missing_rank", [1, 2])
+    assert verdict(waits("barrier", still_s=15.0), held_up, naps) is None
+    stopped = works(20.0, cause="stopped")
+    assert verdict(early, held_up, works(0.0, running=True), stopped) == ("missing_rank", [3])
+    assert verdict(early, held_up, replace(works(9e3), serves="::")) == ("missing_rank", [1])
+    assert verdict(early, held_up, Stance(Doing.UNREADABLE)) == ("missing_rank", [1])
+
+
+def test_who_is_first_through_a_call_waits_in_the_next_one() -> None:
+    """A broadcast of gigabytes: its root is in the barrier behind it, for seconds."""
+    for still_s, found in ((2.0, None), (LIMITS.still_s, ("op_mismatch", [0]))):
+        beyond = waits("barrier", still_s=still_s)
+        assert verdict(beyond, *[waits("broadcast", still_s=still_s)] * 2) == found
+    spins = replace(waits("broadcast", still_s=1.2), running=True)  # as MPI waits
+    assert verdict(waits("barrier"), spins, spins) == ("op_mismatch", [0])
+
+
+def test_who_is_not_waited_for_is_not_named() -> None:
+    in_pair = waits("all_reduce", group="pair", members=(0, 1))
+    assert verdict(in_pair, works(9.0), works(9.0)) == ("missing_rank", [1])
+    assert verdict(in_pair, in_pair, works(9.0)) is None
+    assert verdict(message("recv", 1), works(9.0), works(9.0)) == ("missing_rank", [1])
+    assert verdict(in_pair, in_pair, missing=(2,)) != ("early_exit", [2])
+    assert verdict(in_pair, waits("barrier"), missing=(2,)) == ("early_exit", [2])
+    unknown = waits("all_reduce", group="of_a_function()", members=None)
+    assert verdict(unknown, unknown, works(9.0)) == ("missing_rank", [2])
+
+
+def test_handles_of_other_calls_where_nothing_moves() -> None:
+    first, other = ("broadcast", "all_reduce"), ("all_reduce", "broadcast")
+    still_s = LIMITS.moving_s
+
+    def handle(way: tuple[str, ...], line: int = 23, still_s: float = still_s) -> Stance:
+        return waits("wait", line, still_s=still_s, doing=Doing.HANDLE, group=None, way=way)
+
+    assert verdict(handle(first), handle(other), handle(other)) == ("op_mismatch", [0])
+    assert verdict(handle(first), handle(first)) == ("stalled", [0, 1])
+    assert verdict(handle(first), handle(())) == ("stalled", [0, 1])
+    assert verdict(handle(first), handle(other, line=24)) == ("stalled", [0, 1])
+    early = still_s - 1
+    assert verdict(handle(first, still_s=early), handle(other, still_s=early)) is None
 
 
 def test_a_server_without_clients_is_not_late() -> None:
@@ -193,7 +251,10 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
     here, there = connects(29500), connects(29501)
     assert verdict(here, there, here) == ("join_timeout", [1])
     joins = waits("init_process_group", doing=Doing.JOIN)
-    found = judge(Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4), LIMITS)
+    look = Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4)
+    assert not judge(look, LIMITS)  # the other node may start later
+    joins = replace(joins, still_s=LIMITS.moving_s)
+    found = judge(replace(look, ranks={0: joins, 1: joins}), LIMITS)
     assert (found[0].kind, found[0].culprits, found[0].missing) == ("join_timeout", (2, 3), (2, 3))
 
 
@@ -227,6 +288,37 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
             ("group_mismatch", [3]),
         ),
         ([makes("init_device_mesh", ranks) for ranks in "aab"], ("group_mismatch", [2])),
+        (  # two have met members of another group, and gone on
+            [
+                made(makes("new_group", "a"), "a"),
+                made(waits("barrier", 12), "a"),
+                made(waits("barrier", 12), "b"),
+                made(waits("barrier", 12), "b"),
+            ],
+            ("group_mismatch", [0, 1, 2, 3]),
+        ),
+        (  # all have met members of another group, or of their own
+            [
+                *[made(waits("barrier", 12), "a")] * 2,
+                *[made(waits("all_reduce", 11, group="group"), "b")] * 2,
+            ],
+            ("group_mismatch", [0, 1, 2, 3]),
+        ),
+        (
+            [
+                *[made(waits("barrier", 12), "a")] * 2,
+                *[made(waits("all_reduce", 11, group="group"), "a")] * 2,
+            ],
+            ("deadlock", [2, 3]),
+        ),
+        (  # what others have made there is the same: one of them does not come
+            [made(makes("new_group", "a"), "a"), *[made(waits("barrier", 12), "b")] * 2],
+            ("group_mismatch", [0]),
+        ),
+        (
+            [makes("new_group", "a"), *[made(waits("barrier", 12), "b")] * 2],
+            ("group_mismatch", [0]),
+        ),
         ([waits("all_reduce", still_s=90.0)] * 3, ("stalled", [0, 1, 2])),
     ],
 )

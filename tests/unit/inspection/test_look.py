@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from debugger.inspection import look as looks
 from debugger.inspection.look import look
+from debugger.record.process_stat import read_stat, wanted_core_s
 from debugger.supervisor.stacks import Frame, ThreadStack
 
 NEEDED_S = 5.0
@@ -130,6 +132,20 @@ def test_who_waits_for_what_works(child: str) -> None:
             time.sleep(0.3)
         assert looks._others_work(seen[0], seen[1], 0.3) == (child == "works")
         rank.stdin.close()
+
+
+@pytest.mark.parametrize(("waited_s", "works"), [(0.5, True), (0.05, False)])
+def test_who_gets_no_core_works_all_the_same(tmp_path: Path, waited_s: float, works: bool) -> None:
+    """A child on a crowded machine: it slept at both looks, and has waited for a core between."""
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    (tmp_path / "1").mkdir()
+    seen = []
+    for waited_ns in (0, int(waited_s * 1e9)):
+        (tmp_path / "1" / "schedstat").write_text(f"0 {waited_ns} 1\n")
+        below = {1: looks._Below(wanted_core_s(1, stat, tmp_path), 0, running=False)}
+        seen.append(looks._Taken("S", 0.0, [], {}, below=below))
+    assert looks._others_work(seen[0], seen[1], 1.0) == works
 
 
 def test_who_was_stopped_for_a_moment_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

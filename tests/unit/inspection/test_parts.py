@@ -10,10 +10,10 @@ import pytest
 
 from debugger.commands.rendering import rendered
 from debugger.inspection.inspect import of_nodes
-from debugger.inspection.judging import Look
 from debugger.inspection.lateness import Limits
 from debugger.inspection.parts import MARK, Part, read, whole, written
 from debugger.inspection.stance import Doing, Stance
+from debugger.inspection.suspicions import Look
 from debugger.record.snapshot import CallSite
 
 WAITS = Stance(
@@ -23,8 +23,9 @@ WAITS = Stance(
     site=CallSite("train.py", 9, "step", "accelerate/state.py:4"),
     still_s=30.0,
     group="tensor",
-    members=(0, 2),
+    members=(0, 1, 3),
     arguments={"src": "0"},
+    made={4: "[0, 2]"},
     lines=("step (train.py:9)",),
 )
 LATE = Stance(

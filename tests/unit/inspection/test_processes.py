@@ -64,6 +64,17 @@ def test_a_helper_with_the_number_of_its_rank_is_none() -> None:
     assert [one.pid for job in jobs for one in job.processes] == [rank.pid]
 
 
+def test_a_helper_has_the_number_by_the_name_that_its_rank_has_set() -> None:
+    """Under mpiexec many a program sets what torch's `env://` reads, and starts a converter."""
+    told = "dict(os.environ, RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')"
+    text = PARENT.replace("stdin=sys.stdin", f"stdin=sys.stdin, env={told}")
+    with process(
+        python(f"import os; {text}"), OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2"
+    ) as rank:
+        jobs = find_jobs([rank.pid])
+    assert [one.pid for job in jobs for one in job.processes] == [rank.pid]
+
+
 def test_below_a_shell_the_python_process_counts() -> None:
     shell = ["sh", "-c", f'"{sys.executable}" -c "{SLEEPER}"; true']
     with process(shell, SLURM_PROCID="1", SLURM_NTASKS="2") as top:

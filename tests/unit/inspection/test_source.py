@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.source import Message, Place, group_members, known_numbers, message_at
+from debugger.inspection.source import (
+    Message,
+    Place,
+    group_members,
+    groups_made,
+    known_numbers,
+    message_at,
+)
 from debugger.supervisor.stacks import Frame
 
 SIXTH_OF_EIGHT = Place(6, 8)
@@ -121,3 +128,24 @@ def test_a_mesh_of_one_dimension_needs_no_name(tmp_path: Path) -> None:
     assert group_members(frame, "g", Place(2)) == (0, 1, 2, 3)
     assert group_members(frame, "g", Place(5)) is None
     assert group_members(frame, "g") is None
+
+
+@pytest.mark.parametrize(
+    ("making", "found"),
+    [
+        ("dist.new_group(mine)", {3: "[0, 1]"}),
+        ("dist.new_group(ranks=mine, timeout=LIMIT)", {3: "[0, 1]"}),
+        ("dist.new_group(mine, use_local_synchronization=True)", {}),
+        ("dist.new_group([0, 1])", {}),
+        ("dist.new_group(other)", {}),
+        ("dist.new_subgroups(mine)", {}),
+        ("[dist.new_group(mine) for mine in pairs]", {}),
+        ("dist.new_group(mine)\n    mine = shard(mine)", {}),
+    ],
+)
+def test_the_groups_that_a_function_has_made(
+    tmp_path: Path, making: str, found: dict[int, str]
+) -> None:
+    later = "    dist.new_group(mine)\n"
+    text = f"import x\ndef step(mine):\n    g = {making}\n    dist.barrier()  # here\n{later}"
+    assert groups_made(frame_in(tmp_path, text, mine="[0, 1]")) == found

@@ -24,12 +24,12 @@ from debugger.diagnosis.findings import Finding
 from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
 from debugger.inspection.connections import is_this_network, links, sockets_of
 from debugger.inspection.joining import joined
-from debugger.inspection.judging import Look
 from debugger.inspection.lateness import Limits
 from debugger.inspection.processes import Job, Process
 from debugger.inspection.stance import Doing, Stance
 from debugger.inspection.store import Keys, keys_of
 from debugger.inspection.surroundings import Surroundings
+from debugger.inspection.suspicions import Look
 from debugger.record.process_stat import read_stat
 
 # -- the store ----------------------------------------------------------------------------------

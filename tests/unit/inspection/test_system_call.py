@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from debugger.inspection.system_call import Asleep, asleep_in
@@ -21,7 +22,8 @@ if way == "unix":
     one = socket.socket(socket.AF_UNIX)
     one.bind(path)
     one.listen()
-print(path if way == "unix" else "%s:%d" % one.getsockname(), flush=True)
+if "child" not in way:
+    print(path if way == "unix" else "%s:%d" % one.getsockname(), flush=True)
 async def serve():
     server = await asyncio.start_server(lambda *_: None, sock=one)
     await server.serve_forever()
@@ -42,6 +44,12 @@ elif way == "no_server":
 elif way == "read":
     here, there = socket.socketpair()
     here.recv(1)
+elif way in ("child", "any_child", "two_children"):
+    import os, subprocess
+    for _ in range(1 + (way == "two_children")):
+        child = subprocess.Popen(["sleep", "1000"])
+    print(child.pid, flush=True)
+    os.waitpid(child.pid if way == "child" else -1, 0)
 elif way == "select_other":
     here, there = socket.socketpair()
     select.select([here], [], [])
@@ -69,7 +77,15 @@ def test_who_waits_for_a_time(tmp_path: Path, way: str) -> None:
     assert 0 < found.wakes_in_s <= 1000
 
 
-@pytest.mark.parametrize("way", ["no_server", "read", "select_other", "select_other_timeout"])
+@pytest.mark.parametrize("way", ["child", "any_child"])
+def test_who_waits_for_a_child(tmp_path: Path, way: str) -> None:
+    child, found = _asleep(way, tmp_path / "socket")
+    assert found == Asleep(child=int(child))
+
+
+@pytest.mark.parametrize(
+    "way", ["two_children", "no_server", "read", "select_other", "select_other_timeout"]
+)
 def test_who_waits_for_something_else(tmp_path: Path, way: str) -> None:
     """It has a listening socket all the while."""
     assert _asleep(way, tmp_path / "socket")[1] == Asleep()
@@ -95,5 +111,7 @@ def _asleep(way: str, path: Path) -> tuple[str, Asleep]:
             quiet, ticks = quiet + 1 if still else 0, stat.cpu_ticks
             found = asleep_in(process.pid, process.pid)
             time.sleep(0.1)
+        for child in psutil.Process(process.pid).children():
+            child.kill()
         process.kill()
     return address, found
