@@ -71,11 +71,14 @@ class Candidate:
     change it; it folds others all the same. `weakness`: 0 for a cause of its own; 1 for an end
     that another rank's failure may have brought (SIGABRT, SIGTERM); 2 for what a rank says when
     *another* has failed (a connection closed by the peer). A stronger one near in time wins.
+    `refused`: the ranks compared the call before they made it, and none did, so that they stand
+    where they stood.
     """
 
     finding: Finding
     ready_ns: int = 0
     weakness: int = 0
+    refused: bool = False
 
 
 SLOWEST_BYTES_PER_S = 1e6
