@@ -54,7 +54,8 @@ def _refused(errors: list[Candidate]) -> list[Candidate]:
     refused = {_call(one.finding) for one in errors if one.refused}
     return [
         replace(one, refused=True)
-        if one.finding.about.family is Family.MISMATCH and _call(one.finding) in refused
+        if _call(one.finding) in refused
+        and (one.finding.about.family is Family.MISMATCH or one.finding.kind == "invalid_argument")
         else one
         for one in errors
     ]

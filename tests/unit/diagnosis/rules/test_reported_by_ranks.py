@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..builder import WORLD, Run, all_reduce, broadcast, send
+from dataclasses import replace
+
+from ..builder import WORLD, Run, all_reduce, all_to_all, broadcast, send
 
 MESSAGE = 'ranks disagree at collective #1 of group "default_pg" (3 ranks): ...'
 
@@ -152,6 +154,21 @@ def test_a_disagreement_after_one_that_was_caught() -> None:
     run.each(all_reduce(4))
     refused(run, 2, seq=3)
     assert [(one.culprits, one.seq) for one in run.errors()] == [((1,), 1), ((2,), 3)]
+
+
+def test_a_disagreement_after_splits_that_did_not_add_up() -> None:
+    run = Run(3)
+    for rank in range(3):
+        call = all_to_all([2, 2, 1 if rank == 1 else 2], [2, 2, 2])
+        run[rank].calls(replace(call, tensors=(("float32", (6,)),)), agrees=True)
+    told = {"culprits": [1], "victims": [0, 2], "group": [WORLD, 0], "seq": 0}
+    run[0, 1, 2].notes_down("finding", MESSAGE, finding="invalid_argument", **told)
+    run.each(all_reduce(4))
+    refused(run, 2, seq=2)
+    assert [(one.kind, one.culprits, one.seq) for one in run.errors()] == [
+        ("invalid_argument", (1,), 0),
+        ("op_mismatch", (2,), 2),
+    ]
 
 
 def test_the_same_rank_is_out_of_step_ever_after() -> None:
