@@ -22,7 +22,7 @@ help:
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     what the layer costs a call"
 	@echo "make picture   the READMEs' pictures of the terminal app, from a run made for it, and of a trace"
-	@echo "make conformance  torch's own tests on distcore's tcp, and with the layer around gloo"
+	@echo "make conformance  torch's own tests below the layer and on distcore's backends, in a table"
 	@echo "make conformance SUITES=DIR  the tests of others that lie there (tests/conformance/suites.txt)"
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
@@ -138,7 +138,7 @@ chaos: $(STAMP)
 	$(BIN)/python -m tests.faults.chaos --runs $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 conformance: $(STAMP)
-	$(if $(SUITES),$(BIN)/python -m tests.conformance.suites $(SUITES),$(BIN)/pytest tests/conformance)
+	$(BIN)/python -m tests.conformance.suites $(SUITES)
 
 clean:
 	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

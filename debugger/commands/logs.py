@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
 from ..record import copies
+from ..record.bounds import whole_or_none
 from ..record.log_form import readable
 from ..record.log_levels import LEVELS
 from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
@@ -133,8 +134,8 @@ def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:
 
 
 def _start_ns(directory: RunDirectory) -> int:
-    started = read_object(directory.run_json).get("started_ns")
-    return started if isinstance(started, int) else directory.run_json.stat().st_mtime_ns
+    started_ns = whole_or_none(read_object(directory.run_json).get("started_ns"))
+    return directory.run_json.stat().st_mtime_ns if started_ns is None else started_ns
 
 
 class _Shown:

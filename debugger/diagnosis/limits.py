@@ -72,12 +72,15 @@ class Candidate:
     that another rank's failure may have brought (SIGABRT, SIGTERM); 2 for what a rank says when
     *another* has failed (a connection closed by the peer). A stronger one near in time wins.
     `excused`: it explains what follows from it, and is nobody's fault: it is never reported.
+    `refused`: the ranks compared the call before they made it, and none did, so that they stand
+    where they stood.
     """
 
     finding: Finding
     ready_ns: int = 0
     weakness: int = 0
     excused: bool = False
+    refused: bool = False
 
 
 SLOWEST_BYTES_PER_S = 1e6

@@ -58,3 +58,10 @@ def whole(value: Any) -> int:
     if not -MOST_WHOLE < number < MOST_WHOLE:
         raise ValueError("a number has more than 64 bits")
     return number
+
+
+def whole_or_none(value: Any) -> int | None:
+    """A whole number as JSON writes one; None where it is none, or has more than 64 bits."""
+    if type(value) is not int or not -MOST_WHOLE < value < MOST_WHOLE:
+        return None
+    return value

@@ -18,6 +18,7 @@ from ..diagnosis.facts.world import exit_status
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
+from ..record.bounds import whole_or_none
 from ..record.exits import ExitLog
 from ..record.records import Records, newest_ranks, unreadable_ranks
 from ..record.run_directory import RunDirectory, is_live, read_object
@@ -87,7 +88,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
         command=[str(word) for word in command] if isinstance(command, list) else [],
         run_dir=directory.path,
         world_size=max((snapshot.world_size for snapshot in look.now), default=0),
-        duration_s=_duration_s(look, run.get("started_ns")),
+        duration_s=_duration_s(look, whole_or_none(run.get("started_ns"))),
         outcome=outcome,
         exit_code=code,
         findings=[(finding, None) for finding in findings],
@@ -114,9 +115,9 @@ def _outcome(look: Look, live: bool, supervised: bool) -> tuple[str, int]:
     return ("failed", EXIT_FAILED) if failed else ("ok", 0)
 
 
-def _duration_s(look: Look, started_ns: object) -> float:
+def _duration_s(look: Look, started_ns: int | None) -> float:
     until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
-    if not until_ns or not isinstance(started_ns, int):
+    if not until_ns or started_ns is None:
         return 0.0
     return max(0.0, (until_ns - started_ns) / 1e9)
 

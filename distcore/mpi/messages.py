@@ -285,7 +285,7 @@ class Messages:
         limit_s = getattr(posting.deadline, "limit_s", 0.0)
         ranks = self.notices.ranks
         me = ranks[self.notices.rank]
-        text = f"{posting.what} on rank {me} is not complete after {limit_s:g} s"
+        text = f"{posting.what} on rank {me} is not complete after its timeout of {limit_s:g} s"
         culprit = None
         if posting.peer is not None:
             culprit = ranks[posting.peer]

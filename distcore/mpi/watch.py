@@ -112,7 +112,7 @@ class Watch:
         there.add(notices.rank)
         absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
         limit_s = getattr(self._deadline, "limit_s", 0.0)
-        text = f"{self.who} is not complete after {limit_s:g} s"
+        text = f"{self.who} is not complete after its timeout of {limit_s:g} s"
         culprit = None
         if absent:
             named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"

@@ -6,12 +6,35 @@ from __future__ import annotations
 import json
 import os
 import unittest
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 FILE = "TEST_OUTCOMES"
 """The variable with the file's path: a line for each test."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+STOCK, INFO, DETAIL, TCP, MPI = MODES = ("stock", "INFO", "DETAIL", "tcp", "mpi")
+"""What a suite is run on: torch with its gloo; below the layer; on distcore's backends."""
+
+
+@dataclass
+class Outcome:
+    """What came of one suite in one mode: by test, one of the three."""
+
+    tests: dict[str, str] = field(default_factory=dict)
+    why: str = ""
+    """Why there is none."""
+    output: str = ""
+
+    def those(self, result: str) -> set[str]:
+        """The tests that ended so."""
+        return {name for name, one in self.tests.items() if one == result}
+
+    def __str__(self) -> str:
+        if self.why:
+            return self.why
+        failed = len(self.those(FAILED))
+        return f"{len(self.those(PASSED))}" + (f", {failed} failed" if failed else "")
 
 
 class WritesOutcomes(unittest.TestCase):

@@ -1,11 +1,13 @@
-"""Other people's tests, file by file: on stock torch, below the layer, and on distcore's tcp.
+"""Tests of others, and torch's own: on stock torch, below the layer, and on distcore's backends.
 
+    python -m tests.conformance.suites [--ranks N] [--mode MODE] [--limit SECONDS]
     python -m tests.conformance.suites FOLDER [--all] [--file NAME] [--mode MODE] [--limit SECONDS]
 
-Runs the files of `suites.txt` that lie in FOLDER, or with --all every test_*.py there, and prints
-a table; below it the tests that stock torch passes and another mode does not, and the files that
-the list names and FOLDER has not. Exit code 1 if there is such a test, 2 if there is such a file.
-Nobody judges the ranks: what is compared is what the tests themselves say.
+Runs torch's own suite, as it lies in the wheel; or the files of `suites.txt` that lie in FOLDER, or
+with --all every test_*.py there. Prints a table; below it the tests that stock torch passes and
+another mode does not, each with its reason where it cannot, and the files that the list names and
+FOLDER has not. Exit code 1 if such a test has no reason, 2 if there is such a file. Nobody judges
+the ranks: what is compared is what the tests themselves say.
 """
 
 from __future__ import annotations
@@ -17,38 +19,21 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from debugger.hook import environment
 
+from . import wheel
+from .outcomes import DETAIL, FAILED, INFO, MODES, MPI, PASSED, SKIPPED, STOCK, TCP, Outcome
+
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("suites.txt")
 ON_TCP = ROOT / "tests" / "support" / "on_tcp"
-STOCK, INFO, DETAIL, TCP, MPI = MODES = ("stock", "INFO", "DETAIL", "tcp", "mpi")
 TEST_LIMIT_S = 180
 FILE_LIMIT_S = 3600.0
-PASSED = "passed"
-
-
-@dataclass
-class Outcome:
-    """What came of one file in one mode: by test, "passed", "failed" or "skipped"."""
-
-    tests: dict[str, str] = field(default_factory=dict)
-    why: str = ""
-    """Why there is none."""
-
-    def count(self, result: str) -> int:
-        """How many tests ended so."""
-        return sum(1 for one in self.tests.values() if one == result)
-
-    def __str__(self) -> str:
-        if self.why:
-            return self.why
-        failed = self.count("failed")
-        return f"{self.count(PASSED)}" + (f", {failed} failed" if failed else "")
+RANKS = (2,)
 
 
 def listed(folder: Path) -> tuple[list[Path], list[str]]:
@@ -165,7 +150,7 @@ def _read(results: Path) -> dict[str, str]:
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         kinds = {part.tag for part in case}
         bad = kinds & {"failure", "error"}
-        result = "failed" if bad else "skipped" if "skipped" in kinds else PASSED
+        result = FAILED if bad else SKIPPED if "skipped" in kinds else PASSED
         found[f"{case.get('classname')}.{case.get('name')}"] = result
     return found
 
@@ -191,36 +176,46 @@ def table(rows: Mapping[str, Mapping[str, Outcome]], modes: Sequence[str]) -> st
     )
 
 
-def compare(
-    folder: Path, files: Iterable[Path], modes: Sequence[str], limit_s: float = FILE_LIMIT_S
-) -> int:
-    """Run all and print the table; 1 where a mode is worse than stock."""
-    rows: dict[str, dict[str, Outcome]] = {}
-    for path in files:
-        row = rows[str(path.relative_to(folder))] = {}
+Runs = Mapping[str, Callable[[str, Outcome], Outcome]]
+"""By the name of a row: what runs it in a mode, given what came of it on stock torch (nothing, when
+that is what is run)."""
+Explained = Mapping[tuple[str, str], str]
+
+
+def compare(rows: Runs, modes: Sequence[str], explained: Explained | None = None) -> int:
+    """Run all and print the table; 1 where a mode is worse than stock, and that is not
+    `explained`."""
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    for name, run_in in rows.items():
+        row = outcomes[name] = {}
         for mode in modes:
-            row[mode] = run(path, folder, mode, limit_s)
-            sys.stderr.write(f"{path.name} {mode}: {row[mode]}\n")
-    sys.stdout.write(table(rows, modes) + "\n")
+            row[mode] = run_in(mode, row.get(STOCK, Outcome()))
+            sys.stderr.write(f"{name} {mode}: {row[mode]}\n")
+    sys.stdout.write(table(outcomes, modes) + "\n")
     lost = [
-        f"{name} {mode}: {test}"
-        for name, row in rows.items()
+        (f"{name} {mode}: {test}", (explained or {}).get((mode, test), ""))
+        for name, row in outcomes.items()
         for mode in modes
         for test in worse(row[STOCK], row[mode])
     ]
     if lost:
-        sys.stdout.write("\nWorse than stock:\n" + "\n".join(lost) + "\n")
-    return 1 if lost else 0
+        lines = (f"{what} ({why})" if why else what for what, why in lost)
+        sys.stdout.write("\nWorse than stock:\n" + "\n".join(lines) + "\n")
+    return 0 if all(why for _, why in lost) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="suites", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the tests are")
+    parser.add_argument("folder", type=Path, nargs="?", help="where the tests of others are")
     parser.add_argument("--all", action="store_true", help="every test_*.py of the folder")
     parser.add_argument("--file", action="append", default=[], help="this one alone; repeatable")
+    parser.add_argument("--ranks", action="append", type=int, help="of torch's own; repeatable")
     parser.add_argument("--mode", action="append", choices=MODES[1:], help="repeatable")
     parser.add_argument("--limit", type=float, default=FILE_LIMIT_S, help="seconds for a file")
     asked = parser.parse_args(arguments)
+    modes = (STOCK, *(asked.mode or MODES[1:]))
+    if asked.folder is None:
+        return compare(_of_the_wheel(asked.ranks or RANKS, asked.limit), modes, wheel.EXPLAINED)
     folder = asked.folder.expanduser().resolve()
     if asked.file:
         files, absent = [folder / name for name in asked.file], []
@@ -232,10 +227,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing or not files:
         sys.stderr.write(f"no such tests: {', '.join(missing) or folder}; see {LIST}\n")
         return 2
-    code = compare(folder, files, (STOCK, *(asked.mode or MODES[1:])), asked.limit)
+    code = compare(_of_files(folder, files, asked.limit), modes)
     if absent:
         sys.stdout.write(f"\nNot run, for they are not in {folder}:\n" + "\n".join(absent) + "\n")
     return code or (2 if absent else 0)
+
+
+def _of_the_wheel(ranks: Iterable[int], limit_s: float) -> Runs:
+    """Two in three of its tests are for a GPU, and start ranks to say so: stock alone has them."""
+
+    def run_in(number: int, mode: str, stock: Outcome) -> Outcome:
+        tests = sorted(stock.those(PASSED))
+        return wheel.run(wheel.ENVIRONMENTS[mode], number, tests=tests, limit_s=limit_s)
+
+    return {f"torch's own, {number} ranks": partial(run_in, number) for number in ranks}
+
+
+def _of_files(folder: Path, files: Iterable[Path], limit_s: float) -> Runs:
+    def run_in(path: Path, mode: str, _: Outcome) -> Outcome:
+        return run(path, folder, mode, limit_s)
+
+    return {str(path.relative_to(folder)): partial(run_in, path) for path in files}
 
 
 if __name__ == "__main__":

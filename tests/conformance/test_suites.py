@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import suites
+from tests.conformance.outcomes import FAILED, MPI, PASSED, STOCK, TCP, Outcome
 
 THREADED = Path(__file__).parents[1] / "ranks" / "scripts" / "suite_of_threads.py"
 MADE_UP = """
@@ -51,6 +52,25 @@ def test_worse_is_what_stock_passes(tmp_path: Path, capsys: pytest.CaptureFixtur
         "test_made_up.py INFO: test_made_up.TestWorld.test_nothing_stands_in_front",
     ]
     assert code == 1
+
+
+def test_what_is_explained_is_told_and_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    given = []
+
+    def run_in(mode: str, stock: Outcome) -> Outcome:
+        given.append((mode, stock.those(PASSED)))
+        return Outcome({"test_a": PASSED, "test_b": PASSED if mode == STOCK else FAILED})
+
+    why = {(TCP, "test_b"): "tcp has another name"}
+    assert suites.compare({"row": run_in}, (STOCK, TCP), why) == 0
+    head, row, _, *rest = capsys.readouterr().out.splitlines()
+    assert [head.split(), row.split()] == [
+        ["file", "stock", "tcp"],
+        ["row", "2", "1,", "1", "failed*"],
+    ]
+    assert rest == ["Worse than stock:", "row tcp: test_b (tcp has another name)"]
+    assert given == [(STOCK, set()), (TCP, {"test_a", "test_b"})]
+    assert suites.compare({"row": run_in}, (STOCK, TCP, MPI), why) == 1
 
 
 @pytest.mark.timeout(300)

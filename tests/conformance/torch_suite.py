@@ -83,14 +83,15 @@ class TestTorch(
     @classmethod
     def _run(cls, rank, test_name, file_name, pipe, **more):
         os.environ.update(json.loads(Path(f"{file_name}.env").read_text()))
-        if RUN_BACKEND != BACKEND:
-            redirect_groups()
         super()._run(rank, test_name, file_name, pipe, **more)
 
     @classmethod
     def run_in_pool(cls, rank, test_name, file_name, pipe):
         super()._run(rank, test_name, file_name, pipe)
 
+
+if RUN_BACKEND != BACKEND:
+    redirect_groups()
 
 if __name__ == "__main__":
     run_tests()

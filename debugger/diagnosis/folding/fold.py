@@ -6,7 +6,9 @@ Rules, on the findings in order of time:
    After a death or an exception that is the whole world: the launcher ends the others. A death
    of its own (SIGKILL, an exception of the user's) of a rank out of scope is a second cause.
 3. A mismatch after it is a consequence if one of its culprits is a culprit of the first: that rank
-   has left the common path already. Otherwise it is a second cause.
+   has left the common path already. In the same group it is one whoever the culprits are, for the
+   ranks' calls are no longer each other's. Otherwise it is a second cause. So is it in the same
+   group where the ranks refused both calls: none was made, and those who agreed still do.
 4. Weak endings (see `endings`) are consequences of any stronger finding up to two seconds later,
    too: that a peer is dead is often seen by its partners first. Only a polite signal (SIGTERM)
    must come sooner: the launcher sends it to the others once it has seen a failure.
@@ -15,6 +17,8 @@ Rules, on the findings in order of time:
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.kinds import Family
@@ -28,6 +32,7 @@ POLITE_NS = 250_000_000
 def fold(candidates: list[Candidate]) -> list[Candidate]:
     """The causes, first by time first, and all warnings after them in order of time."""
     errors = sorted((c for c in candidates if c.finding.severity == "error"), key=_order)
+    errors = _refused(errors)
     warnings = sorted((c for c in candidates if c.finding.severity != "error"), key=_order)
     causes: list[Candidate] = []
     scopes: list[set[int]] = []
@@ -42,6 +47,27 @@ def fold(candidates: list[Candidate]) -> list[Candidate]:
             causes.append(candidate)
             scopes.append(_ranks(candidate.finding))
     return causes + warnings
+
+
+def _refused(errors: list[Candidate]) -> list[Candidate]:
+    """Where ranks tell of a call that they refused, what records show of it is of that one, too."""
+    refused = {_call(one.finding) for one in errors if one.refused}
+    return [
+        replace(one, refused=True)
+        if _call(one.finding) in refused
+        and (one.finding.about.family is Family.MISMATCH or one.finding.kind == "invalid_argument")
+        else one
+        for one in errors
+    ]
+
+
+def _call(finding: Finding) -> tuple[object, ...]:
+    """The call that it is about, whoever tells of it; messages, which several rules number each in
+    its own way, by the ranks between which they are."""
+    group = finding.group.name if finding.group else ""
+    if finding.kind == "p2p_mismatch":
+        return (group, frozenset(finding.culprits))
+    return (group, finding.seq)
 
 
 def _order(candidate: Candidate) -> tuple[int, int, tuple[int, ...]]:
@@ -67,6 +93,8 @@ def _lead_ns(candidate: Candidate) -> int:
 
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
     finding, first = candidate.finding, cause.finding
+    if candidate.refused and cause.refused and _call(finding) != _call(first):
+        return not set(first.culprits).isdisjoint(finding.culprits)
     if finding.about.family is first.about.family is Family.DEADLOCK:
         return False  # the wait graph has told independent cycles apart
     if finding.about.spreads and first.about.spreads:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.kinds import Family
 from ...record.layout import RING
 from ...record.notes import OwnFindingNote
 from ...record.snapshot import CallSite, GroupKey, Note
@@ -33,11 +34,18 @@ def reported(world: World) -> list[Candidate]:
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)
-    return [
-        Candidate(_finding(world, number, note, known))
+    found = [
+        _finding(world, number, note, known)
         for number, note in notes.values()
         if (known := OwnFindingNote.read(note.data)) is not None
     ]
+    return [Candidate(one, refused=_by_agreement(one)) for one in found]
+
+
+def _by_agreement(finding: Finding) -> bool:
+    """Whether ranks that compare their calls tell of one that they have not made; splits that do
+    not add up are an argument of one rank."""
+    return finding.about.family is Family.MISMATCH or finding.kind == "invalid_argument"
 
 
 def unreported(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:

@@ -20,8 +20,9 @@ from ..record.describe import tensors_in
 Arguments = tuple[Any, ...]
 
 STRICT = {"gloo": True, "tcp": False, "mpi": False}
-"""By backend, whether it compares shapes. distcore's compare numbers of elements, and those of a
-list may differ. Of all others nothing is foretold."""
+"""By backend, whether it compares shapes. distcore's compare numbers of elements; those of a list
+may differ where each rank has its own, and this rank's own must fit. Of all others nothing is
+foretold."""
 
 
 class Call:
@@ -40,6 +41,10 @@ class Call:
 
     def alike(self, tensors: Sequence[Tensor], other: Tensor) -> bool:
         return all(self.form(tensor) == self.form(other) for tensor in tensors)
+
+    def own_fits(self, row: Sequence[Tensor], other: Tensor) -> bool:
+        """Whether this rank's own of a list with one for each has as many elements."""
+        return row[self.rank].numel() == other.numel()
 
     def is_root(self, position: int) -> bool | None:
         """Whether this rank is the root; None where no rank is."""
@@ -102,10 +107,17 @@ def _reduce(call: Call) -> bool:
 
 def _all_gather(call: Call) -> bool:
     outputs, given = call.args[:2]
+    fits = call.own_fits if len(given) == 1 else _as_many
     return bool(given) and len(outputs) == len(given) and all(
-        len(row) == call.size * len(given) and call.alike([*row, *given], given[0])
+        len(row) == call.size * len(given)
+        and call.alike([*row, *given], given[0])
+        and fits(row, given[0])
         for row in outputs
     )  # fmt: skip
+
+
+def _as_many(tensors: Sequence[Tensor], other: Tensor) -> bool:
+    return all(tensor.numel() == other.numel() for tensor in tensors)
 
 
 def _rooted(call: Call, many: Any, one: Any) -> bool:
@@ -115,7 +127,9 @@ def _rooted(call: Call, many: Any, one: Any) -> bool:
         return False
     if not is_root:
         return len(many) == 0
-    return len(many) == 1 and len(many[0]) == call.size and call.alike(many[0], one[0])
+    if len(many) != 1 or len(many[0]) != call.size:
+        return False
+    return call.alike(many[0], one[0]) and _as_many(many[0], one[0])
 
 
 def _gather(call: Call) -> bool:
@@ -129,7 +143,7 @@ def _scatter(call: Call) -> bool:
 def _reduce_scatter(call: Call) -> bool:
     outputs, given = call.args[:2]
     return bool(outputs) and len(outputs) == len(given) and all(
-        len(row) == call.size and call.alike(row, output)
+        len(row) == call.size and call.alike(row, output) and call.own_fits(row, output)
         for row, output in zip(given, outputs, strict=True)
     )  # fmt: skip
 

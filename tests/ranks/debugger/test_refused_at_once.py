@@ -28,7 +28,7 @@ def test_the_call_raises_what_the_backend_raises(
     run.extra = {"DISTDEBUG_LEVEL": "DETAIL"}
     assert run.run() == 0, run.explain()
     rows = [json.loads(line) for line in run.log(0).splitlines()]
-    assert len(rows) == (25 if backend == "gloo" else 22)
+    assert len(rows) == (28 if backend == "gloo" else 26)
     for row in rows:
         assert row["foretold"], row
         assert row["call"] == row["backend"] != "nothing", row
@@ -86,6 +86,15 @@ def test_a_right_call_is_not_foretold_to_be_refused(
     backend: str, method: str, args: tuple[Any, ...]
 ) -> None:
     assert not refusals.expected(backend, method, args, 2, 0)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "mpi"])
+def test_ranks_may_have_more_or_less_than_others(backend: str) -> None:
+    row = [T, torch.ones(3)]
+    for rank, own in enumerate(row):
+        for method, args in (("allgather", ([row], [own])), ("reduce_scatter", ([own], [row]))):
+            assert not refusals.expected(backend, method, args, 2, rank)
+            assert refusals.expected(backend, method, args, 2, 1 - rank)
 
 
 def test_of_a_backend_or_a_form_that_is_not_known_nothing_is_foretold() -> None:

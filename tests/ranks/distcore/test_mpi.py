@@ -97,7 +97,8 @@ def test_calls_that_mpi_would_never_end(library: str, torch_loaded: TorchLoaded)
             assert found["culprit"] == 1
             assert found["text"] == (
                 f"all_reduce(sum, float32[{count}]), collective #0 of group '0', rank {rank} "
-                f"is not complete after 3 s: rank 1 did not come to it (timed out after 3000ms)"
+                "is not complete after its timeout of 3 s: rank 1 did not come to it "
+                "(timed out after 3000ms)"
             ).replace("'0'", repr(_group(found["text"])))
             assert found["after_s"] < 3 + BOUND_S
         assert said["again"]["kind"] == "GroupFailed"
@@ -114,7 +115,10 @@ def test_calls_that_mpi_would_never_end(library: str, torch_loaded: TorchLoaded)
     [late] = [one for one in ended.of(0) if one["name"] == "recv"]
     assert late["kind"] == "DeadlineExceeded"
     assert late["culprit"] == 1
-    assert "recv(src=1, float32[4], tag=0) on rank 0 is not complete after 1 s" in late["text"]
+    assert (
+        "recv(src=1, float32[4], tag=0) on rank 0 is not complete after its timeout of 1 s"
+        in late["text"]
+    )
     for name, size in (
         ("too_long", "MPI says"),
         ("too_short", "sent 4 bytes, this rank expects 8"),
@@ -134,7 +138,7 @@ def test_a_rank_that_stops_within_a_big_call(library: str, torch_loaded: TorchLo
         assert found["kind"] == "DeadlineExceeded", found
         assert found["culprit"] == 1
         assert found["text"].endswith(
-            "is not complete after 3 s: rank 1 came to it, and told nothing since "
+            "is not complete after its timeout of 3 s: rank 1 came to it, and told nothing since "
             "(timed out after 3000ms)"
         )
         assert found["after_s"] < 3 + BOUND_S

@@ -45,6 +45,10 @@ WRONG = {
     "several that are too small": ("allgather_into_tensor_coalesced", [torch.ones(7)], [t]),
     "too few to gather to": ("gather", [[t]], [t], of(dist.GatherOptions, 0)),
     "outputs where no root is": ("gather", [[t, torch.ones(4)]], [t], of(dist.GatherOptions, 1)),
+    "an output of another size": ("gather", [[t, short]], [t], of(dist.GatherOptions, 0)),
+    "its own output of another size": ("allgather", [[short, t]], [t]),
+    "its own input of another size": ("reduce_scatter", [t], [[short, t]]),
+    "another size to scatter": ("scatter", [t], [[t, short]], of(dist.ScatterOptions, 0)),
     "too few to scatter": ("scatter", [t], [[t]], of(dist.ScatterOptions, 0)),
     "inputs where no root is": ("scatter", [t], [[t, t]], of(dist.ScatterOptions, 1)),
     "too few to reduce": ("reduce_scatter", [t], [[t]]),
@@ -53,13 +57,13 @@ WRONG = {
 }
 OF_GLOO = {
     "tensors of two sizes": ("allreduce", [t, short]),
-    "an output of another size": ("allgather", [[torch.ones(4), short]], [t]),
-    "another size to scatter": ("scatter", [t], [[t, short]], of(dist.ScatterOptions, 0)),
+    "an output that does not fit": ("allgather", [[torch.ones(4), short]], [t]),
     "coalesced dtypes": ("allreduce_coalesced", [t, others]),
     "an output of another shape": ("allgather", [[torch.ones(2, 2), torch.ones(2, 2)]], [t]),
     "stacked": ("_allgather_base", torch.ones(2, 4), t),
 }
-"""Others compare numbers of elements, which may differ in a list, and coalesce several dtypes."""
+"""Others compare numbers of elements, which may differ from rank to rank, and coalesce several
+dtypes."""
 OF_OTHERS = {
     "rows that are not for all": ("alltoall_base", torch.ones(2), torch.ones(3), [], []),
     "splits of more than there is": ("alltoall_base", torch.ones(2), torch.ones(2), [], [1, 2]),

@@ -133,6 +133,19 @@ def test_a_finding_of_a_rank_that_makes_no_sense(
     assert "NAN" in out
 
 
+@pytest.mark.parametrize("started", [10**400, -(10**400), True, 1])
+def test_a_run_that_began_at_no_time(
+    started: int, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.logs / "0.jsonl").write_text('{"event": "hello", "level": "info", "time_ns": 2}\n')
+    told = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**told, "started_ns": started}))
+    code, out, err = reported(run, capsys)
+    assert (code, bool(out), err) == (0, True, "")
+    assert cli.main(["logs", str(run.path)]) == 0
+    assert "hello" in capsys.readouterr().out
+
+
 def test_very_many_empty_lines(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     (run.logs / "0.out").write_bytes(b"\n" * (1 << 18))
     began_s = time.process_time()

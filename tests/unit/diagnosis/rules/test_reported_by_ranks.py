@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from ..builder import WORLD, Run, all_reduce, broadcast, send
+from dataclasses import replace
+
+from ..builder import WORLD, Run, all_reduce, all_to_all, broadcast, send
 
 MESSAGE = 'ranks disagree at collective #1 of group "default_pg" (3 ranks): ...'
 
 
-def disputed(run: Run, *ranks: int, seq: int = 1) -> None:
+def disputed(run: Run, *ranks: int, seq: int = 1, culprit: int = 1) -> None:
     """These ranks put the finding on record, and raise it."""
     run[ranks].notes_down(
         "finding",
         MESSAGE,
         finding="shape_mismatch",
-        culprits=[1],
-        victims=[0, 2],
+        culprits=[culprit],
+        victims=[rank for rank in range(3) if rank != culprit],
         group=[WORLD, 0],
         seq=seq,
     )
@@ -135,3 +137,51 @@ def test_two_races_are_two_causes() -> None:
             seq=seq,
         )
     assert [found.kind for found in run.diagnose().findings] == ["nan", "inflight_write"]
+
+
+def refused(run: Run, culprit: int, seq: int) -> None:
+    """All ranks come to a call that this one makes otherwise, are told so, and catch the error."""
+    for rank in range(3):
+        run[rank].calls(broadcast(4) if rank == culprit else all_reduce(4), agrees=True)
+    disputed(run, 0, 1, 2, seq=seq, culprit=culprit)
+
+
+def test_a_disagreement_after_one_that_was_caught() -> None:
+    """Nothing of the first call was sent, so that those who agreed in it still do."""
+    run = Run(3)
+    run.each(all_reduce(4))
+    refused(run, 1, seq=1)
+    run.each(all_reduce(4))
+    refused(run, 2, seq=3)
+    assert [(one.culprits, one.seq) for one in run.errors()] == [((1,), 1), ((2,), 3)]
+
+
+def test_a_disagreement_after_splits_that_did_not_add_up() -> None:
+    run = Run(3)
+    for rank in range(3):
+        call = all_to_all([2, 2, 1 if rank == 1 else 2], [2, 2, 2])
+        run[rank].calls(replace(call, tensors=(("float32", (6,)),)), agrees=True)
+    told = {"culprits": [1], "victims": [0, 2], "group": [WORLD, 0], "seq": 0}
+    run[0, 1, 2].notes_down("finding", MESSAGE, finding="invalid_argument", **told)
+    run.each(all_reduce(4))
+    refused(run, 2, seq=2)
+    assert [(one.kind, one.culprits, one.seq) for one in run.errors()] == [
+        ("invalid_argument", (1,), 0),
+        ("op_mismatch", (2,), 2),
+    ]
+
+
+def test_the_same_rank_is_out_of_step_ever_after() -> None:
+    run = Run(3)
+    for seq in range(4):
+        refused(run, 1, seq)
+    assert [(one.culprits, one.seq) for one in run.errors()] == [((1,), 0)]
+
+
+def test_what_was_made_explains_the_disagreements_after_it() -> None:
+    """Below DETAIL calls meet whatever comes: who differs later may have got what was not his."""
+    run = Run(3)
+    run[0, 2].calls(all_reduce(4))
+    run[1].calls(broadcast(4))
+    disputed(run, 0, 1, 2, seq=3, culprit=2)
+    assert [(one.culprits, one.seq) for one in run.errors()] == [((1,), 0)]
