@@ -57,7 +57,9 @@ import torch.distributed.rpc as rpc
 def work():
     os.read(os.pipe()[0], 1)  # <- here
 dist.destroy_process_group()
-options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{__file__}.store")
+options = rpc.TensorPipeRpcBackendOptions(
+    init_method=f"file://{__file__}.store", _transports=["uv"]  # others poll, and never stand still
+)
 rpc.init_rpc(f"w{rank}", rank=rank, world_size=3, rpc_backend_options=options)
 if rank == 0:
     rpc.rpc_sync("w1", work, timeout=0)  # else it gives up after a minute
