@@ -103,7 +103,7 @@ def _usage() -> str:
 def _unknown(name: str) -> str:
     import difflib
 
-    from .record.sanitize import clean
+    from .record.safe_text.sanitize import clean
 
     if name.endswith(".py"):
         return f"{clean(name)} is a script; run it with: distdebug run -n 2 {clean(name)}"
@@ -115,8 +115,8 @@ def _unknown(name: str) -> str:
 
 def _told(error: Exception) -> int:
     """One sentence on stderr, and the exit code that says whose fault it was."""
-    from .record.place import RunDirectoryError
-    from .record.reader import FlightError
+    from .record.files.place import RunDirectoryError
+    from .record.reading.reader import FlightError
 
     if isinstance(error, UsageError):
         return _say(str(error), error.exit_code, error.below)
@@ -143,7 +143,7 @@ def _keep_traceback(error: Exception) -> str:
 
 
 def _say(sentence: str, code: int, below: Sequence[str] = ()) -> int:
-    from .record.sanitize import clean
+    from .record.safe_text.sanitize import clean
 
     try:
         print("\n".join([f"distdebug: {clean(sentence)}", *map(clean, below)]), file=sys.stderr)

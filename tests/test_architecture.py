@@ -128,7 +128,13 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "most_rooms", "most_arrows"),
-    [("debugger", 18, 59), ("debugger.rank", 15, 54), ("distcore", 16, 55)],
+    [
+        ("debugger", 18, 59),
+        ("debugger.rank", 15, 54),
+        ("debugger.record", 28, 49),
+        ("debugger.supervisor", 30, 70),
+        ("distcore", 16, 55),
+    ],
 )
 def test_a_package_is_understood_from_its_folders(
     package: str, most_rooms: int, most_arrows: int
@@ -151,6 +157,8 @@ def test_no_rooms_use_each_other() -> None:
     assert house("debugger.diagnosis").circles == []
     assert house("debugger").circles == []
     assert house("debugger.rank").circles == []
+    assert house("debugger.record").circles == []
+    assert house("debugger.supervisor").circles == []
 
 
 KEPT_IN_RANKS = {

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from debugger.record.place import RunDirectoryError
-from debugger.record.sanitize import clean
-from debugger.record.unpacking import opened
+from debugger.record.files.place import RunDirectoryError
+from debugger.record.runs.unpacking import opened
+from debugger.record.safe_text.sanitize import clean
 
 _USAGE = (
     "usage: python -m tui RUN\n"

@@ -16,8 +16,8 @@ from textual.command import Provider
 from textual.message import Message
 
 from debugger.record import steady_clock
-from debugger.record.control import ControlError
-from debugger.record.planned_faults import planned_faults
+from debugger.record.requests.control import ControlError
+from debugger.record.runs.planned_faults import planned_faults
 from debugger.record.snapshot import GroupKey
 
 from . import actions, attaching

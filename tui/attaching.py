@@ -11,7 +11,7 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-from debugger.record.breakpoints import stops
+from debugger.record.requests.breakpoints import stops
 
 # The prompt is a process group of its own, so that Ctrl-C at it does not end the run, whose
 # launcher may share this terminal; Ctrl-Z would leave nobody to answer. As with the app itself, the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from debugger.record.majority import vote
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.signature import RULES, Rule, exact_key
 from debugger.record.snapshot import Call, GroupKey, Rank
 

@@ -19,10 +19,15 @@ from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from debugger.diagnosis.facts.waits import Waits, waits
 from debugger.diagnosis.limits import Limits
 from debugger.record import steady_clock
-from debugger.record.job_view import JobView
 from debugger.record.layout import RING
-from debugger.record.records import Records, newest_ranks
-from debugger.record.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
+from debugger.record.reading.records import Records, newest_ranks
+from debugger.record.runs.job_view import JobView
+from debugger.record.runs.run_directory import (
+    RunDirectory,
+    RunDirectoryError,
+    is_live,
+    read_object,
+)
 from debugger.record.snapshot import Rank, Snapshot
 
 from . import files, rows

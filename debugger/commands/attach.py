@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.breakpoints import Stop, connect, stops
-from ..record.job_view import node_of_view
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.requests.breakpoints import Stop, connect, stops
+from ..record.runs.job_view import node_of_view
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..supervisor.terminal import show_prompt
 from . import numbers
 from .base import Command, add_run_argument

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.break_at import BreakAt, canonical, lines_with_code, parse
+from ..record.requests.break_at import BreakAt, canonical, lines_with_code, parse
 
 
 def add(group: argparse._ArgumentGroup) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.artefact import SUFFIX
+from ..record.runs.artefact import SUFFIX
 from ..supervisor.ci import Ci
 
 

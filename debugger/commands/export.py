@@ -11,7 +11,7 @@ from ..errors import UsageError
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
-    from ..record.run_directory import RunDirectory
+    from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
 
 
@@ -62,8 +62,8 @@ class ExportCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..record.records import Records, newest_ranks
-        from ..record.unpacking import opened
+        from ..record.reading.records import Records, newest_ranks
+        from ..record.runs.unpacking import opened
 
         with opened(args.run) as directory:
             records = Records(directory.ranks)
@@ -83,7 +83,7 @@ class ExportCommand(Command):
 def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> str:
     """What the record has of the calls, and what the report has found."""
     from ..record import steady_clock
-    from ..record.run_directory import is_live
+    from ..record.runs.run_directory import is_live
     from ..reports import prometheus, stored
 
     prometheus.check(path)

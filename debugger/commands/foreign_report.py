@@ -12,9 +12,9 @@ from ..errors import UsageError
 from ..foreign import as_records, dump_files, flight_recorder, judging
 from ..foreign.evidence import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
-from ..record.unpacking import scratch_folder
+from ..record.runs.run_directory import RunDirectory
+from ..record.runs.unpacking import scratch_folder
+from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from ..reports import document
 from ..reports.stored import Document

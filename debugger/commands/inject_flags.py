@@ -15,8 +15,8 @@ from ..faults import plan_file, random_plan
 from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_RANKS
-from ..record.sanitize import clean
-from ..supervisor import namespaces
+from ..record.safe_text.sanitize import clean
+from ..supervisor.network import namespaces
 from . import numbers
 
 MOST_RANDOM = 1000

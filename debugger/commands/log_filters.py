@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..errors import UsageError
-from ..record.log_levels import at_least
-from ..record.log_reader import Entry
+from ..record.logs.log_levels import at_least
+from ..record.logs.log_reader import Entry
 from ..record.signature import OP_CODES
 
 _MOST_RANKS = 1 << 20

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
-from ..record import copies
-from ..record.bounds import whole_or_none
-from ..record.log_form import readable
-from ..record.log_levels import LEVELS
-from ..record.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
-from ..record.run_directory import RunDirectory, is_live, read_object
-from ..record.sanitize import clean_line, shown_of
-from ..supervisor.output import colour_wanted
+from ..record.files.bounds import whole_or_none
+from ..record.logs.log_form import readable
+from ..record.logs.log_levels import LEVELS
+from ..record.logs.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
+from ..record.reading import copies
+from ..record.runs.run_directory import RunDirectory, is_live, read_object
+from ..record.safe_text.sanitize import clean_line, shown_of
+from ..supervisor.output.lines import colour_wanted
 from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time
 from .whole_job import followed_whole

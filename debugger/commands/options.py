@@ -12,8 +12,8 @@ from typing import Any
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
 from ..record import check_names
-from ..record.log_file import DEFAULT_MAX_MB
-from ..record.log_levels import DEBUG_LEVELS, INFO
+from ..record.logs.log_file import DEFAULT_MAX_MB
+from ..record.logs.log_levels import DEBUG_LEVELS, INFO
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, head_flags, inject_flags, numbers

@@ -17,8 +17,8 @@ from .base import Command
 
 if TYPE_CHECKING:
     from ..plan.program import Program
-    from ..record.plan_request import Request
-    from ..record.run_directory import RunDirectory
+    from ..record.requests.plan_request import Request
+    from ..record.runs.run_directory import RunDirectory
     from ..supervisor.injection import Plan
     from .plan_exec import Asked
 
@@ -70,9 +70,9 @@ class PlanCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
-        from ..record.run_directory import RunDirectory
+        from ..record.runs.run_directory import RunDirectory
         from ..reports import text
-        from ..supervisor.output import colour_wanted
+        from ..supervisor.output.lines import colour_wanted
 
         own = args.asked.request.own
         asked = _request(args.asked)
@@ -100,7 +100,7 @@ class PlanCommand(Command):
 def _request(asked: Asked) -> Request:
     """What the planner is asked for. Raises UsageError where the flags do not fit each other."""
     from ..plan.planner import chosen_ranks
-    from ..record.plan_request import Request
+    from ..record.requests.plan_request import Request
 
     request, job = asked.request, asked.job
     own = request.own

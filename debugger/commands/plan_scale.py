@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..record.run_directory import RunDirectory
+from ..record.runs.run_directory import RunDirectory
 from .traffic_flags import add_link_flags, link_of
 
 if TYPE_CHECKING:

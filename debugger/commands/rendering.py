@@ -37,7 +37,7 @@ def rendered(report: Document, form: str, source: object) -> str:
 
             return junit.render(report)
         from ..reports import text
-        from ..supervisor.output import colour_wanted
+        from ..supervisor.output.lines import colour_wanted
 
         width = text.WIDTH
         if sys.stdout.isatty():

@@ -18,7 +18,7 @@ from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
     from ..benchmarks.replay.plan import Plan
-    from ..record.run_directory import RunDirectory
+    from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
     from ..supervisor.run_options import Options
 
@@ -64,7 +64,7 @@ class ReplayCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..benchmarks.replay import comparison
-        from ..record.unpacking import opened
+        from ..record.runs.unpacking import opened
         from ..supervisor.supervisor import Supervisor
 
         if args.json is not None and (
@@ -101,7 +101,7 @@ class ReplayCommand(Command):
 
 
 def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
-    from ..record.records import Records
+    from ..record.reading.records import Records
 
     records = Records(directory.ranks)
     found = _newest(records)
@@ -113,14 +113,14 @@ def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
 
 
 def _ranks(directory: RunDirectory) -> Mapping[int, Rank]:
-    from ..record.records import Records
+    from ..record.reading.records import Records
 
     return _newest(Records(directory.ranks))
 
 
 def _newest(records: Any) -> Mapping[int, Rank]:
     """A command may have started several worlds, one after the other: the newest counts."""
-    from ..record.records import newest_ranks
+    from ..record.reading.records import newest_ranks
 
     records.look()
     found: Mapping[int, Rank] = newest_ranks(records.snapshots()[-1:])
@@ -137,8 +137,8 @@ def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's events.jsonl; none where they cannot be read."""
-    from ..record.bounds import read_regular
-    from ..record.json_objects import object_of
+    from ..record.files.bounds import read_regular
+    from ..record.files.json_objects import object_of
 
     try:
         return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]

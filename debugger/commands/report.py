@@ -16,7 +16,7 @@ from .rendering import add_form_arguments, rendered
 from .traffic_flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
-    from ..record.run_directory import RunDirectory
+    from ..record.runs.run_directory import RunDirectory
     from ..reports.stored import Document
 
 EXIT_BAD_INPUT = 2
@@ -85,7 +85,7 @@ class ReportCommand(Command):
         return _tell(report, faults, rendered(report, form, path), exit_code)
 
     def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
-        from ..record.sanitize import clean
+        from ..record.safe_text.sanitize import clean
         from ..reports import stored
 
         report = stored.load(directory.report_json)
@@ -109,7 +109,7 @@ class ReportCommand(Command):
 
 def _check_that_something_is_there(run: str | None) -> None:
     """Raises UsageError of a folder that is neither kind of what can be reported."""
-    from ..record.run_directory import BASE
+    from ..record.runs.run_directory import BASE
 
     if run is None or not os.path.isdir(run) or os.path.exists(BASE / run / "run.json"):
         return
@@ -125,7 +125,7 @@ def _check_that_something_is_there(run: str | None) -> None:
 
 def _told_as_view(report: Document, directory: RunDirectory) -> None:
     """What is seen of all nodes from one of them is kept there while somebody looks, no longer."""
-    from ..record import job_view
+    from ..record.runs import job_view
 
     node = job_view.node_of_view(directory.path)
     if node is not None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.recorded_runs import RunEntry, list_runs, prune
-from ..record.run_directory import BASE
-from ..record.sanitize import clean
+from ..record.runs.recorded_runs import RunEntry, list_runs, prune
+from ..record.runs.run_directory import BASE
+from ..record.safe_text.sanitize import clean
 from .base import Command
 
 

@@ -14,12 +14,12 @@ from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
-from ..record.bounds import read_regular
-from ..record.breakpoints import stops
-from ..record.control import ControlError, ask
-from ..record.json_objects import MOST_BYTES
-from ..record.run_directory import BASE, RunDirectory, is_live
-from ..record.sanitize import clean
+from ..record.files.bounds import read_regular
+from ..record.files.json_objects import MOST_BYTES
+from ..record.requests.breakpoints import stops
+from ..record.requests.control import ControlError, ask
+from ..record.runs.run_directory import BASE, RunDirectory, is_live
+from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Snapshot
 from .base import Command, add_run_argument
 from .whole_job import opened_whole
@@ -74,8 +74,8 @@ def _stored(directory: RunDirectory, as_json: bool) -> int:
 
 def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
     from ..record.exits import ExitLog
-    from ..record.records import Records
-    from ..supervisor.processes import ProcessTable
+    from ..record.reading.records import Records
+    from ..supervisor.machine.processes import ProcessTable
 
     records = Records(directory.ranks)
     records.look()
@@ -176,8 +176,8 @@ def _environment(pid: int) -> Mapping[str, str]:
 def _show(
     pids: Mapping[int, int], word: str, native: bool, as_json: bool, directory: Path | None = None
 ) -> int:
-    from ..supervisor import stack_tree
-    from ..supervisor.stacks import ThreadStack, capture
+    from ..supervisor.stacks import stack_tree
+    from ..supervisor.stacks.stacks import ThreadStack, capture
 
     problems: list[str] = []
     found = capture(pids, native, TIMEOUT_S, directory, problems)

@@ -43,7 +43,7 @@ class TuiCommand(Command):
 @contextlib.contextmanager
 def _directory(run: str | None) -> Iterator[Path]:
     """The run directory to show, which of dumps or an artefact is gone after the `with`."""
-    from ..record.unpacking import opened
+    from ..record.runs.unpacking import opened
 
     if run is not None and _may_be_dumps(Path(run)):
         from ..foreign.dump_files import looks_like_dumps

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.appending import append
-from ..record.bounds import read_regular
-from ..record.json_objects import MOST_BYTES, object_of
+from ..record.files.appending import append
+from ..record.files.bounds import read_regular
+from ..record.files.json_objects import MOST_BYTES, object_of
 
 FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")

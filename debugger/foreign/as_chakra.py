@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.layout import CallState
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from ..record.signature import POINT_TO_POINT, Tensor
 from ..record.sizes import item_bytes
 from ..record.snapshot import Call, GroupKey, Rank

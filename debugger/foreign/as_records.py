@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..record.layout import Activity, CallState, GroupState, Phase
 from ..record.snapshot import Call, Channel, Group, GroupKey, Process, Rank, Wait
-from ..record.whole_records import MOST_CALLS, write_whole
+from ..record.writing.whole_records import MOST_CALLS, write_whole
 from .flight_recorder import COALESCED, Entry
 from .trace import Trace, TracedGroup
 from .waits import waits

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Call, Rank
 from ..record.ties import tie_of
 from ..record.wording import group_name

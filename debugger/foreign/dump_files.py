@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.collection import no_collection
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from .flight_recorder import MOST_RANKS, Dump, NoDump, NoRecord, read
 from .plain_pickle import bounded_memory

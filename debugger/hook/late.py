@@ -66,7 +66,7 @@ def _find(name: str, folder: str, for_itself: bool = False) -> None:
 
 
 def _refuse(run: str, error: BaseException) -> None:
-    """In the form of `record.late_install`, which may be what could not be imported."""
+    """In the form of `record.requests.late_install`, which may be what could not be imported."""
     why = error.args[0] if type(error) is RuntimeError and error.args else repr(error)
     told: dict[str, object] = {
         "pid": os.getpid(),

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ..supervisor.stacks import Frame
+from ..supervisor.stacks.stacks import Frame
 from .source import NOWHERE, Place, body_of, bound_by, called, known_numbers, whole_number
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {

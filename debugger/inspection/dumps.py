@@ -16,9 +16,9 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
-from ..record.bounds import open_regular
+from ..record.files.bounds import open_regular
 from ..record.process_stat import TICKS_PER_S
-from ..supervisor.stacks import root_of
+from ..supervisor.stacks.stacks import root_of
 from .processes import Process
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..record.process_stat import TICKS_PER_S
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from ..reports import document
 from ..reports.stored import Document
-from ..supervisor.stack_tree import render
-from ..supervisor.stacks import ThreadStack
+from ..supervisor.stacks.stack_tree import render
+from ..supervisor.stacks.stacks import ThreadStack
 from . import surroundings
 from .joining import joined
 from .judging import at_work, judge

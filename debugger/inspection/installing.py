@@ -2,7 +2,8 @@
 
 First all are looked at (`installable`), then each is asked to run the layer's own start
 (`injection`), then all of them say how far they have come, and are told from which call on to count
-(`record.late_install`). Where one cannot be reached, the others take their hooks out again.
+(`record.requests.late_install`). Where one cannot be reached, the others take their hooks out
+again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record import late_install, steady_clock
-from ..record.late_install import HOOKED, PAST, RECORDING, REFUSED, Answer
-from ..record.run_directory import SCHEMA, RunDirectory
-from ..record.sanitize import clean
+from ..record import steady_clock
+from ..record.requests import late_install
+from ..record.requests.late_install import HOOKED, PAST, RECORDING, REFUSED, Answer
+from ..record.runs.run_directory import SCHEMA, RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from . import injection
 from .installable import NotInstallable, Target, target

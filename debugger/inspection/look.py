@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
-from ..supervisor.stack_tree import users_frame
-from ..supervisor.stacks import Frame, ThreadStack, capture
+from ..supervisor.stacks.stack_tree import users_frame
+from ..supervisor.stacks.stacks import Frame, ThreadStack, capture
 from .slept import CoreClocks, slept
 from .system_call import Asleep, asleep_in
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from ..record.snapshot import CallSite
 from .stance import Doing, Stance
 from .suspicions import Look

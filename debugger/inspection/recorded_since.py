@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..foreign import dump_files, judging
 from ..foreign.trace import traced
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..reports.stored import Document
 from ..supervisor import on_the_spot
 

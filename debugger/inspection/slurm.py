@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.sanitize import clean
+from ..record.safe_text.sanitize import clean
 from .parts import Part, Whole, read, whole
 
 _ASKED_S = 30.0

@@ -14,8 +14,8 @@ from itertools import product
 from math import prod
 from typing import TypeVar
 
-from ..supervisor.source_text import text_of
-from ..supervisor.stacks import Frame
+from ..supervisor.stacks.source_text import text_of
+from ..supervisor.stacks.stacks import Frame
 
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
 _GROUP_IS_AT = {

@@ -13,9 +13,14 @@ from enum import Enum
 
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
-from ..supervisor.source_text import line_of
-from ..supervisor.stack_tree import is_wrapper, users_frame, waits_for_lock, waits_for_thread
-from ..supervisor.stacks import Frame
+from ..supervisor.stacks.source_text import line_of
+from ..supervisor.stacks.stack_tree import (
+    is_wrapper,
+    users_frame,
+    waits_for_lock,
+    waits_for_thread,
+)
+from ..supervisor.stacks.stacks import Frame
 from . import source as sources
 from .branches import calls_made
 from .look import Sight, Thread, is_a_sleep

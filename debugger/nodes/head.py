@@ -18,7 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from ..record.bounds import MOST_RANKS
+from ..record.files.bounds import MOST_RANKS
 from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..record.json_objects import object_of
+from ..record.files.json_objects import object_of
 
 MOST_BYTES = 16 << 20
 """Of one part of a message."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..record import copies, layout
-from ..record.bounds import whole
-from ..record.last_words import LastWords
+from ..record import layout
+from ..record.files.bounds import whole
+from ..record.reading import copies
+from ..record.reading.last_words import LastWords
 from ..record.snapshot import Process
 from .patches import Patch
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..record import steady_clock
-from ..record.last_words import WrittenLastWords
-from ..record.ring import FlightError
+from ..record.reading.last_words import WrittenLastWords
+from ..record.reading.ring import FlightError
 from ..record.snapshot import Process
 from .messages import Message
 from .mirror import RECORD, REPLICAS, process_values

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..record import layout
-from ..record.ring import RingReader
+from ..record.reading.ring import RingReader
 
 FEW_CALLS = 8
 """So many new calls between two samples are told in full; of more only the newest."""

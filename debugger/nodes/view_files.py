@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record import copies, steady_clock
-from ..record.bounds import open_regular, whole
-from ..record.json_objects import object_of
+from ..record import steady_clock
+from ..record.files.bounds import open_regular, whole
+from ..record.files.json_objects import object_of
+from ..record.reading import copies
 from .head import MOST_NODES
 from .logs import MOST_FILE_BYTES
 from .logs import NAME as LOG

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..record import copies, steady_clock
-from ..record.bounds import open_regular
+from ..record import steady_clock
+from ..record.files.bounds import open_regular
+from ..record.reading import copies
 from ..record.snapshot import Process
 from .logs import NAME as LOG
 from .messages import Message

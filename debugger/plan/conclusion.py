@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..diagnosis.findings import Finding
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Rank
-from ..record.whole_records import MOST_CALLS, write_whole
 from ..record.wording import printable, ranks_text
+from ..record.writing.whole_records import MOST_CALLS, write_whole
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes

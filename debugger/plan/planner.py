@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import DistdebugError, UsageError
-from ..record.plan_request import Outcome, Request
-from ..record.program_writer import FOLDER
-from ..record.run_directory import RunDirectory
+from ..record.requests.plan_request import Outcome, Request
+from ..record.runs.run_directory import RunDirectory
+from ..record.writing.program_writer import FOLDER
 
 _FORKER = "rank.plan.forker"
 _START = "import sys; sys.path.pop(0); from {module} import main; main()"

@@ -12,18 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..record.bounds import open_regular, whole
-from ..record.definitions import (
-    DAMAGED,
-    creation_of,
-    group_of,
-    note_of,
-    site_of,
-)
+from ..record.files.bounds import open_regular, whole
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState
-from ..record.program_writer import FILES, FOLDER
+from ..record.reading.definitions import DAMAGED, creation_of, group_of, note_of, site_of
 from ..record.signature import CHAIN_STEP, MASK, Signature
 from ..record.snapshot import Call, CallSite, Group, Note
+from ..record.writing.program_writer import FILES, FOLDER
 from .program import (
     Created,
     CutOff,

@@ -22,12 +22,12 @@ from distcore.registration import stand_by
 
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
-from ..record.flight_file import place_of_this_process
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote
-from ..record.planned_faults import PLAN
-from ..record.writer import FlightWriter
+from ..record.runs.planned_faults import PLAN
+from ..record.writing.flight_file import place_of_this_process
+from ..record.writing.writer import FlightWriter
 from . import torch_private
 from .agreement.collectives import ISSUED_IN, Agreement
 from .breakpoints.stops import POST_MORTEM, Breakpoints

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypedDict, TypeVar
 
-from .bounds import MOST_RANKS, finite
+from .files.bounds import MOST_RANKS, finite
 from .kinds import KINDS
 from .snapshot import Note
 

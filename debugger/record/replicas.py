@@ -30,8 +30,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from .bounds import open_regular, whole
-from .json_objects import parsed
+from .files.bounds import open_regular, whole
+from .files.json_objects import parsed
 from .lost_pages import keep
 from .snapshot import CallSite, Column, Digest, GroupKey
 

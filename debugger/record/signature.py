@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .bounds import whole
+from .files.bounds import whole
 
 Shape = tuple[int, ...]
 Tensor = tuple[str, Shape]  # dtype without "torch.", sizes

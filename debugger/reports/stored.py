@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.bounds import MOST_RANKS, MOST_WHOLE, read_regular
-from ..record.json_objects import MOST_BYTES, TooCostly, parsed
-from ..record.sanitize import clean
+from ..record.files.bounds import MOST_RANKS, MOST_WHOLE, read_regular
+from ..record.files.json_objects import MOST_BYTES, TooCostly, parsed
+from ..record.safe_text.sanitize import clean
 
 SCHEMA = "distdebug.report/1"
 

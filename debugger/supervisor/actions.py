@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..record import break_requests, steady_clock
-from ..record.breakpoints import TAKEN, Line, Stop, connect, stops
+from ..record import steady_clock
 from ..record.layout import Phase
-from ..record.planned_faults import ASKED, planned_faults
-from ..record.run_directory import RunDirectory
+from ..record.requests import break_requests
+from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
+from ..record.runs.planned_faults import ASKED, planned_faults
+from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..record.wording import at_site, printable, spans
 from .control import Action
-from .evidence import gather
+from .stacks.evidence import gather
 
 STACKS_S = 10.0
 STANDS_S = 2.0

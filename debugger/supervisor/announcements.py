@@ -6,9 +6,9 @@ import contextlib
 import sys
 import time
 
-from ..record.records import newest_ranks, unreadable_ranks
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.reading.records import newest_ranks, unreadable_ranks
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..reports import off
 from .watch import Look
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.appending import append
-from ..record.artefact import name_of, pack
-from ..record.place import reason
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
-from ..record.workflow_commands import Defused
+from ..record.files.appending import append
+from ..record.files.place import reason
+from ..record.runs.artefact import name_of, pack
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
+from ..record.safe_text.workflow_commands import Defused
 from ..reports import github
 
 _MOST_NAMED = 5

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..record.control import NAME, address, receive_line
-from ..record.unix_sockets import user_of
+from ..record.files.unix_sockets import user_of
+from ..record.requests.control import NAME, address, receive_line
 
 REQUEST_S = 2.0
 

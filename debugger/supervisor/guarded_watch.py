@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..diagnosis.findings import Finding
-from ..record.records import newest_ranks
+from ..record.reading.records import newest_ranks
 from ..record.snapshot import Rank
 from .announcements import Announcements
 from .own_faults import OwnFaults

@@ -9,12 +9,12 @@ from ..errors import DistdebugError
 from ..faults.injected import Injected
 from ..faults.plan import FILE, VARIABLE, Plan
 from ..record import network
-from ..record.run_directory import RunDirectory
+from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
 from .fault_watch import FaultWatch
-from .network import Network
+from .network.network import Network
 
 __all__ = ["Injection", "Plan"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from ..record.run_directory import RunDirectory
+from ..record.runs.run_directory import RunDirectory
 
 USERS = "DISTCORE_KEY_FILE"
 VARIABLE = "DISTDEBUG_KEY_FILE"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..record import steady_clock
-from ..record.records import newest_ranks
+from ..record.reading.records import newest_ranks
 from ..record.snapshot import Snapshot
 from ..reports import prometheus
 from ..reports.stored import Document

@@ -18,16 +18,16 @@ from ..diagnosis.facts.world import exit_status
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
-from ..record.bounds import whole_or_none
 from ..record.exits import ExitLog
-from ..record.records import Records, newest_ranks, unreadable_ranks
-from ..record.run_directory import RunDirectory, is_live, read_object
+from ..record.files.bounds import whole_or_none
+from ..record.reading.records import Records, newest_ranks, unreadable_ranks
+from ..record.runs.run_directory import RunDirectory, is_live, read_object
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
 from .fault_watch import FaultWatch
+from .machine.processes import ProcessTable
 from .own_faults import OwnFaults
-from .processes import ProcessTable
 from .run_reader import LocalReader
 
 SECOND_LOOK_AFTER_S = 0.4
@@ -124,7 +124,7 @@ def _duration_s(look: Look, started_ns: int | None) -> float:
 
 def _told(finding: Finding) -> Finding:
     """With who listens at the address that it is about, which is known as long as the run lives."""
-    from . import listeners  # which needs psutil
+    from .machine import listeners  # which needs psutil
 
     return listeners.with_listener(finding)
 

@@ -13,9 +13,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from ..record.appending import append
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.files.appending import append
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 
 FILE = "own-faults.txt"
 _RAISE = "DISTDEBUG_RAISE_OWN_FAULTS"

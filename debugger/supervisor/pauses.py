@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from ..record.breakpoints import Stop, stops
+from ..record.requests.breakpoints import Stop, stops
 
 
 class Pauses:

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..diagnosis.findings import Finding
-from ..record.records import newest_ranks
-from . import listeners
-from .ending import can_raise
-from .evidence import Evidence
+from ..record.reading.records import newest_ranks
+from .command.ending import can_raise
+from .command.interrupts import Interrupts
+from .command.launch import Launch
+from .command.reach import Reach
+from .command.unrecorded import early_death
 from .guarded_watch import GuardedWatch
-from .interrupts import Interrupts
-from .launch import Launch
+from .machine import listeners
 from .own_faults import OwnFaults
-from .reach import Reach
 from .run_options import Options
 from .run_ranks import RunRanks
-from .unrecorded import early_death
+from .stacks.evidence import Evidence
 from .watch import Look
 
 LEFT_GRACE_S = 0.4

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..diagnosis.limits import Limits
 from ..nodes.several import Several
-from ..record.log_file import DEFAULT_MAX_MB
-from ..record.log_levels import INFO
+from ..record.logs.log_file import DEFAULT_MAX_MB
+from ..record.logs.log_levels import INFO
 from .ci import Ci
 from .injection import Plan
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from ..diagnosis.findings import Finding
-from ..record.run_directory import RunDirectory
+from ..record.requests.verdict import Verdict
+from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Rank
-from ..record.verdict import Verdict
 from ..record.wording import finding_line
-from .ending import end_tree, forward
-from .evidence import Evidence, gather
-from .launch import Launch
+from .command.ending import end_tree, forward
+from .command.launch import Launch
+from .stacks.evidence import Evidence, gather
 
 
 class RunRanks(Protocol):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..diagnosis.findings import Finding
-from ..record.records import Records
+from ..record.reading.records import Records
 from ..record.snapshot import Snapshot
-from .processes import ProcessTable
+from .machine.processes import ProcessTable
 
 
 class RunReader(Protocol):

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from ..diagnosis.findings import Finding
 from ..record.exits import ExitStatus
-from ..record.records import newest_ranks, unreadable_ranks
-from ..record.run_directory import RunDirectory
-from ..record.sanitize import clean
+from ..record.reading.records import newest_ranks, unreadable_ranks
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document
-from .evidence import Evidence
+from .command.interrupts import Interrupts
+from .command.reach import Reach
 from .guarded_watch import GuardedWatch
 from .injection import Injection
-from .interrupts import Interrupts
-from .output import colour_wanted
+from .output.lines import colour_wanted
 from .own_faults import OwnFaults
-from .reach import Reach
 from .run_options import Options
+from .stacks.evidence import Evidence
 from .terminal_app import Beside
 from .watch import Look
 

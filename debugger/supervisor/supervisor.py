@@ -21,36 +21,36 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
 from ..record.collection import no_collection
 from ..record.exits import ExitLog
-from ..record.lifeline import Lifeline
-from ..record.records import Records
-from ..record.run_directory import BASE, RunDirectory
+from ..record.reading.records import Records
+from ..record.requests.lifeline import Lifeline
+from ..record.runs.run_directory import BASE, RunDirectory
 from . import garbage, job_key, surroundings
 from .announcements import Announcements
 from .ci import defused
+from .command.interrupts import Interrupts
+from .command.launch import Launch, find_command
+from .command.reach import Reach
 from .control import ControlServer
 from .guarded_watch import GuardedWatch
-from .host import HostSampler
 from .injection import Injection
-from .interrupts import Interrupts
-from .job.actions import JobActions
-from .job.incomplete import Incomplete
-from .job.job import Job, one_terminal
-from .job.orders import Orders
-from .job.ranks import JobRanks
-from .job.reader import JobReader
-from .launch import Launch, find_command
+from .machine.host import HostSampler
+from .machine.oom import OomWatch
+from .machine.processes import ProcessTable
 from .metrics_file import MetricsFile
-from .oom import OomWatch
-from .output_process import OutputProcess
+from .output.process import OutputProcess
 from .own_faults import OwnFaults
 from .pauses import Pauses
-from .processes import ProcessTable
-from .reach import Reach
 from .run_end import RunEnd
 from .run_options import Options
 from .run_ranks import LocalRanks
 from .run_reader import LocalReader
 from .run_report import RunReport
+from .several_nodes.actions import JobActions
+from .several_nodes.incomplete import Incomplete
+from .several_nodes.job import Job, one_terminal
+from .several_nodes.orders import Orders
+from .several_nodes.ranks import JobRanks
+from .several_nodes.reader import JobReader
 from .terminal_app import Beside
 from .watch import Look, Policy, Watch, without_deaths_by
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import hook
-from ..record.log_file import MAX_MB
-from ..record.run_directory import BASE
-from ..record.secret_words import masked
+from ..record.logs.log_file import MAX_MB
+from ..record.runs.run_directory import BASE
+from ..record.safe_text.secret_words import masked
 from . import run_facts
 from .run_options import Options
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..record.breakpoints import Line, Stop, stops
-from ..record.sanitize import clean
+from ..record.requests.breakpoints import Line, Stop, stops
+from ..record.safe_text.sanitize import clean
 
 HISTORY = "~/.distdebug_history"
 _MOST_HISTORY = 1000

@@ -17,7 +17,7 @@ from ..diagnosis.judging import Judge
 from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
 from ..record import steady_clock
-from ..record.log_levels import INFO, OFF
+from ..record.logs.log_levels import INFO, OFF
 from ..record.snapshot import Snapshot
 from .run_reader import RunReader
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ..record.breakpoints import connect, stops
-from ..record.sanitize import clean
+from ..record.requests.breakpoints import connect, stops
+from ..record.safe_text.sanitize import clean
 from ..supervisor.terminal import show_prompt
 from .pytest_private import report_of
 from .running import Rank

@@ -14,17 +14,17 @@ from ..diagnosis.judging import judge
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
 from ..record.layout import Activity
-from ..record.records import Records, newest_ranks
-from ..record.run_directory import RunDirectory
+from ..record.reading.records import Records, newest_ranks
+from ..record.requests.verdict import Verdict
+from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
-from ..record.verdict import Verdict
 from ..record.wording import finding_line
 from ..reports import document, text
-from ..supervisor import stack_tree
-from ..supervisor.evidence import Evidence, gather
-from ..supervisor.oom import OomWatch
-from ..supervisor.processes import ProcessTable
+from ..supervisor.machine.oom import OomWatch
+from ..supervisor.machine.processes import ProcessTable
 from ..supervisor.run_reader import LocalReader
+from ..supervisor.stacks import stack_tree
+from ..supervisor.stacks.evidence import Evidence, gather
 from ..supervisor.watch import Look, Policy, Watch
 from .marks import Wanted
 

@@ -10,7 +10,7 @@ import pytest
 
 from ..record import check_names
 from ..record.kinds import KINDS
-from ..record.log_levels import DEBUG_LEVELS
+from ..record.logs.log_levels import DEBUG_LEVELS
 from .pytest_private import value_of
 
 MARK = "distributed"

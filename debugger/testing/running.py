@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
-from ..record.breakpoints import any_stop
 from ..record.kinds import Family
+from ..record.requests.breakpoints import any_stop
 from .channel import Channel, Message
 from .judge import Judge, make_directory
 from .marks import Wanted

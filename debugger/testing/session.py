@@ -207,7 +207,7 @@ class Session:
 
     def _follow(self, logs: Path) -> Callable[[], None]:
         """With -s, show what the ranks print as they do."""
-        from ..supervisor.output_follower import OutputFollower
+        from ..supervisor.output.follower import OutputFollower
 
         follower = OutputFollower(logs, sys.stdout, sys.stderr)
         follower.start()

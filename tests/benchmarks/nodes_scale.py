@@ -45,12 +45,12 @@ from debugger.nodes.relay import Relay
 from debugger.nodes.source import Piece, RecordSource
 from debugger.nodes.tree import BELOW
 from debugger.record import layout, steady_clock
-from debugger.record.control import ControlError, ask
 from debugger.record.layout import Definition
+from debugger.record.requests.control import ControlError, ask
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.slots import CallDescription, GroupSlot, Place
 from debugger.record.snapshot import Process
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.slots import CallDescription, GroupSlot, Place
+from debugger.record.writing.writer import FlightWriter
 from tests.support import runs
 
 SIZES = (2, 8, 32, 128, 512, 2048)

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from debugger.record.artefact import SUFFIX
-from debugger.record.unpacking import opened
+from debugger.record.runs.artefact import SUFFIX
+from debugger.record.runs.unpacking import opened
 from tests.support.runs import DISTDEBUG, LIMIT_S, environment
 from tests.support.terminal import Terminal as PlainTerminal
 from tests.support.tmux import Terminal, needs_tmux

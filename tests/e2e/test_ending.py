@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.snapshot import Process
 from tests.support import runs
 from tests.support.torch_loaded import Forked

@@ -213,7 +213,7 @@ def test_a_killed_drain_is_replaced(
     process = start(WAITS, "5000", "0")
     until((tmp_path / "ready").exists, "the rank is there")
     until(lambda: "before" in shown(tmp_path), "the first line is shown")
-    (drain,) = below(process, "output_drain")
+    (drain,) = below(process, "output.drain")
     drain.kill()
     (tmp_path / "go").touch()
     assert process.wait(runs.LIMIT_S) == 0
@@ -237,7 +237,7 @@ def test_what_was_printed_is_shown_when_the_supervisor_is_killed(
 ) -> None:
     process = start(WAITS, "5000", "600")
     until((tmp_path / "ready").exists, "the rank is there")
-    (drain,) = below(process, "output_drain")
+    (drain,) = below(process, "output.drain")
     (tmp_path / "go").touch()
     until((tmp_path / "printed").exists, "all is printed")
     process.kill()
@@ -253,7 +253,7 @@ def test_a_supervisor_that_is_killed_with_its_warden_leaves_nobody(
     until((tmp_path / "ready").exists, "the rank is there")
     everybody = psutil.Process(process.pid).children(recursive=True)
     (warden,) = below(process, "warden.py")
-    (drain,) = below(process, "output_drain")
+    (drain,) = below(process, "output.drain")
     (rank,) = below(process, "train.py")
     process.send_signal(signal.SIGSTOP)  # else it could end them when it sees its warden die
     if drain_too:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from debugger.commands import load
-from debugger.record.artefact import SUFFIX
+from debugger.record.runs.artefact import SUFFIX
 from tests.support import runs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.reader import FlightReader
-from debugger.record.run_directory import RunDirectory
+from debugger.record.reading.reader import FlightReader
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Process
 from tests.support.runs import DISTDEBUG, LIMIT_S
 from tests.support.tmux import Terminal, needs_tmux

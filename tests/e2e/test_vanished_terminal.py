@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from tests.support.runs import DISTDEBUG, environment
 from tests.support.terminal import Terminal
 

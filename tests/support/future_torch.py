@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debugger.record.records import Records, newest_ranks
-from debugger.record.run_directory import RunDirectory
+from debugger.record.reading.records import Records, newest_ranks
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.reports import off
 from debugger.testing.channel import Channel
 from tests.support import forked_program, hook_by_hand

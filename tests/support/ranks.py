@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from debugger.hook import environment
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.snapshot import Call, Process, Rank
 from tests.support import runs
 from tests.support.supervised import PROGRAM

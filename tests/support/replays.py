@@ -11,7 +11,7 @@ from debugger.benchmarks import replay
 from debugger.benchmarks.replay import comparison, selection
 from debugger.benchmarks.replay.comparison import Figures, Row
 from debugger.benchmarks.replay.plan import Plan, planned
-from debugger.record.records import Records, newest_ranks
+from debugger.record.reading.records import Records, newest_ranks
 from debugger.record.snapshot import Rank
 from tests.support.runs import Run
 from tests.support.zygote import Zygote

@@ -15,7 +15,15 @@ from pathlib import Path
 from tests.support.architecture import imports, module_name
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSES = ("debugger", "debugger.rank", "debugger.diagnosis", "distcore", "tui")
+HOUSES = (
+    "debugger",
+    "debugger.rank",
+    "debugger.diagnosis",
+    "debugger.record",
+    "debugger.supervisor",
+    "distcore",
+    "tui",
+)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from debugger.record.process_stat import (
     read_stat,
     wanted_core_s,
 )
-from debugger.supervisor.source_text import line_of
-from debugger.supervisor.stack_tree import users_frame
-from debugger.supervisor.stacks import capture
+from debugger.supervisor.stacks.source_text import line_of
+from debugger.supervisor.stacks.stack_tree import users_frame
+from debugger.supervisor.stacks.stacks import capture
 
 SAMPLE_S = 0.5
 SETTLED_S = 3.0

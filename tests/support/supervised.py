@@ -51,7 +51,7 @@ def launch(
 
 def _supervise(argv: Sequence[str], breaks: str) -> None:
     from debugger import cli
-    from debugger.supervisor import launch
+    from debugger.supervisor.command import launch
 
     exec(breaks, {})
     sys.argv = ["distdebug", *argv]
@@ -60,7 +60,7 @@ def _supervise(argv: Sequence[str], breaks: str) -> None:
 
 
 class _Subprocess:
-    """The module `subprocess` for `supervisor.launch`, which starts the warden by it."""
+    """The module `subprocess` for `supervisor.command.launch`, which starts the warden by it."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -80,7 +80,7 @@ class _Warden:
         self.pid = forked(lambda: self._body(control, reports))
 
     def _body(self, control: int, reports: int) -> None:
-        from debugger.supervisor import warden
+        from debugger.supervisor.command import warden
 
         os.setsid()
         os.closerange(3, min(control, reports))

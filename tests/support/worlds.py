@@ -12,14 +12,14 @@ from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.limits import Limits
 from debugger.faults import injected, plan
 from debugger.faults.plan import Fault
-from debugger.record.records import Records, newest_ranks
-from debugger.record.run_directory import RunDirectory
-from debugger.record.verdict import Verdict
+from debugger.record.reading.records import Records, newest_ranks
+from debugger.record.requests.verdict import Verdict
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.wording import finding_line
-from debugger.supervisor.evidence import gather
-from debugger.supervisor.oom import OomWatch
-from debugger.supervisor.processes import ProcessTable
+from debugger.supervisor.machine.oom import OomWatch
+from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.run_reader import LocalReader
+from debugger.supervisor.stacks.evidence import gather
 from debugger.supervisor.watch import Policy, Watch
 from tests.support import runs
 from tests.support.ports import unclaimed_port

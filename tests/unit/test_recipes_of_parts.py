@@ -148,7 +148,7 @@ import os, sys, torch, torch.distributed as dist
 dist.ProcessGroup.rotate = lambda self, *args: None  # as torch will have it
 import debugger, distcore
 from pathlib import Path
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.snapshot import Process
 from distcore.testing.known_calls import KnownCall
 child = os.fork()

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...record import stack_dump
 from ...record.layout import Activity, Phase
-from ...record.reader import FlightError, FlightReader
+from ...record.reading.reader import FlightError, FlightReader
+from ...record.requests import stack_dump
 from ...record.snapshot import Process, Rank
 from ...record.wording import at_site, call_text, numbered, printable
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...record import break_requests
+from ...record.requests import break_requests
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.call_site import USER

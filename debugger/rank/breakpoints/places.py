@@ -6,8 +6,8 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from ...record import break_at
-from ...record.break_at import BreakAt
+from ...record.requests import break_at
+from ...record.requests.break_at import BreakAt
 from ...record.signature import OP_CODES
 
 BREAK = "DISTDEBUG_BREAK"

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ...record.breakpoints import TAKEN, Line, same_user
+from ...record.requests.breakpoints import TAKEN, Line, same_user
 
 LOOK_EVERY_S = 0.2
 _CONTINUES = -1

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ...record import breakpoints as standing
-from ...record.breakpoints import Stop
 from ...record.layout import Activity
-from ...record.run_directory import is_live
+from ...record.requests import breakpoints as standing
+from ...record.requests.breakpoints import Stop
+from ...record.runs.run_directory import is_live
 from ...record.wording import printable
 from .. import torch_private
 from ..log.own_faults import report_own_fault, say

@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from ...record.log_levels import OFF
+from ...record.logs.log_levels import OFF
 from ...record.notes import DdpTimesNote
 from ..group import outstanding
 from ..log import rank_log

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Role
 from ...record.notes import ForkedNote
-from ...record.writer import FlightWriter
+from ...record.writing.writer import FlightWriter
 from ..checks import reads
 from ..log.own_faults import report_own_fault
 from ..record.recorder import Recorder

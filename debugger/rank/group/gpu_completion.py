@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import Work
 
-from ...record.slots import GroupSlot
+from ...record.writing.slots import GroupSlot
 from .. import torch_private
 from ..record.recorder import Recorder
 from . import outstanding

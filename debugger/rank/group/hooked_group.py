@@ -18,7 +18,7 @@ from typing import Any
 
 from ...record.layout import ASYNC_FLAG
 from ...record.signature import RULES
-from ...record.slots import Place, ThreadSlot
+from ...record.writing.slots import Place, ThreadSlot
 from .. import torch_private
 from ..log.own_faults import report_own_fault
 from ..record import describe

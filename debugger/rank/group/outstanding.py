@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
-from ...record.slots import GroupSlot
+from ...record.writing.slots import GroupSlot
 from ..record import call_site
 from ..record.recorder import Recorder
 

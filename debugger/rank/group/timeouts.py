@@ -26,8 +26,8 @@ from typing import Any
 
 from distcore.base import deadline
 
-from ...record.break_requests import any_asked
-from ...record.breakpoints import any_stop
+from ...record.requests.break_requests import any_asked
+from ...record.requests.breakpoints import any_stop
 from .. import torch_private
 from ..log.own_faults import report_own_fault
 from ..record import call_site, waiting

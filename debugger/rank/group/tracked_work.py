@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
-from ...record.slots import ThreadSlot
+from ...record.writing.slots import ThreadSlot
 from ..checks import reads
 from ..checks.in_flight import Held
 from ..record.forwarding_work import ForwardingWork, OverWork

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...record import log_file
-from ...record.log_form import readable
-from ...record.log_levels import at_least, chosen
+from ...record.logs import log_file
+from ...record.logs.log_form import readable
+from ...record.logs.log_levels import at_least, chosen
 from ...record.notes import NoteData
 from .interruptions import is_interruption
 

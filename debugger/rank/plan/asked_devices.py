@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 
-from ...record.plan_request import Request
+from ...record.requests.plan_request import Request
 from ..record import call_site
 
 _MOST_FILES = 300

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 from distcore.backend import register
 from distcore.plan.backend import NAME, PlanBackend
 
-from ...record.plan_request import Outcome, Request
-from ...record.program_writer import ProgramWriter, program_path
+from ...record.requests.plan_request import Outcome, Request
+from ...record.writing.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
 from ..log.own_faults import report_own_fault

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from ...record.program_writer import ProgramWriter
+from ...record.writing.program_writer import ProgramWriter
 from ..record import call_site
 from ..record.recorder import Recorder
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from ...record.plan_request import Outcome, Request
+from ...record.requests.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
 from .asked_devices import decided

@@ -34,7 +34,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from ...record.plan_request import Outcome, Request
+from ...record.requests.plan_request import Outcome, Request
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
 from . import child

@@ -11,7 +11,7 @@ from typing import Any
 from distcore.torch_private import unwatched
 
 from ...record.backend_names import by_device
-from ...record.program_writer import ProgramWriter
+from ...record.writing.program_writer import ProgramWriter
 from ..agreement.collectives import Agreement
 from ..group import outstanding
 from ..group.checked_group import CPP_NAMES, CheckedGroup

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...record.program_writer import program_path
+from ...record.writing.program_writer import program_path
 from .wire import Message, Unpacker, packed
 
 _MOST_CHECKS = 50

@@ -12,9 +12,9 @@ import socket
 import traceback
 from pathlib import Path
 
-from ...record.flight_file import FlightFile, place_of_this_process
 from ...record.layout import Definition, Phase
 from ...record.notes import ExceptionNote
+from ...record.writing.flight_file import FlightFile, place_of_this_process
 from ..log import rank_log
 from ..record import call_site
 from ..record.exception_text import name_of, stack_of, titled

@@ -24,7 +24,7 @@ from ...errors.in_ranks import FindingRaised
 from ...record.exits import tell_asked
 from ...record.layout import Phase
 from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
-from ...record.run_directory import RunDirectory
+from ...record.runs.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..log.interruptions import is_interruption

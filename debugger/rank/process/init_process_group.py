@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ...record.bounds import read_regular
+from ...record.files.bounds import read_regular
 from ...record.layout import Activity
-from ...record.lifeline import tie
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
+from ...record.requests.lifeline import tie
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...record import lost_pages
 from ...record.process_stat import has_signal, read_status
-from ...record.stack_dump import STACK_SIGNAL, dump_path
+from ...record.requests.stack_dump import STACK_SIGNAL, dump_path
 
 _HIGHEST = 1000
 

@@ -1,8 +1,9 @@
 """The layer of a process that ran without it until now: hooks on its groups, a record, a heartbeat.
 
-It says in the run directory how far it is (`record.late_install`), and does nothing to the program
-but look: no verdict is raised here, no signal is caught, no timeout is changed, and no group is
-replaced. Where the install is given up before all ranks have come, its hooks are taken out again.
+It says in the run directory how far it is (`record.requests.late_install`), and does nothing to the
+program but look: no verdict is raised here, no signal is caught, no timeout is changed, and no
+group is replaced. Where the install is given up before all ranks have come, its hooks are taken out
+again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...record import late_install
-from ...record.flight_file import place_of_this_process
-from ...record.late_install import HOOKED, PAST, RECORDING, Answer
-from ...record.writer import FlightWriter
+from ...record.requests import late_install
+from ...record.requests.late_install import HOOKED, PAST, RECORDING, Answer
+from ...record.writing.flight_file import place_of_this_process
+from ...record.writing.writer import FlightWriter
 from ..group import outstanding
 from ..group.hooked_group import NOT_SEEN, HookedGroup
 from ..log.own_faults import report_own_fault

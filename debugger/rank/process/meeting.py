@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...record.control import PERHAPS, ControlError, ask
 from ...record.exits import tell_asked
-from ...record.run_directory import RunDirectory
+from ...record.requests.control import PERHAPS, ControlError, ask
+from ...record.runs.run_directory import RunDirectory
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
-from ...record.run_directory import is_live
-from ...record.verdict import Verdict
+from ...record.requests.verdict import Verdict
+from ...record.runs.run_directory import is_live
 from ..record import call_site, frames
 from ..torch_private.gloo_sockets import GlooSockets
 from .main_thread import MainThread

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...record.slots import Place
+from ...record.writing.slots import Place
 from . import call_site
 from .describe import Facts, getter
 from .likeness import Same

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from ...record import layout, wording
 from ...record.backend_names import by_device
-from ...record.environment import allowed
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
     LayerOffNote,
@@ -29,6 +28,7 @@ from ...record.notes import (
     PartOffNote,
     WithoutGradientNote,
 )
+from ...record.safe_text.environment import allowed
 from ...record.signature import (
     OP_CODES,
     Signature,
@@ -37,8 +37,8 @@ from ...record.signature import (
     hash64,
     split_contribution,
 )
-from ...record.slots import CallDescription, ChannelSlot, GroupSlot
-from ...record.writer import FlightWriter
+from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
+from ...record.writing.writer import FlightWriter
 from ..log import rank_log
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault

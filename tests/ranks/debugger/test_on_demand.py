@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import control
-from debugger.record.breakpoints import FOLDER, Stop, stops
-from debugger.record.control import ControlError
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
+from debugger.record.requests import control
+from debugger.record.requests.breakpoints import FOLDER, Stop, stops
+from debugger.record.requests.control import ControlError
 from debugger.record.snapshot import Process
 from tests.ranks.debugger.test_breakpoints import attach
 from tests.support import runs

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from debugger.record.layout import Definition, GroupState
-from debugger.record.run_directory import BASE, RunDirectory
+from debugger.record.runs.run_directory import BASE, RunDirectory
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.slots import CallDescription, Place
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.slots import CallDescription, Place
+from debugger.record.writing.writer import FlightWriter
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 from tests.unit.reports.documents import of_run
 

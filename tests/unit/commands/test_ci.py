@@ -14,8 +14,8 @@ from debugger.cli import main
 from debugger.commands import ci_flags, options
 from debugger.commands.base import Parser
 from debugger.errors import UsageError
-from debugger.record.artefact import SUFFIX, pack
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.artefact import SUFFIX, pack
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor.ci import Ci
 
 from . import runs_on_disk

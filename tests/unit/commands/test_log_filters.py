@@ -12,8 +12,8 @@ import pytest
 
 from debugger.cli import main
 from debugger.commands.log_filters import parse_time
-from debugger.record import log_file
-from debugger.record.run_directory import RunDirectory
+from debugger.record.logs import log_file
+from debugger.record.runs.run_directory import RunDirectory
 
 from . import runs_on_disk
 

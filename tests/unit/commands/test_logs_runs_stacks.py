@@ -12,7 +12,7 @@ import pytest
 
 from debugger.cli import main
 from debugger.errors import UsageError
-from debugger.record.log_reader import LogReader
+from debugger.record.logs.log_reader import LogReader
 
 from . import runs_on_disk
 

@@ -10,7 +10,7 @@ import pytest
 
 from debugger.cli import main
 from debugger.record import layout
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from tests.unit.diagnosis.builder import all_reduce
 
 from . import runs_on_disk

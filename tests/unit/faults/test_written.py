@@ -17,7 +17,7 @@ from debugger.faults.arguments import DTYPES, REDUCE_OPS
 from debugger.faults.plan import Fault, Moment, Plan, When
 from debugger.faults.spec import SpecError, parse
 from debugger.faults.written import written
-from debugger.record.sanitize import clean
+from debugger.record.safe_text.sanitize import clean
 from debugger.record.signature import OPS
 
 from .test_spec import ACTIONS_READ, WRONG

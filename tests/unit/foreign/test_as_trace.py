@@ -14,7 +14,7 @@ import pytest
 
 from debugger.cli import main
 from debugger.foreign.as_trace import write_each
-from debugger.record.records import Records, newest_ranks
+from debugger.record.reading.records import Records, newest_ranks
 from debugger.record.snapshot import Digest
 from fixtures import make_trace_picture, recorded
 

@@ -10,7 +10,7 @@ from debugger.inspection.inspect import _look, _who_is_who
 from debugger.inspection.look import Sight, Thread
 from debugger.inspection.processes import Job, Process
 from debugger.inspection.stance import Doing, Stance
-from debugger.supervisor.stacks import Frame, ThreadStack
+from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
 JOINS = Frame("init_process_group", f"{TORCH}/distributed/distributed_c10d.py", 5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection.installable import NotInstallable, target
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.writer import FlightWriter
 
 PID = 7
 GDB = "/usr/bin/gdb"

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from debugger.inspection.installing import BOOTSTRAP
-from debugger.record import late_install
+from debugger.record.requests import late_install
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from debugger.inspection import look as looks
 from debugger.inspection.look import look
 from debugger.record.process_stat import read_stat, wanted_core_s
-from debugger.supervisor.stacks import Frame, ThreadStack
+from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 NEEDED_S = 5.0
 WAITS = (

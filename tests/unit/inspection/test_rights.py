@@ -13,7 +13,7 @@ from debugger.inspection.lateness import Limits
 from debugger.inspection.processes import Job, Process
 from debugger.inspection.rights import needed
 from debugger.record.process_stat import read_stat
-from debugger.supervisor import stacks
+from debugger.supervisor.stacks import stacks
 
 NOTHING, ALL = "0000000000000000", "000001ffffffffff"
 

@@ -14,7 +14,7 @@ from debugger.inspection.source import (
     known_numbers,
     message_at,
 )
-from debugger.supervisor.stacks import Frame
+from debugger.supervisor.stacks.stacks import Frame
 
 SIXTH_OF_EIGHT = Place(6, 8)
 

@@ -18,7 +18,7 @@ from debugger.inspection.stance import (
     started_as,
     waits_for_children,
 )
-from debugger.supervisor.stacks import Frame, ThreadStack
+from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
 

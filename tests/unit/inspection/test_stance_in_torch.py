@@ -11,7 +11,7 @@ from torch.distributed.elastic.utils import store as elastic
 from debugger.inspection import source
 from debugger.inspection.look import Sight
 from debugger.inspection.stance import Doing, stance
-from debugger.supervisor.stacks import Frame
+from debugger.supervisor.stacks.stacks import Frame
 
 from .test_stance import thread
 

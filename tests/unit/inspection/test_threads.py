@@ -7,7 +7,7 @@ from dataclasses import replace
 from debugger.inspection.look import Sight, Thread
 from debugger.inspection.stance import Doing, Stance, of_threads
 from debugger.inspection.threads import of_one_kind
-from debugger.supervisor.stacks import Frame, ThreadStack
+from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 METRICS, GRADIENTS = "train.py:metrics", "train.py:gradients"
 WAITS = Stance(Doing.COLLECTIVE, op="all_reduce", still_s=30.0, thread=METRICS)

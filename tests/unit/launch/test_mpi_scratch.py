@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from debugger.launch import mpi_rank, mpi_scratch
-from debugger.supervisor.launch import Launch
+from debugger.supervisor.command.launch import Launch
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, REPOSITORY
 
 SUPERVISOR = """
 import sys
-from debugger.supervisor.launch import Launch
+from debugger.supervisor.command.launch import Launch
 launch = Launch()
 launch.start(["sleep", "600"], scratch=sys.argv[1])
 print("started", flush=True)

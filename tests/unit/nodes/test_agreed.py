@@ -20,10 +20,10 @@ from debugger.nodes.interfaces import LOOPBACK
 from debugger.nodes.member import Connection
 from debugger.nodes.messages import Message
 from debugger.nodes.several import Several
-from debugger.record.run_directory import RunDirectory
-from debugger.supervisor.job import job as jobs
-from debugger.supervisor.job.job import HEAD, MEMBER, Job
-from debugger.supervisor.processes import ProcessTable
+from debugger.record.runs.run_directory import RunDirectory
+from debugger.supervisor.machine.processes import ProcessTable
+from debugger.supervisor.several_nodes import job as jobs
+from debugger.supervisor.several_nodes.job import HEAD, MEMBER, Job
 from tests.support.ports import unclaimed_port
 from tests.unit.nodes.test_links import HELLO, until
 
@@ -75,7 +75,7 @@ class Supervisors:
 def _supervisors(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Supervisors]:
-    monkeypatch.setattr("debugger.supervisor.job.head.BYE_S", 0.5)  # nobody says it here
+    monkeypatch.setattr("debugger.supervisor.several_nodes.head.BYE_S", 0.5)  # nobody says it here
     with ExitStack() as closing:
         yield Supervisors(tmp_path, closing, port)
 

@@ -21,9 +21,9 @@ from debugger.nodes.sampler import Sampler
 from debugger.nodes.source import STILL_CALLS
 from debugger.record import layout, steady_clock
 from debugger.record.notes import CrashNote, ExitNote
-from debugger.record.records import Records
+from debugger.record.reading.records import Records
+from debugger.record.requests.stack_dump import dump_path
 from debugger.record.snapshot import Process, Rank, Snapshot
-from debugger.record.stack_dump import dump_path
 from tests.unit.record.test_flight import ALL_REDUCE, WORLD, Author
 
 ALIVE = Process(alive=True, state="S")
@@ -332,7 +332,7 @@ def test_replicas_are_read_again_when_their_own_file_has_changed(node: Node) -> 
 
 def test_more_copies_than_can_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each rank all can be read all the same, the calls of long ago too."""
-    monkeypatch.setattr("debugger.record.records.MOST_COPIES_MAPPED", 2)
+    monkeypatch.setattr("debugger.record.reading.records.MOST_COPIES_MAPPED", 2)
     node = Node(tmp_path, range(6))
     for author in node.authors.values():
         for _ in range(50):
@@ -370,7 +370,7 @@ def test_of_many_ranks_that_go_on_calling_some_are_read_with_each_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All in turn; and who stands still, has a note or was asked for is read at once."""
-    monkeypatch.setattr("debugger.record.records.MOST_CALLING_READ", 2)
+    monkeypatch.setattr("debugger.record.reading.records.MOST_CALLING_READ", 2)
     node = Node(tmp_path, range(6))
     node.tell()
 
@@ -441,7 +441,7 @@ def test_that_ranks_go_on_calling_is_no_news(node: Node) -> None:
 def test_what_may_matter_of_the_ranks_of_this_host(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debugger.record.records.HERE_EVERY_S", 0.0)
+    monkeypatch.setattr("debugger.record.reading.records.HERE_EVERY_S", 0.0)
     records = Records(node.folder, steady=True)
     found: list[tuple[object, ...]] = []
 

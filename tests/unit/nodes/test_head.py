@@ -16,11 +16,11 @@ from debugger.nodes.mirror import Mirror
 from debugger.nodes.patches import packed
 from debugger.nodes.several import Several
 from debugger.record import steady_clock
-from debugger.record.copies import own_name
-from debugger.record.run_directory import RunDirectory
+from debugger.record.reading.copies import own_name
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import LostNode
-from debugger.supervisor.job.head import Head
-from debugger.supervisor.job.lost_ranks import lost_nodes
+from debugger.supervisor.several_nodes.head import Head
+from debugger.supervisor.several_nodes.lost_ranks import lost_nodes
 
 AHEAD_NS = 10_000 * 10**9
 """A node that was switched on earlier: so much more its monotonic clock shows."""
@@ -30,7 +30,7 @@ MOMENT_NS = 10 * 10**9
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here waits for nodes that come late, but a test may be given no core for long."""
-    monkeypatch.setattr("debugger.supervisor.job.head.MEETING_S", 60.0)
+    monkeypatch.setattr("debugger.supervisor.several_nodes.head.MEETING_S", 60.0)
 
 
 class Heard:
@@ -385,7 +385,7 @@ def test_a_digest_in_parts_is_told_when_its_last_part_has_come(tmp_path: Path) -
 def test_the_end_waits_for_the_ranks_of_other_nodes_as_long_as_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debugger.supervisor.job.head.ENDING_S", 0.0)
+    monkeypatch.setattr("debugger.supervisor.several_nodes.head.ENDING_S", 0.0)
     heard = Heard()
     head = made(heard, tmp_path)
     exchanged(heard.joins())

@@ -148,7 +148,7 @@ def test_a_node_whose_head_is_behind_tells_later_in_one(two: Two) -> None:
 
 def _calls(two: Two) -> int:
     """How many calls the head's copy has."""
-    from debugger.record.reader import FlightReader
+    from debugger.record.reading.reader import FlightReader
 
     (path,) = two.head._directory.ranks.glob("node1-*.flight")
     reader = FlightReader(path)

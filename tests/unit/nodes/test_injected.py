@@ -11,7 +11,7 @@ from debugger.faults import adding
 from debugger.faults.injected import Injected, InjectedLog, read
 from debugger.faults.plan import load
 from debugger.faults.spec import parse
-from debugger.supervisor.job.injected import InjectedCopies, InjectedSource
+from debugger.supervisor.several_nodes.injected import InjectedCopies, InjectedSource
 
 KILL, SKIP, DELAY = "kill(rank=1) @ call 3", "skip(rank=2) @ call 4", "delay(rank=3, 1s) @ call 5"
 LATER_NS = 7_000 * 10**9

@@ -12,11 +12,11 @@ from debugger.nodes.mirror import Mirror
 from debugger.nodes.several import MOST, Several
 from debugger.record.layout import GroupState
 from debugger.record.snapshot import Group, LostNode, Process, Rank, Snapshot
-from debugger.supervisor.job.far import Far
-from debugger.supervisor.job.head import Head
-from debugger.supervisor.job.injected import InjectedCopies
-from debugger.supervisor.job.lost_ranks import Lost, lost_nodes
-from debugger.supervisor.job.unwatched import Unwatched, unseen
+from debugger.supervisor.several_nodes.far import Far
+from debugger.supervisor.several_nodes.head import Head
+from debugger.supervisor.several_nodes.injected import InjectedCopies
+from debugger.supervisor.several_nodes.lost_ranks import Lost, lost_nodes
+from debugger.supervisor.several_nodes.unwatched import Unwatched, unseen
 
 THREE, ELASTIC = Several(3, 3), Several(1, 3)
 

@@ -15,7 +15,7 @@ from debugger.record import steady_clock
 from debugger.record.layout import Activity, GroupState
 from debugger.record.snapshot import CallSite, Group, Process, Rank, Wait
 from debugger.reports.stored import received
-from debugger.supervisor.job import brief, questions
+from debugger.supervisor.several_nodes import brief, questions
 from tests.unit.record.test_flight import Author
 
 ALIVE = Process(alive=True, state="S")

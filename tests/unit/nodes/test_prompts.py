@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from debugger.nodes.messages import Message
-from debugger.record.break_requests import any_asked
-from debugger.record.breakpoints import (
+from debugger.record.requests.break_requests import any_asked
+from debugger.record.requests.breakpoints import (
     BREAKPOINT,
     Line,
     Stop,
@@ -25,8 +25,8 @@ from debugger.record.breakpoints import (
     stops,
     withdraw,
 )
-from debugger.supervisor.job.prompts import HeadPrompts, NodePrompts
 from debugger.supervisor.pauses import Pauses
+from debugger.supervisor.several_nodes.prompts import HeadPrompts, NodePrompts
 from tests.unit.nodes.test_links import until
 
 HEAD = 0

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from debugger.diagnosis.findings import Finding, GroupEvidence
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Rank, Snapshot
-from debugger.supervisor.job.head import Head
-from debugger.supervisor.job.job import TAKE_EVERY_S, Job
-from debugger.supervisor.job.reader import JobReader
-from debugger.supervisor.processes import ProcessTable
+from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.run_reader import LocalReader
+from debugger.supervisor.several_nodes.head import Head
+from debugger.supervisor.several_nodes.job import TAKE_EVERY_S, Job
+from debugger.supervisor.several_nodes.reader import JobReader
 
 from .test_pace import rank
 

@@ -20,10 +20,10 @@ from debugger.nodes.member import Connection
 from debugger.nodes.messages import Message
 from debugger.nodes.offers import Offer
 from debugger.record.exits import ExitStatus
-from debugger.record.run_directory import RunDirectory
-from debugger.supervisor.job.head import Head
-from debugger.supervisor.job.member import Member
-from debugger.supervisor.processes import ProcessTable
+from debugger.record.runs.run_directory import RunDirectory
+from debugger.supervisor.machine.processes import ProcessTable
+from debugger.supervisor.several_nodes.head import Head
+from debugger.supervisor.several_nodes.member import Member
 from tests.unit.nodes.test_links import until
 
 VERSION = "1"

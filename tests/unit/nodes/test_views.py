@@ -17,10 +17,10 @@ from debugger.nodes.messages import Message
 from debugger.nodes.patches import Patch, packed
 from debugger.nodes.view_files import ViewCopies
 from debugger.nodes.view_source import BLOCK
-from debugger.record.breakpoints import BREAKPOINT, Stop, announce, listen
-from debugger.record.job_view import FOLDER, HEAD, JobView, is_watched
-from debugger.record.run_directory import RunDirectory
-from debugger.record.writer import FlightWriter
+from debugger.record.requests.breakpoints import BREAKPOINT, Stop, announce, listen
+from debugger.record.runs.job_view import FOLDER, HEAD, JobView, is_watched
+from debugger.record.runs.run_directory import RunDirectory
+from debugger.record.writing.writer import FlightWriter
 from tests.unit.nodes.test_reconnections import Two
 
 
@@ -55,7 +55,7 @@ class Watched(Two):
 
 @pytest.fixture(name="two")
 def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr("debugger.record.job_view.ask", lambda *_: "")
+    monkeypatch.setattr("debugger.record.runs.job_view.ask", lambda *_: "")
     made = Watched(tmp_path)
     yield made
     made.view.close()
@@ -110,7 +110,7 @@ def test_who_comes_while_it_is_tidied_up_waits(
         tidy(path, ignore_errors)
 
     two.looks()
-    monkeypatch.setattr("debugger.supervisor.job.view.shutil.rmtree", tidied)
+    monkeypatch.setattr("debugger.supervisor.several_nodes.view.shutil.rmtree", tidied)
     two.view.close()
     two.until(lambda: not two.folder.exists(), "it is kept for nobody")
     assert held == [True]

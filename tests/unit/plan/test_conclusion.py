@@ -13,7 +13,7 @@ import pytest
 from debugger.plan.conclusion import PlanFacts, conclude
 from debugger.plan.model import Model
 from debugger.plan.program import CutOff, Undecided
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import CallSite
 from debugger.reports import github
 from tests.support.programs import FILE, Programs

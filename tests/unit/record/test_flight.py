@@ -16,7 +16,7 @@ import pytest
 from debugger.record import layout
 from debugger.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
 from debugger.record.notes import ExceptionNote
-from debugger.record.reader import FlightError, FlightReader
+from debugger.record.reading.reader import FlightError, FlightReader
 from debugger.record.signature import (
     OP_CODES,
     Signature,
@@ -24,9 +24,15 @@ from debugger.record.signature import (
     exact_key,
     hash64,
 )
-from debugger.record.slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 from debugger.record.snapshot import CallSite, Process
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.slots import (
+    CallDescription,
+    ChannelSlot,
+    GroupSlot,
+    Place,
+    ThreadSlot,
+)
+from debugger.record.writing.writer import FlightWriter
 from tests.support.chains import extend_chain
 
 ALL_REDUCE = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")

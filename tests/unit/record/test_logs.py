@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from debugger.record import log_file
-from debugger.record.log_form import readable
-from debugger.record.log_levels import LEVELS, at_least, chosen
-from debugger.record.log_reader import TIMES_ENTRY, LogReader, Tail, times_path
+from debugger.record.logs import log_file
+from debugger.record.logs.log_form import readable
+from debugger.record.logs.log_levels import LEVELS, at_least, chosen
+from debugger.record.logs.log_reader import TIMES_ENTRY, LogReader, Tail, times_path
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def _events(reader: LogReader) -> list[Any]:
 WRITER = """
 import sys
 from pathlib import Path
-from debugger.record import log_file
+from debugger.record.logs import log_file
 name = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -12,8 +12,8 @@ import pytest
 
 from debugger.record import notes
 from debugger.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
+from debugger.record.requests.verdict import Verdict
 from debugger.record.snapshot import Note
-from debugger.record.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
 DEFINITIONS = ROOT / "debugger" / "record" / "notes.py"

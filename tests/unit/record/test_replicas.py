@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from debugger.record.notes import ReplicasNote
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.replicas import (
     GRADIENT,
     HEADER,
@@ -26,7 +26,7 @@ from debugger.record.replicas import (
     number_of,
 )
 from debugger.record.snapshot import CallSite, Column, Process
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.writer import FlightWriter
 
 GROUP = ("0", 0)
 WEIGHT = [Column(PARAMETER, "weight")]

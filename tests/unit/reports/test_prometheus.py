@@ -14,11 +14,11 @@ import pytest
 from debugger.cli import main
 from debugger.errors import UsageError
 from debugger.record.layout import RING, Definition, GroupState
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.signature import OP_CODES, Signature, agreement_key, hash64
-from debugger.record.slots import CallDescription, GroupSlot, Place
 from debugger.record.snapshot import Process, Rank
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.slots import CallDescription, GroupSlot, Place
+from debugger.record.writing.writer import FlightWriter
 from debugger.reports import prometheus
 from debugger.reports.prometheus import CallTotals, Found, State
 from fixtures import recorded

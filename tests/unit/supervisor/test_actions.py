@@ -14,10 +14,18 @@ from typing import Any
 import pytest
 
 from debugger.rank.breakpoints.prompt import Console
-from debugger.record import break_requests, breakpoints
-from debugger.record.breakpoints import FOLDER, Line, Stop, announce, connect, listen, withdraw
 from debugger.record.layout import Phase
-from debugger.record.run_directory import RunDirectory
+from debugger.record.requests import break_requests, breakpoints
+from debugger.record.requests.breakpoints import (
+    FOLDER,
+    Line,
+    Stop,
+    announce,
+    connect,
+    listen,
+    withdraw,
+)
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank
 from debugger.supervisor import actions
 from debugger.supervisor.actions import Actions

@@ -11,7 +11,7 @@ from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.judging import Judge, Judged
 from debugger.diagnosis.rules.node_lost import lost_without_ranks
 from debugger.record import steady_clock
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import LostNode, Snapshot
 from debugger.supervisor.announcements import Announcements
 from debugger.supervisor.guarded_watch import GuardedWatch

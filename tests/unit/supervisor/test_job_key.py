@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.artefact import FILE
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.artefact import FILE
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor import job_key
 
 HERE = {"DISTDEBUG_ONE_HOST": "1"}

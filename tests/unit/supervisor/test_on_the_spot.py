@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor.on_the_spot import report
 from fixtures import recorded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from debugger.record.breakpoints import Stop
+from debugger.record.requests.breakpoints import Stop
 from debugger.supervisor.pauses import Pauses
 
 HERE = Stop(2, 71, "train.py", 42, "step", "breakpoint", "")

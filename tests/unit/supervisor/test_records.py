@@ -17,11 +17,11 @@ from debugger.diagnosis.limits import Limits
 from debugger.record import layout
 from debugger.record.exits import ExitLog
 from debugger.record.layout import Role
-from debugger.record.records import Records, _snapshot, worlds_of
-from debugger.record.run_directory import RunDirectory
+from debugger.record.reading.records import Records, _snapshot, worlds_of
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank, Snapshot
-from debugger.record.writer import FlightWriter
-from debugger.supervisor.processes import ProcessTable
+from debugger.record.writing.writer import FlightWriter
+from debugger.supervisor.machine.processes import ProcessTable
 from tests.unit.diagnosis.builder import Run
 
 

@@ -10,7 +10,7 @@ from tests.support.terminal import Terminal
 
 _ASKING = """
 import pathlib, socket, threading, time
-from debugger.record.breakpoints import BREAKPOINT, Line, Stop
+from debugger.record.requests.breakpoints import BREAKPOINT, Line, Stop
 from debugger.supervisor.terminal import show_prompt
 
 ours, theirs = socket.socketpair()

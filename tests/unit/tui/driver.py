@@ -10,7 +10,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from fixtures.make_run import START_NS, clock_of, make
 from tui.app import TerminalApp
 from tui.picture import Stage

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from debugger.record import breakpoints
-from debugger.record.breakpoints import Stop
-from debugger.record.run_directory import RunDirectory
+from debugger.record.requests import breakpoints
+from debugger.record.requests.breakpoints import Stop
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor.control import ControlServer
 from tui import attaching
 from tui.picture import Picture

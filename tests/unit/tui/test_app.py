@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor.control import ControlServer
 from tui.app import Fresh
 from tui.keys import VIEWS

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from debugger.record import layout
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from fixtures import recorded
 from fixtures.make_run import START_NS, clock_of
 from tui.feed import Feed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.log_form import readable
+from debugger.record.logs.log_form import readable
 from tui.files import Events, HostSamples, RankLogs, found_in_report, stacks_of
 from tui.picture import Progress, Usage
 

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 
 import tui.__main__ as command
 import tui.app
-from debugger.record import control
+from debugger.record.requests import control
 from tui.guard import Guard
 from tui.screens import dialogs
 from tui.screens.overview import Overview

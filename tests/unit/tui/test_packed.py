@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.artefact import SUFFIX, pack
-from debugger.record.unpacking import opened as unpacked
+from debugger.record.runs.artefact import SUFFIX, pack
+from debugger.record.runs.unpacking import opened as unpacked
 from fixtures import recorded
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux

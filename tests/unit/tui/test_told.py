@@ -20,7 +20,7 @@ from debugger.errors import UsageError
 from debugger.plan.conclusion import PlanFacts, conclude
 from debugger.plan.model import Model
 from debugger.plan.program import Undecided
-from debugger.record.run_directory import RunDirectory
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import CallSite
 from tests.support.programs import FILE, Programs
 from tests.support.runs import DISTDEBUG

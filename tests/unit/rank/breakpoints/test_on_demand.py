@@ -16,7 +16,7 @@ import pytest
 
 from debugger.rank.breakpoints.on_demand import ARM_AFTER_S, OnDemand
 from debugger.rank.process.main_thread import SIGNAL, MainThread
-from debugger.record import break_requests
+from debugger.record.requests import break_requests
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process is traced")
 

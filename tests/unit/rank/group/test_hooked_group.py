@@ -16,10 +16,10 @@ from debugger.rank.group.hooked_group import OPS, HookedGroup
 from debugger.rank.record.recorder import Recorder
 from debugger.rank.torch_private.group_hooks import Found, Ring
 from debugger.record.layout import CallState
-from debugger.record.reader import FlightReader
+from debugger.record.reading.reader import FlightReader
 from debugger.record.signature import RULES
 from debugger.record.snapshot import Call, Process
-from debugger.record.writer import FlightWriter
+from debugger.record.writing.writer import FlightWriter
 
 NAME, RANKS = "0", (0, 1, 2)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from debugger.rank.plan.asked_devices import asks_for_devices
-from debugger.record.plan_request import Request
+from debugger.record.requests.plan_request import Request
 
 FOR_GPUS = {
     "nccl": "dist.init_process_group('nccl')",

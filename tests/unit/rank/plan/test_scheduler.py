@@ -14,7 +14,7 @@ import pytest
 from debugger.rank.plan import memory
 from debugger.rank.plan.scheduler import Limits, Scheduler
 from debugger.rank.plan.wire import PlannerLine
-from debugger.record.program_writer import program_path
+from debugger.record.writing.program_writer import program_path
 
 
 def killed(directory: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> Scheduler:

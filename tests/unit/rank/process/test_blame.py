@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from debugger.rank.process import blame
-from debugger.record import writer
+from debugger.record.writing import writer
 
 OURS = str(Path(blame.__file__).parent / "checked_group.py")
 WRITER = writer.__file__

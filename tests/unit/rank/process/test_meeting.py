@@ -13,9 +13,9 @@ import pytest
 from debugger.nodes.several import Several, perhaps
 from debugger.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
 from debugger.rank.torch_private import rendezvous
-from debugger.record.run_directory import RunDirectory
-from debugger.supervisor.job.job import Job
-from debugger.supervisor.processes import ProcessTable
+from debugger.record.runs.run_directory import RunDirectory
+from debugger.supervisor.machine.processes import ProcessTable
+from debugger.supervisor.several_nodes.job import Job
 
 ELSEWHERE = "192.0.2.7"
 """It is nobody's (RFC 5737)."""
@@ -102,7 +102,8 @@ def test_a_rank_knows_how_many_nodes_there_are(job: Job) -> None:
 def test_a_store_on_another_host_says_that_there_are_others(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debugger.supervisor.job.job.address_towards", lambda *_: "127.0.0.1")
+    towards = "debugger.supervisor.several_nodes.job.address_towards"
+    monkeypatch.setattr(towards, lambda *_: "127.0.0.1")
     assert meets(job, host=ELSEWHERE, nodes=None)
     assert job.several is not None
     assert (job.several.fewest, job.several.guessed) == (2, False)

@@ -1,0 +1,1 @@
+"""Files, directories and sockets that others write, too: whole, private and bounded."""

@@ -1,0 +1,104 @@
+"""What a process wrote of itself as a fatal signal ended it: the lines on which it stood."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..files.bounds import open_regular, whole
+from ..requests import stack_dump
+from ..safe_text.sanitize import clean
+from ..snapshot import CallSite
+
+_REASONS = {
+    signal.SIGSEGV: "Segmentation fault",
+    signal.SIGABRT: "Aborted",
+    signal.SIGFPE: "Floating",
+    signal.SIGILL: "Illegal instruction",
+}
+"""What `faulthandler` calls them, or begins with."""
+_FATAL = "Fatal Python error: "
+_MOST_BYTES = 256 * 1024
+_MOST_FRAMES = 100
+_MOST_TEXT = 512
+_NOT_THE_USERS = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<|[/\\](?:debugger|distcore)[/\\]rank[/\\]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """`stack`: `file:line in function`, outermost call first, as an exception's. `site`: the
+    innermost line of the user's own code."""
+
+    stack: tuple[str, ...]
+    site: CallSite | None
+
+    def values(self) -> list[Any]:
+        """As JSON has it."""
+        site = self.site
+        return [list(self.stack), None if site is None else [site.file, site.line, site.function]]
+
+    @classmethod
+    def of(cls, values: Any) -> LastWords:
+        """The opposite of `values`. Raises ValueError or TypeError for anything else."""
+        stack, site = values
+        lines = tuple(clean(str(line), 3 * _MOST_TEXT) for line in stack[:_MOST_FRAMES])
+        if site is None:
+            return cls(lines, None)
+        file, line, function = site
+        file, function = (clean(str(name), _MOST_TEXT) for name in (file, function))
+        return cls(lines, CallSite(file, whole(line), function))
+
+
+def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
+    """Of the process that this signal has ended; None where it wrote none, or not of that signal.
+
+    Raises nothing: the file may be damaged, or somebody else's.
+    """
+    reason = _REASONS.get(signal.Signals(number)) if number in _REASONS else None
+    if reason is None:
+        return None
+    _, found, text = _tail(stack_dump.dump_path(stacks, pid)).rpartition(_FATAL)
+    if not found or not text.startswith(reason):
+        return None
+    # Of a thread that runs no Python there is no `Current thread`: then nobody knows who it was.
+    if "Current thread 0x" not in text:
+        return None
+    for thread in stack_dump.threads(text[text.index("Current thread 0x") :]):
+        frames = [
+            (clean(file, _MOST_TEXT), line, clean(function, _MOST_TEXT))
+            for file, line, function in thread.frames[:_MOST_FRAMES]
+        ]
+        stack = tuple(f"{file}:{line} in {function}" for file, line, function in reversed(frames))
+        users = next((one for one in frames if not _NOT_THE_USERS.search(one[0])), None)
+        return LastWords(stack, None if users is None else CallSite(*users)) if stack else None
+    return None
+
+
+class WrittenLastWords:
+    """The last words of the processes of a run, in the folder of its stacks, each read once."""
+
+    def __init__(self, stacks: Path) -> None:
+        self._stacks = stacks
+        self._found: dict[tuple[int, int, int], LastWords | None] = {}
+
+    def of(self, pid: int, start_ticks: int, number: int) -> LastWords | None:
+        """Of the process that this signal has ended."""
+        key = (pid, start_ticks, number)
+        if key not in self._found:
+            self._found[key] = last_words(self._stacks, pid, number)
+        return self._found[key]
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,464 @@
+"""Reads a flight record: live, finished, torn or foreign.
+
+A reader never writes, never blocks the rank, and takes nothing that it cannot prove whole: a torn
+slot reads as absent. What is not a flight record, or of another version, is a `FlightError` with
+one sentence.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import layout, steady_clock
+from ..files.bounds import MOST_RANKS
+from ..files.json_objects import object_of
+from ..layout import Activity, CallState, GroupState, Phase, Role
+from ..notes import ReplicasNote
+from ..replicas import ReplicaFiles
+from ..signature import MASK
+from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
+from . import copies
+from .definitions import Budget, Definitions
+from .ring import FlightError as FlightError
+from .ring import OpenMaps, RingReader
+
+UNKNOWN_GROUP: GroupKey = ("?", 0)
+_GROUP_STATES = frozenset(GroupState)
+_CALL_STATES = frozenset(CallState)
+_OF_CALLS = 1 << 63
+"""Beside the serial of a wait that is a thread's word: those of other waits are far from it."""
+
+
+class FlightReader(RingReader):
+    """One flight record, mapped. Implements `snapshot.History` for its rank."""
+
+    def __init__(
+        self,
+        path: Path,
+        steady: bool = False,
+        budget: Budget | None = None,
+        maps: OpenMaps | None = None,
+    ) -> None:
+        """`steady`: as for `Records`. `budget`: what it shares with other records; `maps`, too."""
+        super().__init__(path, maps)
+        self.node = copies.node_of(path.name)
+        self._steady = steady and not self.node
+        self._definitions = Definitions(budget)
+        self._replica_files: ReplicaFiles | None = None
+        self._header: int | None = None
+        self._waited: dict[int, Call | None] = {}
+        self.keep_waits = False
+        """Whether the calls that threads were in at the last `view` are kept from there: of records
+        that are mapped for a moment only, and do not change before the next one."""
+        self.refresh_header()
+
+    def close(self) -> None:
+        """Unmap the file."""
+        if self._mapped is not None:
+            self._mapped.close()
+
+    # -- header --------------------------------------------------------------------------------
+
+    def refresh_header(self) -> None:
+        """Read again who this is: a process learns its rank late, and may join another world."""
+        end = layout.IDENTITY_OFFSET + layout.IDENTITY_BYTES
+        written = (self._map[: layout.HEADER.size], self._map[layout.IDENTITY_OFFSET : end])
+        digest = hash(written)  # the bytes themselves are 4 KB a rank
+        if digest == self._header:
+            return
+        self._header = digest
+        (
+            _,
+            _,
+            self.pid,
+            self.rank,
+            self.world_size,
+            self.local_rank,
+            self.restart_count,
+            role,
+            self.max_restarts,
+            self._started_ns,
+            self.wall_offset_ns,
+            _,
+            self.start_ticks,
+        ) = layout.HEADER.unpack_from(self._map, 0)
+        self.role = Role(role) if role in tuple(Role) else Role.UNKNOWN
+        if self.rank >= MOST_RANKS:
+            self.rank = -1  # damaged: it reads as a process that does not know its rank
+        if not 0 < self.world_size <= MOST_RANKS:
+            self.world_size = -1
+        self.identity: Mapping[str, Any] = _identity(written[1].rstrip(b"\0"))
+        if self._steady and self._of_this_host():
+            # Its own offset is of the wall clock when it began, which may have been set since.
+            self.wall_offset_ns = steady_clock.offset_ns()
+        self.started_ns = self._started_ns + self.wall_offset_ns
+
+    def _of_this_host(self) -> bool:
+        here = socket.gethostname()
+        return bool(self.identity.get("host", here) == here)
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """When the rank's heartbeat last ran (Unix time); 0: never."""
+        beat = int(layout.U64.unpack_from(self._map, layout.DYNAMIC_OFFSET)[0])
+        return beat + self.wall_offset_ns if beat else 0
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the rank has put on record of its environment, as of the last `view`."""
+        return self._definitions.environment
+
+    # -- the view of a rank --------------------------------------------------------------------
+
+    def view(self, process: Process) -> Rank:
+        """What is known of this rank now."""
+        self._waited = {}
+        inside = self._thread_calls()
+        calls = self._calls(inside)
+        (
+            heartbeat_ns,
+            _,
+            heap_used,
+            phase,
+            _,
+            exit_code,
+            exiting_ns,
+            serial,
+            free,
+            _,
+            free_serial,
+            location,
+        ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        if self._window is not None:
+            self._window.load(*self._definitions.unread(heap_used))
+        self._definitions.read(self._map, heap_used, self.wall_offset_ns)
+        if process.ended_ns is None and exiting_ns and not process.alive:
+            process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
+        phase = Phase(phase) if phase <= Phase.ENDED else Phase.RUNNING
+        serial = (serial + sum(inside)) & MASK
+        waits = self._read_waits(inside)
+        if self.keep_waits:
+            numbers = [one.call for one in waits if one.call is not None]
+            self._waited = {number: self.call(number) for number in numbers}
+        return Rank(
+            rank=self.rank,
+            world_size=self.world_size,
+            pid=self.pid,
+            process=process,
+            host=str(self.identity.get("host", "")),
+            job=str(self.identity.get("job", "")),
+            joins=self.identity.get("joins") is not False,
+            local_rank=self.local_rank,
+            restart_count=self.restart_count,
+            max_restarts=self.max_restarts,
+            started_ns=self.started_ns,
+            phase=phase,
+            heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
+            calls=calls,
+            exit_code=exit_code if phase >= Phase.EXITING else None,
+            exiting_ns=exiting_ns + self.wall_offset_ns if exiting_ns else 0,
+            layer_serial=serial,
+            free_threads=free if free_serial == serial else -1,
+            location=self._definitions.site(location),
+            groups=self._read_groups(calls),
+            channels=self._read_channels(calls),
+            creations=tuple(self._definitions.creations),
+            waits=waits,
+            notes=tuple(self._definitions.notes),
+            replicas=self._replicas(),
+            history=self,
+            node=self.node,
+        )
+
+    def _replicas(self) -> tuple[Replicas, ...]:
+        notes = ReplicasNote.among(self._definitions.notes)
+        if not notes:
+            return ()
+        if self._replica_files is None:
+            self._replica_files = ReplicaFiles(self.path.parent, copies.prefix(self.node))
+        files = (
+            self._replica_files.announced(known.file, self._definitions.site, self.wall_offset_ns)
+            for note in notes
+            if (known := ReplicasNote.read(note.data)) is not None
+        )
+        return tuple(found for found in files if found is not None)
+
+    def _read_groups(self, calls: int) -> dict[GroupKey, Group]:
+        """`calls`: how many the rank has made."""
+        groups: dict[GroupKey, Group] = {}
+        newest = self._newest(calls, message=False)
+        for index in range(layout.GROUPS):
+            at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+            definition, state, issued, _, chain, exact, balance, last = layout.GROUP.unpack_from(
+                self._map, at
+            )
+            if not definition:
+                break
+            text = self._definitions.group(definition)
+            if text is None or state not in _GROUP_STATES:
+                continue
+            if newest is not None and newest[1] == index and newest[0] > last:
+                last, issued = newest[0], (newest[10] + 1) & MASK
+                chain, exact, balance = newest[11:14]
+            groups[text.key] = Group(
+                key=text.key,
+                desc=text.desc,
+                ranks=text.ranks,
+                backend=text.backend,
+                state=GroupState(state),
+                issued=issued,
+                chain=chain,
+                exact=exact,
+                balance=balance,
+                last=last - 1 if last and issued else None,
+                timeout_s=text.timeout_s,
+            )
+        return groups
+
+    def _group_key(self, index: int) -> GroupKey:
+        if index >= layout.GROUPS:
+            return UNKNOWN_GROUP
+        at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+        text = self._definitions.group(layout.GROUP.unpack_from(self._map, at)[0])
+        return UNKNOWN_GROUP if text is None else text.key
+
+    def _read_channels(self, calls: int) -> tuple[Channel, ...]:
+        channels = []
+        newest = self._newest(calls, message=True)
+        for index in range(layout.CHANNELS):
+            at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
+            definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
+            if not definition:
+                break
+            if newest is not None and newest[9] == index and newest[0] > last:
+                issued, chain, last = (newest[10] + 1) & MASK, newest[11], newest[0]
+            text = self._definitions.channel(definition)
+            if text is not None:
+                channels.append(
+                    Channel(
+                        group=text.group,
+                        op=text.op,
+                        peer=text.peer,
+                        tag=text.tag,
+                        issued=issued,
+                        chain=chain,
+                        last=last - 1 if last else None,
+                    )
+                )
+        return tuple(channels)
+
+    def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
+        """`calls`: the threads' words."""
+        waits = []
+        for index in range(layout.THREADS):
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            for _ in range(3):
+                row = layout.THREAD.unpack_from(self._map, at)
+                if row[0] == row[10]:
+                    break
+            version, activity, inferred, _, native, call, detail, site, since, serial, again = row
+            if version == 0:
+                break
+            if version != again or activity > Activity.PAUSED:
+                continue
+            if not activity:
+                inside = self._read_call_wait(native, calls[index], index)
+                if inside is not None:
+                    waits.append(inside)
+                continue
+            waits.append(
+                Wait(
+                    thread=native,
+                    activity=Activity(activity),
+                    serial=serial,
+                    since_ns=since + self.wall_offset_ns,
+                    call=call - 1 if call else None,
+                    detail=self._definitions.detail(detail),
+                    site=self._definitions.site(site),
+                    inferred=bool(inferred),
+                    guessed=inferred > layout.SEEN_IDLE,
+                    asks=inferred == layout.SEEN_ASKING,
+                )
+            )
+        return tuple(waits)
+
+    def _read_call_wait(self, native: int, word: int, index: int) -> Wait | None:
+        """That of a thread whose word says what it waits for; None where it waits for nothing."""
+        wait = self._word_wait(index, word)
+        if wait is None:
+            return None
+        call, site, since_ns = wait
+        return Wait(
+            thread=native,
+            activity=Activity.IN_CALL,
+            serial=_OF_CALLS | word,
+            since_ns=since_ns + self.wall_offset_ns,
+            call=call - 1 if call else None,
+            detail={},
+            site=self._definitions.site(site),
+        )
+
+    # -- history -------------------------------------------------------------------------------
+
+    def call(self, number: int) -> Call | None:
+        """The call with this number, or None when it was overwritten or is torn."""
+        if number in self._waited:
+            return self._waited[number]
+        row = self._row(number)
+        if row is None:
+            return None
+        offset = self.wall_offset_ns
+        state = CallState(row[4]) if row[4] in _CALL_STATES else CallState.ISSUED
+        if state is not CallState.FAILED:
+            if row[16]:
+                state = CallState.COMPLETED
+            elif row[15]:
+                state = CallState.STARTED
+        if self._window is not None and row[6] == layout.VOLATILE_SIGNATURE:
+            self._window.load(layout.volatile_at(number), layout.VOLATILE_BYTES)
+        started_ns = row[15]
+        if state is CallState.COMPLETED:
+            started_ns = started_ns or row[14]
+        return Call(
+            number=number,
+            group=self._group_key(row[1]),
+            seq=row[10],
+            signature=self._definitions.signature(self._map, row[6], row[3], number),
+            site=self._definitions.site(row[7]),
+            thread=row[2],
+            state=state,
+            is_async=bool(row[5] & layout.ASYNC_FLAG),
+            agrees=bool(row[5] & layout.AGREES_FLAG),
+            bounded=bool(row[5] & layout.BOUNDED_FLAG),
+            chain=row[11],
+            exact=row[12],
+            balance=row[13],
+            issued_ns=row[14] + offset if row[14] else 0,
+            started_ns=started_ns + offset if started_ns else 0,
+            completed_ns=row[16] + offset if row[16] else 0,
+        )
+
+    def _last(self, group: GroupKey) -> int | None:
+        found = self._read_groups(self._calls()).get(group)
+        return found.last if found else None
+
+    def at(self, group: GroupKey, seq: int) -> Call | None:
+        """The collective of the group with this sequence number."""
+        for kept in self._waited.values():
+            if kept and kept.seq == seq and kept.group == group and kept.signature.peer is None:
+                return kept
+        for number, row in self._walk(self._last(group)):
+            if row[10] == seq:
+                return self.call(number)
+            if row[10] < seq:
+                return None
+        return None
+
+    def message(self, channel: Channel, seq: int) -> Call | None:
+        """The send or receive with this number in its channel."""
+        for number, row in self._walk(channel.last):
+            if row[10] == seq:
+                return self.call(number)
+        return None
+
+    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
+        """The last calls, oldest first."""
+        calls: list[Call] = []
+        if group is None:
+            total = self._calls()
+            for number in range(total - 1, max(-1, total - 1 - count), -1):
+                call = self.call(number)
+                if call is None:
+                    break
+                calls.append(call)
+        else:
+            for number, _ in self._walk(self._last(group)):
+                call = self.call(number)
+                if call is None or len(calls) == count:
+                    break
+                calls.append(call)
+        return calls[::-1]
+
+    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
+        """When those of these calls were made that are still on record, and that the backend did
+        not refuse: about a microsecond and a half each, since nothing else is read of them."""
+        found = []
+        groups: dict[int, GroupKey] = {}
+        messages: dict[int, tuple[str, int, int]] = {}
+        offset = self.wall_offset_ns
+        says_start = self._version() > 2
+        for number in numbers:
+            row = self._row(number)
+            if row is None or row[5] & layout.REFUSED_FLAG or not row[14]:
+                continue
+            group = groups.get(row[1])
+            if group is None:
+                group = groups[row[1]] = self._group_key(row[1])
+            message = None
+            if row[9] != layout.NO_CHANNEL:
+                message = messages.get(row[9])
+                if message is None:
+                    message = messages[row[9]] = self._message(row[9])
+            done = row[16]
+            # A synchronous call that has started later goes on in a GPU's stream.
+            handed_over = says_start and row[15] > row[14]
+            blocks = not row[5] & layout.ASYNC_FLAG and not handed_over
+            found.append(
+                Timing(
+                    number,
+                    group,
+                    message,
+                    row[10],
+                    blocks,
+                    row[14] + offset,
+                    done + offset if done else 0,
+                )
+            )
+        return found
+
+    def _message(self, index: int) -> tuple[str, int, int]:
+        text = None
+        if index < layout.CHANNELS:
+            at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
+            text = self._definitions.channel(layout.CHANNEL.unpack_from(self._map, at)[0])
+        return ("?", -1, 0) if text is None else (text.op, text.peer, text.tag)
+
+    def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
+        """chain, exact and balance after that many collectives of the group."""
+        if issued == 0:
+            return (0, 0, 0)
+        if issued % layout.CHECKPOINT_EVERY == 0:
+            checkpoint = self._checkpoint(group, issued)
+            if checkpoint is not None:
+                return checkpoint
+        for _, row in self._walk(self._last(group)):
+            if row[10] == issued - 1:
+                return (row[11], row[12], row[13])
+            if row[10] < issued - 1:
+                return None
+        return None
+
+    def _checkpoint(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
+        for index in range(layout.GROUPS):
+            at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+            if not layout.GROUP.unpack_from(self._map, at)[0]:
+                return None
+            if self._group_key(index) == group:
+                slot = issued // layout.CHECKPOINT_EVERY % layout.CHECKPOINTS
+                at = layout.CHECKPOINTS_OFFSET + (
+                    (index * layout.CHECKPOINTS + slot) * layout.CHECKPOINT.size
+                )
+                count, chain, exact, balance = layout.CHECKPOINT.unpack_from(self._map, at)
+                return (chain, exact, balance) if count == issued else None
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(text: bytes) -> Mapping[str, Any]:
+    """What it says; the ranks of a node, which are read one after the other, may say the same."""
+    return object_of(text)

@@ -1,0 +1,207 @@
+"""Opens a flight record, and reads its ring: the slots of its last calls, which is the latest."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import layout
+from ..files.bounds import open_regular
+from ..lost_pages import keep
+from ..signature import OP_CODES, POINT_TO_POINT
+from .window import Window
+
+_MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
+
+
+class FlightError(Exception):
+    """This file cannot be read as a flight record; the sentence says why."""
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The file, if it is a flight record that this version reads; raises FlightError."""
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise FlightError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.read(descriptor, 12)
+        if head[:8] != layout.MAGIC:
+            raise FlightError(f"{path}: is not a flight record of distdebug")
+        version = int.from_bytes(head[8:12], "little")
+        if version not in layout.READABLE:
+            raise FlightError(
+                f"{path}: is a flight record of version {version}; "
+                f"this distdebug reads version {layout.VERSION}"
+            )
+        if size < layout.FILE_BYTES:
+            raise FlightError(
+                f"{path}: is truncated: {size} of {layout.FILE_BYTES} bytes are there"
+            )
+        found = mmap.mmap(descriptor, layout.FILE_BYTES, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    keep(found)
+    return found
+
+
+class OpenMaps:
+    """The records of one reader that are mapped: at most `most` of those that it is told of.
+
+    Each is a descriptor, and the pages that were read of it are memory of the process: of the
+    16,384 ranks of 2,048 nodes both would be more than a process has.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: deque[RingReader] = deque()
+
+    def opened(self, reader: RingReader) -> None:
+        """This one was mapped just now: those that were longest ago rest."""
+        self._open.append(reader)
+        while len(self._open) > self._most:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                self._open.popleft().rest()
+
+
+class RingReader:
+    """The ring of a flight record, mapped. A slot is read as `layout.SLOT` says.
+
+    What is mapped beyond a file's end cannot be read without being killed for it (SIGBUS): whoever
+    keeps a reader calls `still_whole` before each look. Raises FlightError.
+    """
+
+    def __init__(self, path: Path, maps: OpenMaps | None = None) -> None:
+        """`maps`: those of many records, of which not all can be mapped at a time."""
+        self.path = path
+        self.cut = False
+        self._maps = maps
+        self._mapped: mmap.mmap | None = None
+        self._window: Window | None = None
+        self._open()
+
+    @property
+    def _map(self) -> mmap.mmap:
+        return self._mapped or self._open()
+
+    def _open(self) -> mmap.mmap:
+        found = self._mapped = mapped(self.path)
+        if self._maps is not None:
+            # Most of a copy is empty: reading ahead would fill memory with zeros, 128 KB each time.
+            found.madvise(mmap.MADV_RANDOM)
+            self._maps.opened(self)
+        return found
+
+    @contextlib.contextmanager
+    def looked_at(self, window: Window) -> Iterator[None]:
+        """Within the block the record is read through the window, if it is not mapped just now. No
+        other thread may read it meanwhile."""
+        if self._mapped is not None:
+            yield
+            return
+        with contextlib.suppress(OSError):
+            window.open(self.path)
+            self._mapped, self._window = window.memory, window
+        try:
+            yield
+        finally:
+            if self._window is not None:
+                self._window = None
+                window.close()
+                self._mapped = self._mapped if self.cut else None
+
+    def rest(self) -> None:
+        """Hold nothing of the file until it is read again, by its name."""
+        if not self.cut:
+            self._mapped = None  # whoever reads it just now in another thread still has it
+
+    @property
+    def change_mark(self) -> tuple[int, ...]:
+        """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
+        values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
+
+    @property
+    def noted_bytes(self) -> int:
+        """What notes, and all else that is defined once, take of the record."""
+        return int(layout.U64.unpack_from(self._map, layout.HEAP_USED_AT)[0])
+
+    def still_whole(self) -> bool:
+        """Whether all that is mapped can be read. From the first time that somebody has cut the
+        file short, all reads as absent."""
+        if not self.cut:
+            with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
+                self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
+            if self.cut:
+                self._mapped = mmap.mmap(-1, layout.FILE_BYTES)
+        return not self.cut
+
+    def _thread_calls(self) -> tuple[int, ...]:
+        return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
+
+    def _calls(self, inside: Sequence[int] = ()) -> int:
+        """How many calls were issued. `inside`: the threads' words, where they were read."""
+        counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
+        return max(counted, max(inside or self._thread_calls()) >> self._phase_bits())
+
+    def _phase_bits(self) -> int:
+        """Of a thread's word, how many say whether it is in the call."""
+        return layout.PHASE_BITS if self._version() > 2 else 1
+
+    def _word_wait(self, index: int, word: int) -> tuple[int, int, int] | None:
+        """What the word of the thread at this index says that it waits for: the call's number + 1
+        (0: none), the line and since when. None where it has left that, or has gone on meanwhile:
+        then another word, or its slot's activity, says what it does."""
+        bits = self._phase_bits()
+        phase = word & (1 << bits) - 1
+        if phase % 2:
+            return None
+        if phase:
+            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+            wait: tuple[int, int, int] = layout.WAIT.unpack_from(self._map, at + layout.WAIT_AT)
+            now = layout.U64.unpack_from(self._map, at + layout.THREAD_CALL_AT)[0]
+            return wait if now == word else None
+        row = self._row((word >> bits) - 1)
+        return None if row is None or row[15] or row[16] else (row[0], row[7], row[14])
+
+    def _row(self, number: int) -> tuple[Any, ...] | None:
+        """The slot of this call in the ring; None when it was overwritten or is torn."""
+        if number < 0:
+            return None
+        at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+        if self._window is not None:
+            self._window.load(at, layout.SLOT.size)
+        row = layout.SLOT.unpack_from(self._map, at)
+        return row if row[0] == row[17] == number + 1 else None
+
+    def _newest(self, calls: int, message: bool) -> tuple[Any, ...] | None:
+        """The slot of the latest of so many calls, which has the counts of its group or channel;
+        None if it is no message, or is one, and if the counts are elsewhere."""
+        row = self._row(calls - 1)
+        if row is None or row[5] & layout.REFUSED_FLAG or self._version() == 1:
+            return None
+        return row if (row[3] in _MESSAGES) == message else None
+
+    def _version(self) -> int:
+        return int(layout.U32.unpack_from(self._map, layout.VERSION_AT)[0])
+
+    def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """The calls of one group or channel from this one backwards, as (number, slot row)."""
+        number = last
+        while number is not None and number >= 0:
+            row = self._row(number)
+            if row is None:
+                return
+            yield number, row
+            distance = (number + 1 - row[8]) & 0xFFFFFFFF
+            # A call that names itself as the one before it, or one that the ring has lost, ends
+            # the walk; so no ring leads round in circles.
+            if not row[8] or not 0 < distance < layout.RING:
+                return
+            number -= distance

@@ -1,0 +1,321 @@
+"""Where everything of a run lies: makes, finds and checks run directories.
+
+File names come from fixed templates, files are 0600 and directories 0700. Writing never raises:
+a full disk or a vanished directory costs the record, not the run, and is reported once in
+`failures`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..files.appending import append
+from ..files.bounds import open_regular, read_regular
+from ..files.json_objects import MOST_BYTES, object_of, parsed
+from ..files.place import (
+    RunDirectoryError,
+    check_parent,
+    make_base,
+    make_explicit,
+    make_new,
+    reason,
+)
+from ..files.replacing import replacing
+
+__all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
+
+SCHEMA = "distdebug.run/1"
+BASE = Path(".distdebug")
+LATEST = "latest"
+_SUBDIRECTORIES = ("ranks", "logs", "stacks")
+
+
+@dataclass(slots=True)
+class RunDirectory:
+    """One run directory. `failures` are sentences about writes that did not succeed, each once;
+    `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
+
+    path: Path
+    failures: list[str] = field(default_factory=list)
+    packed: Path | None = None
+    _lock: int = -1
+
+    @classmethod
+    def create(cls, base: Path = BASE, explicit: Path | None = None) -> RunDirectory:
+        """A new directory below `base`, or at `explicit`, which must not exist or be empty.
+
+        `base/latest` points to it afterwards (with `explicit`, only if `base` exists).
+        Raises RunDirectoryError.
+        """
+        base = Path(os.path.abspath(base))
+        try:
+            if explicit is not None:
+                path = Path(os.path.abspath(explicit))
+                check_parent(path.parent)
+                make_explicit(path)
+            else:
+                check_parent(base.parent)
+                make_base(base)
+                path = make_new(base)
+            for name in _SUBDIRECTORIES:
+                (path / name).mkdir(mode=0o700)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot make a run directory at {explicit or base}: {reason(error)}; "
+                "choose another place with --run-dir"
+            ) from error
+        directory = cls(path)
+        directory._lock = _lock(path)
+        if not directory.write_json("run.json", {}):
+            raise RunDirectoryError(f"{directory.failures[0]}; choose another with --run-dir")
+        if base.is_dir() and not base.is_symlink():
+            _point_latest(base, path)
+        return directory
+
+    @classmethod
+    def open(cls, path: str | Path | None = None, base: Path = BASE) -> RunDirectory:
+        """The run at `path`: a directory, the name of one below `base`, or None for the newest.
+
+        Raises RunDirectoryError where there is none, or it was not made by this tool.
+        """
+        if path is None:
+            found = Path(os.path.abspath(base / LATEST))
+            if not (_is_there(found) and found.is_dir()):
+                raise RunDirectoryError(
+                    f"there is no run below {base}/ yet; start one with `distdebug run`, "
+                    "or name the directory of a run"
+                )
+        else:
+            candidates = [Path(path)]
+            if not Path(path).is_absolute():
+                candidates.append(base / path)
+            existing = [one for one in candidates if _is_there(one)]
+            if not existing:
+                raise RunDirectoryError(f"there is no run directory {path}")
+            directories = [one for one in existing if one.is_dir()]
+            if not directories:
+                raise RunDirectoryError(f"{path} is a file; name the directory of a run")
+            ours = [one for one in directories if why_not_ours(one) is None]
+            found = Path(os.path.abspath((ours or directories)[0]))
+        problem = why_not_ours(found)
+        if problem is not None:
+            raise RunDirectoryError(f"{path or found} {problem}")
+        return cls(Path(os.path.realpath(found)))
+
+    @staticmethod
+    def latest(base: Path = BASE) -> Path:
+        """Where `open()` finds the newest run, whether there is one or not."""
+        return Path(os.path.realpath(base / LATEST))
+
+    def close(self) -> None:
+        """Ends the hold on the directory: from now on `prune` may remove it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def as_known(self, sentence: str) -> str:
+        """The sentence, about the artefact where it is about what was unpacked from one."""
+        return sentence.replace(str(self.path), str(self.packed or self.path))
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def stacks(self) -> Path:
+        return self.path / "stacks"
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def host(self) -> Path:
+        return self.path / "host.jsonl"
+
+    @property
+    def exits(self) -> Path:
+        """Exit statuses that parent processes saw: {"pid", "status" (raw), "time_ns"} a line."""
+        return self.path / "exits.jsonl"
+
+    @property
+    def verdict(self) -> Path:
+        """How the ranks learn of the finding that ends the run."""
+        return self.path / "verdict.json"
+
+    @property
+    def report_json(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def report_text(self) -> Path:
+        return self.path / "report.txt"
+
+    @property
+    def traffic_text(self) -> Path:
+        """Of a plan: calls, bytes and times by group and op, as a table for people."""
+        return self.path / "traffic.txt"
+
+    @property
+    def junit(self) -> Path:
+        return self.path / "junit.xml"
+
+    @property
+    def stacks_text(self) -> Path:
+        return self.stacks / "stacks.txt"
+
+    @property
+    def stacks_json(self) -> Path:
+        return self.stacks / "stacks.json"
+
+    def flight(self, rank: int) -> Path:
+        return self.ranks / f"{int(rank)}.flight"
+
+    def stdout(self, rank: int) -> Path:
+        return self.logs / f"{int(rank)}.out"
+
+    def stderr(self, rank: int) -> Path:
+        return self.logs / f"{int(rank)}.err"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"{int(rank)}.jsonl"
+
+    def write_json(self, name: str, value: dict[str, Any]) -> bool:
+        """Writes a file whole or not at all. `run.json` always carries the schema that marks the
+        directory as ours. Returns False, and adds to `failures`, where that fails."""
+        if name == self.run_json.name:
+            value = {"schema": SCHEMA, **value}
+        # In pieces: as a whole the report of many ranks takes several times its size.
+        pieces = json.JSONEncoder(indent=2, ensure_ascii=True, default=str).iterencode(value)
+        return self._write(name, chain(pieces, "\n"))
+
+    def write_text(self, name: str, text: str | Iterable[str]) -> bool:
+        """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
+        return self._write(name, (text,) if isinstance(text, str) else text)
+
+    def _write(self, name: str, pieces: Iterable[str]) -> bool:
+        try:
+            with replacing(self.path / name) as file:
+                for piece in pieces:
+                    file.write(piece.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._fail(name, error)
+            return False
+        return True
+
+    def append_line(self, name: str, value: dict[str, Any]) -> bool:
+        """Adds one JSON line to a file. Returns False, and adds to `failures`, on an error."""
+        line = json.dumps(value, separators=(",", ":"), ensure_ascii=True, default=str) + "\n"
+        try:
+            append(self.path / name, line.encode())
+        except OSError as error:
+            self._fail(name, error)
+            return False
+        return True
+
+    def append_event(self, kind: str, message: str, **data: Any) -> bool:
+        """Adds a notice or finding to events.jsonl, with the time in Unix nanoseconds."""
+        event = {"time_ns": time.time_ns(), "kind": kind, "message": message, **data}
+        return self.append_line(self.events.name, event)
+
+    def _fail(self, name: str, error: OSError) -> None:
+        sentence = f"cannot write {name} in the run directory {self.path}: {reason(error)}"
+        if sentence not in self.failures:
+            self.failures.append(sentence)
+
+
+def is_live(path: Path) -> bool:
+    """Whether the supervisor that made the directory (or its warden) still runs on this host."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _point_latest(base: Path, path: Path) -> None:
+    """A link that cannot be made costs `distdebug report` its default, and nothing else."""
+    latest, temporary = base / LATEST, base / f".{LATEST}-{os.urandom(4).hex()}"
+    try:
+        os.symlink(path.name if path.parent == base else path, temporary)
+        if latest.exists() and not latest.is_symlink():
+            temporary.unlink()  # somebody's own file
+        else:
+            os.replace(temporary, latest)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _lock(path: Path) -> int:
+    """Holds the directory for as long as this process lives; -1 where locks do not work."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {reason(error)}") from error
+    return True
+
+
+def why_not_ours(path: Path) -> str | None:
+    """None for a run directory, otherwise the end of a sentence that begins with its name."""
+    try:
+        with open(open_regular(path / "run.json"), "rb") as file:
+            value = parsed(file.read(1 << 22))
+    except FileNotFoundError:
+        return "is not a run directory of distdebug: it has no run.json"
+    except OSError as error:
+        return f"cannot be read: {reason(error)}"
+    except ValueError:
+        return "is not a run directory of distdebug: its run.json is not JSON"
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema == SCHEMA:
+        return None
+    if isinstance(schema, str) and schema.startswith("distdebug.run/"):
+        return f"was written by another version of distdebug ({schema[:40]}; this is {SCHEMA})"
+    return "is not a run directory of distdebug: its run.json is something else's"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    try:
+        return object_of(read_regular(path, MOST_BYTES + 1))
+    except OSError:
+        return {}

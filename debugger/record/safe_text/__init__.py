@@ -1,0 +1,1 @@
+"""What may be kept and shown: no secrets, and nothing that a terminal or a CI system obeys."""

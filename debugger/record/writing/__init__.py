@@ -1,0 +1,1 @@
+"""What a rank puts on its flight record, and how."""

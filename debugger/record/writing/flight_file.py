@@ -1,0 +1,214 @@
+"""The file of a flight record as its one writer sees it: made, mapped, and filled with texts.
+
+Everything here happens rarely. What happens with every call is in `writer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import layout
+from ..layout import Definition, Phase, Role
+from ..lost_pages import keep
+from ..notes import NoteData
+
+_now = time.monotonic_ns
+
+NOTES_BYTES = 64 << 10
+"""Of the texts' room, what only notes may use: how a rank without room ends is recorded."""
+
+
+class FlightFile:
+    """A new flight record: its header, its phase, and its definitions.
+
+    Raises OSError when the file cannot be made or allocated; after that no method raises for
+    lack of room: texts that do not fit become id 0 ("unknown").
+    """
+
+    def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:
+        if sys.byteorder != "little":
+            raise OSError("flight records need a little-endian machine")
+        self.path = path
+        self.detached = False
+        self._use(self._made(path))
+        self.rank = -1
+        self._role = role
+        self._started_ns = _now()
+        self._start_ticks = _process_start_ticks()
+        self._world_size = self._local_rank = -1
+        self._restart_count = self._max_restarts = 0
+        self._lock = threading.RLock()
+        self._heap_used = 0
+        self._ids: dict[tuple[int, Hashable], int] = {}
+        self._counts: dict[int, int] = {}
+        self._write_header()
+        self.phase(Phase.RUNNING)
+
+    def _made(self, path: Path) -> mmap.mmap:
+        """The memory of the new record."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
+            mapped = mmap.mmap(descriptor, layout.FILE_BYTES)
+            keep(mapped)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+        return mapped
+
+    def _use(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+        self._words = memoryview(mapped).cast("Q")
+        # From the first slot of the ring on; all of them, and one field of each by its word there.
+        self._ring = memoryview(mapped)[layout.RING_OFFSET :]
+        self._started = self._words[(layout.RING_OFFSET + layout.STARTED_AT) // 8 :]
+        self._completed = self._words[(layout.RING_OFFSET + layout.COMPLETED_AT) // 8 :]
+
+    # -- who this is ---------------------------------------------------------------------------
+
+    def identify(self, identity: Mapping[str, Any]) -> None:
+        """Put the free-form identity (host, job, command line, versions) on record."""
+        text = json.dumps(identity).encode()[: layout.IDENTITY_BYTES - 1]
+        start = layout.IDENTITY_OFFSET
+        self._map[start : start + layout.IDENTITY_BYTES] = text.ljust(layout.IDENTITY_BYTES, b"\0")
+
+    def claim(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        restart_count: int,
+        max_restarts: int = 0,
+    ) -> None:
+        """Say which rank this is, and how often its launcher has restarted it and may do so."""
+        self.rank, self._world_size = rank, world_size
+        self._local_rank, self._restart_count = local_rank, restart_count
+        self._max_restarts = max_restarts
+        self._role = Role.RANK
+        self._write_header()
+
+    def _write_header(self) -> None:
+        layout.HEADER.pack_into(
+            self._map,
+            0,
+            layout.MAGIC,
+            layout.VERSION,
+            os.getpid(),
+            self.rank,
+            self._world_size,
+            self._local_rank,
+            self._restart_count,
+            int(self._role),
+            max(0, self._max_restarts),
+            self._started_ns,
+            time.time_ns() - _now(),
+            os.getpid(),  # that of the main thread, too
+            self._start_ticks,
+        )
+
+    def take_name(self, name: Path) -> None:
+        """Call the file by its rank, which a reader takes for whole. An earlier process's record
+        steps aside; that of a living rival keeps the name, and both stay readable."""
+        with contextlib.suppress(OSError):
+            if name.exists() and not _written_by_the_living(name):
+                os.rename(name, name.with_name(f"{name.stem}.before-{os.getpid()}.flight"))
+            os.link(self.path, name)
+            os.unlink(self.path)
+
+    def phase(self, phase: Phase, exit_code: int = 0) -> None:
+        """Say how far the process has come; from `EXITING` on with the exit code it will have, and
+        since when: its end, seconds later maybe, is that of the same leaving."""
+        began = phase is Phase.ENDED and self._map[layout.PHASE_AT] == Phase.EXITING
+        self._map[layout.PHASE_AT] = int(phase)
+        exiting_ns = 0
+        if began:
+            _, exiting_ns = layout.EXIT.unpack_from(self._map, layout.EXIT_AT)
+        elif phase >= Phase.EXITING:
+            exiting_ns = _now()
+        layout.EXIT.pack_into(self._map, layout.EXIT_AT, exit_code, exiting_ns)
+
+    def detach(self) -> None:
+        """In a forked child: the file is the parent's, so write to private memory from now on."""
+        self._use(mmap.mmap(-1, layout.FILE_BYTES))
+        self._lock = threading.RLock()
+        self.detached = True
+
+    # -- definitions ---------------------------------------------------------------------------
+
+    def define(self, kind: Definition, text: str, key: Hashable = None) -> int:
+        """The id of this text, which is written once; 0 when there is no room left.
+
+        `key` (default: the text) is what makes two definitions the same.
+        """
+        known = (int(kind), text if key is None else key)
+        with self._lock:
+            number = self._ids.get(known)
+            if number is not None:
+                return number
+            raw = text.encode("utf-8", "backslashreplace")
+            head = layout.DEFINITION
+            used = self._heap_used
+            room = layout.HEAP_BYTES - (0 if kind is Definition.NOTE else NOTES_BYTES)
+            if used + head.size + len(raw) > room:
+                self._map[layout.FLAGS_AT] |= layout.HEAP_FULL_FLAG
+                return 0
+            number = self._counts.get(int(kind), 0) + 1
+            self._counts[int(kind)] = number
+            at = layout.HEAP_OFFSET + used
+            head.pack_into(self._map, at, len(raw), int(kind), number)
+            self._map[at + head.size : at + head.size + len(raw)] = raw
+            self._heap_used = used + head.size + len(raw)
+            self._words[layout.HEAP_USED_AT // 8] = self._heap_used
+            self._ids[known] = number
+            return number
+
+    @property
+    def heap_half_full(self) -> bool:
+        """From here on signatures go to the volatile area, so that groups and notes find room."""
+        return self._heap_used > layout.HEAP_BYTES // 2
+
+    def note(self, note: NoteData, message: str, site: int = 0) -> None:
+        """Put an event on record, with the time now."""
+        head = {"kind": note.KIND, "t_ns": _now(), "message": message[:4000], "site": site}
+        text = json.dumps({**head, **note.data()}, default=str)
+        self.define(Definition.NOTE, text, key=(note.KIND, _now()))
+
+    def _add(self, kind: Definition, record: Mapping[str, Any]) -> int:
+        return self.define(kind, json.dumps(record), key=(id(self), self._counts.get(int(kind), 0)))
+
+
+def place_of_this_process(directory: Path) -> Path:
+    """Where its flight record stands in a run directory, as long as nobody knows which rank it is.
+    One that is there is of what the process was before `exec`, and makes room: it named no rank."""
+    path = directory / "ranks" / f"pid-{os.getpid()}.flight"
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return path
+
+
+def _written_by_the_living(path: Path) -> bool:
+    with path.open("rb") as file:
+        header = file.read(layout.HEADER.size)
+    if len(header) < layout.HEADER.size:  # somebody has cut it short
+        return False
+    return Path(f"/proc/{layout.HEADER.unpack(header)[2]}").exists()
+
+
+def _process_start_ticks() -> int:
+    """When this process began, in clock ticks since boot (field 22 of its stat); 0 elsewhere."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(")") + 2 :].split()[19])

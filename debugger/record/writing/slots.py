@@ -1,0 +1,124 @@
+"""The running values that the writer keeps for each place in a flight record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .. import layout
+
+WRITTEN = -1
+"""Of `ThreadSlot.current`: the thread is in no call, but its next one must be put down in full."""
+
+
+@dataclass(slots=True)
+class CallDescription:
+    """A distinct call, described once: what the record says of it each time.
+
+    `agree`, `exact` and `contribution` feed the chains and the balance (see `signature`); `exact`
+    equals `agree` where the shapes say no more.
+    `channel` is None for collectives. `volatile` is the signature's text where the heap has no
+    room for it, else None.
+    """
+
+    op_code: int
+    signature_id: int
+    agree: int
+    exact: int
+    contribution: int
+    channel: ChannelSlot | None
+    volatile: bytes | None
+    has_shapes: bool = field(init=False)
+    """Whether the shapes say more."""
+
+    def __post_init__(self) -> None:
+        self.has_shapes = self.exact != self.agree
+
+
+class Place:
+    """A line that makes calls of one group, by the id of its `site`; and what all slots of the ring
+    that they take have in common, as long as they are this `call`, with these `flags` and on this
+    `thread` (`common`: those bytes)."""
+
+    __slots__ = ("call", "common", "flags", "site", "thread")
+
+    def __init__(self, site: int) -> None:
+        self.site = site
+        self.call: CallDescription | None = None
+        self.thread: ThreadSlot | None = None
+        self.flags = 0
+        self.common = b""
+
+
+class GroupSlot:
+    """A group's place in the record, and the running values that the writer keeps for it; it writes
+    a checkpoint after the call with the number `checkpoint_at`."""
+
+    __slots__ = (
+        "balance",
+        "chain",
+        "checkpoint_at",
+        "exact",
+        "index",
+        "issued",
+        "last",
+        "offset",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
+        self.issued = 0
+        self.chain = self.exact = self.balance = 0
+        self.last = 0
+        self.checkpoint_at = layout.CHECKPOINT_EVERY - 1
+
+
+class ChannelSlot:
+    """A point-to-point channel's place in the record; index NO_CHANNEL: it found none."""
+
+    __slots__ = ("chain", "index", "issued", "last", "offset")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.offset = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
+        self.issued = self.chain = self.last = 0
+
+
+class ThreadSlot:
+    """What one thread waits for: its place in the record, and a stack of its nested waits.
+
+    A thread that is in a call, or waits for one, and is in nothing else, is on record by one word,
+    its `call_word`, whose value is `word`: then `current` is the call's number + 1, and `nested` is
+    empty. `current` is 0, or `WRITTEN`, in all other cases; `at_rest` says which, when the thread
+    is in nothing. Threads that `share` one place have nothing in that word, which one would
+    overwrite with the other's.
+
+    `ring_word` is the place in the ring, in words, of the call that `begin` has put the thread
+    into. It holds while `current` is still that call: before the ring comes round to a call, its
+    threads are put down in full (see `waits`).
+    """
+
+    __slots__ = (
+        "at_rest",
+        "call_word",
+        "current",
+        "index",
+        "native_id",
+        "nested",
+        "offset",
+        "ring_word",
+        "version",
+        "wait_word",
+        "word",
+    )
+
+    def __init__(self, index: int, native_id: int, shares: bool = False) -> None:
+        self.index = index
+        self.native_id = native_id
+        self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+        self.call_word = (self.offset + layout.THREAD_CALL_AT) // 8
+        self.wait_word = (self.offset + layout.WAIT_AT) // 8
+        self.current = self.at_rest = WRITTEN if shares else 0
+        self.word = self.ring_word = 0
+        self.version = 0
+        self.nested: list[tuple[int, int, int, int]] = []

@@ -1,0 +1,267 @@
+"""Writes a rank's calls and waits. One process writes a file; its threads share this writer.
+
+This is the hot path: `begin` and one of `finish`, `hand_over` and `break_off` run with every call,
+together about 1.5 µs, and only pack numbers into mapped memory. Everything with a text goes through
+`define`, once. What a reader can find out from the ring is written nowhere else: see `layout`,
+"Written once".
+
+The interpreter switches threads only at calls and backward jumps. Between two of them nothing can
+come, and that is all the locking there is: a lock would cost 0.2 µs. It adds, subtracts, multiplies
+and compares integers in a fraction of the time that it takes for any other operation on them, which
+is why nothing is shifted or masked here where that can be helped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from struct import Struct
+
+from .. import layout
+from ..layout import CallState
+from ..signature import CHAIN_STEP, MASK
+from .refused_calls import RefusedCalls
+from .slots import CallDescription, GroupSlot, Place, ThreadSlot
+
+_now = time.monotonic_ns
+_ident = threading.get_ident
+
+# The machine's own structs pack a third faster than "<" ones, into the same bytes: every field is
+# aligned, and FlightFile refuses big-endian machines.
+# A byte of padding is written as 0 at no cost, where a number 0 costs as much as any other.
+_COMMON = Struct("@HHBBBxII")
+_pack_slot = Struct(f"@Q{_COMMON.size}sIIQQQQQ16xQ").pack_into
+
+_RING = layout.RING
+_RING_OFFSET = layout.RING_OFFSET
+_SLOT_BYTES = layout.SLOT.size
+_STATE_AT = layout.STATE_AT
+_KEEP_EVERY = layout.RING // 8
+_NO_PHASE = 1 << layout.PHASE_BITS
+_NO_CHANNEL = layout.NO_CHANNEL
+_ISSUED = int(CallState.ISSUED)
+_FAILED = int(CallState.FAILED)
+_STEP = CHAIN_STEP
+_LOW_32 = 0xFFFFFFFF
+
+# Positions in 8-byte words, for the fields that are written one at a time.
+_SLOT_WORDS = layout.SLOT.size // 8
+_LAST_SLOT = (layout.RING - 1) * _SLOT_WORDS
+_HEARTBEAT_WORD = layout.DYNAMIC_OFFSET // 8
+
+
+class FlightWriter(RefusedCalls):
+    """The flight record of this process."""
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def begin(
+        self, group: GroupSlot, call: CallDescription, place: Place, flags: int
+    ) -> tuple[int, ThreadSlot]:
+        """Record that a call is about to enter the backend, and that this thread is in it.
+
+        Returns the call's number (from 0) and the thread's slot, for exactly one of `finish`,
+        `hand_over` and `break_off`.
+        """
+        try:
+            thread = self._threads[_ident()]
+        except KeyError:
+            thread = self.thread()
+        # Half of the slot is as in the last call from there: packing it costs 0.1 µs.
+        if place.call is call and place.thread is thread and place.flags == flags:
+            common = place.common
+        else:
+            common = _prepare(group, call, place, flags, thread)
+        now = _now()
+        # Its number, its place in its group or channel, and the chains. From here to the end of
+        # `_pack_slot` no other thread can come between: see the file's docstring.
+        number = self._number
+        self._number = mark = number + 1
+        ring_word = self._next_slot
+        self._next_slot = ring_word + _SLOT_WORDS if ring_word != _LAST_SLOT else 0
+        latest = self._latest
+        channel = call.channel
+        if channel is None:
+            self._latest = group
+            seq = group.issued
+            group.issued = seq + 1
+            previous = group.last
+            group.last = mark
+            group.chain = chain = (group.chain * _STEP + call.agree) & MASK
+            exact, balance = group.exact, group.balance
+            if call.has_shapes:
+                group.exact = exact = (exact + call.exact * (2 * seq + 1)) & MASK
+            if call.contribution:
+                group.balance = balance = (balance + call.contribution * (2 * seq + 1)) & MASK
+            channel_index = _NO_CHANNEL
+        else:
+            self._latest = channel
+            seq = channel.issued
+            channel.issued = seq + 1
+            previous = channel.last
+            channel.last = mark
+            channel.chain = chain = (channel.chain * _STEP + call.agree) & MASK
+            exact = balance = 0
+            channel_index = channel.index
+        _pack_slot(
+            self._ring,
+            ring_word * 8,
+            mark,
+            common,
+            previous & _LOW_32,
+            channel_index,
+            seq,
+            chain,
+            exact,
+            balance,
+            now,
+            mark,
+        )
+        # What is rare, or not needed for a further call of the same group.
+        if latest is not self._latest and latest is not None:
+            self._write_counts(latest)
+        if channel is None and seq == group.checkpoint_at:
+            group.checkpoint_at = seq + layout.CHECKPOINT_EVERY
+            self._checkpoint(group.index, seq + 1, chain, exact, balance)
+        if call.volatile is not None:
+            self._write_volatile(number, call.volatile)
+        if mark == self._keep_at:
+            self._keep_at = mark + _KEEP_EVERY
+            self._keep_old_waits()
+        # The thread is in it: one word says so, unless it is in something else already.
+        if thread.current or thread.nested:
+            self._enter_within(mark, place.site)
+        else:
+            thread.current = mark
+            thread.ring_word = ring_word
+            thread.word = word = mark * _NO_PHASE
+            self._words[thread.call_word] = word
+        return number, thread
+
+    def _write_volatile(self, number: int, text: bytes) -> None:
+        at = layout.VOLATILE_OFFSET + number % _RING * layout.VOLATILE_BYTES
+        self._map[at : at + layout.VOLATILE_BYTES] = text[: layout.VOLATILE_BYTES].ljust(
+            layout.VOLATILE_BYTES, b"\0"
+        )
+
+    def _checkpoint(self, group: int, issued: int, chain: int, exact: int, balance: int) -> None:
+        index = issued // layout.CHECKPOINT_EVERY % layout.CHECKPOINTS
+        at = layout.CHECKPOINTS_OFFSET + (
+            (group * layout.CHECKPOINTS + index) * layout.CHECKPOINT.size
+        )
+        layout.CHECKPOINT.pack_into(self._map, at, issued, chain, exact, balance)
+
+    def hand_over(self, number: int, thread: ThreadSlot) -> None:
+        """The backend has accepted the call, which goes on in the background; the thread leaves."""
+        if thread.current == number + 1:
+            self._started[thread.ring_word] = _now()
+            thread.current = 0
+            thread.word = word = thread.word + 1
+            self._words[thread.call_word] = word
+            return
+        if self._number - number <= _RING:
+            self._started[number % _RING * _SLOT_WORDS] = _now()
+        self.leave(thread)
+
+    def complete(self, number: int, thread: ThreadSlot) -> None:
+        """`finish`, by the thread that has made the call and has been in it since."""
+        if thread.current != number + 1:
+            self.finish(number, thread)
+            return
+        self._completed[thread.ring_word] = _now()
+        thread.current = 0
+        thread.word = word = thread.word + 1
+        self._words[thread.call_word] = word
+
+    def finish(
+        self,
+        number: int,
+        thread: ThreadSlot | None,
+        started_ns: int = 0,
+        completed_ns: int = 0,
+    ) -> None:
+        """The call is done: its result may be used; the thread that waited for it leaves.
+
+        `thread`: None when nobody waited. `started_ns`: when it began, where that is known better
+        than by `hand_over`; `completed_ns`: when it ended, if not now.
+        """
+        now = completed_ns or _now()
+        if self._number - number <= _RING:  # else the ring has come round to its slot
+            at = number % _RING * _SLOT_WORDS
+            if started_ns:
+                self._started[at] = started_ns
+            self._completed[at] = now
+        if thread is not None:
+            # `leave_call`, without the cost of calling it.
+            if thread.current == number + 1:
+                thread.current = 0
+                thread.word = word = thread.word + 1
+                self._words[thread.call_word] = word
+            else:
+                self.leave(thread)
+
+    def break_off(self, number: int, thread: ThreadSlot | None) -> None:
+        """The call raised; the thread that waited for it leaves (None: nobody waited)."""
+        now = _now()
+        if self._number - number <= _RING:
+            at = number % _RING
+            self._ring[at * _SLOT_BYTES + _STATE_AT] = _FAILED
+            self._completed[at * _SLOT_WORDS] = now
+        if thread is not None:
+            self.leave_call(thread, number + 1)
+
+    def withdraw(self, group: GroupSlot, call: CallDescription | None) -> None:
+        """The call that this thread was about to make is not made: the handler of a signal has
+        raised first. It may be on record by then, or be about to be (`call` is None before it was
+        described)."""
+        if call is None:
+            return
+        thread = self.thread()
+        mark = group.last if call.channel is None else call.channel.last
+        number = mark - 1
+        row = layout.SLOT.unpack_from(self._map, _RING_OFFSET + number % _RING * _SLOT_BYTES)
+        begun = row[0] == row[17] == mark and row[2] == thread.index and not (row[15] or row[16])
+        if mark and begun and self.take_back(number, group, call):
+            self.break_off(number, None)
+            if thread.current == mark or (thread.nested and thread.nested[-1][1] == mark):
+                self.leave_call(thread, mark)
+
+    def call_at(self, number: int) -> tuple[int, int] | None:
+        """Op code and site id of a call that is still on record."""
+        row = layout.SLOT.unpack_from(self._map, _RING_OFFSET + number % _RING * _SLOT_BYTES)
+        return (row[3], row[7]) if row[0] == row[17] == number + 1 else None
+
+    # -- heartbeat -----------------------------------------------------------------------------
+
+    def group_of(self, number: int) -> tuple[int, bool]:
+        """The index of the group in which this call was made, and whether it is a message; -1 when
+        it is no longer on record."""
+        at = _RING_OFFSET + number % _RING * _SLOT_BYTES
+        row = layout.SLOT.unpack_from(self._map, at)
+        return (row[1], row[9] != _NO_CHANNEL) if row[0] == number + 1 else (-1, False)
+
+    @property
+    def calls(self) -> int:
+        """Calls issued so far."""
+        return self._number
+
+    def heartbeat(self, free_threads: int, serial: int, location: int) -> None:
+        """The rank can still run Python: how many threads could act, counted at that serial, and
+        the id of the main thread's call site."""
+        layout.BEAT.pack_into(self._map, layout.BEAT_AT, free_threads, 0, serial, location)
+        self._words[_HEARTBEAT_WORD] = _now()
+
+
+def _prepare(
+    group: GroupSlot, call: CallDescription, place: Place, flags: int, thread: ThreadSlot
+) -> bytes:
+    """What the slots of such calls have in common, which the place has from now on, too."""
+    common = _COMMON.pack(
+        group.index, thread.index, call.op_code, _ISSUED, flags, call.signature_id, place.site
+    )
+    # No other thread comes between these.
+    place.call = call
+    place.thread = thread
+    place.flags = flags
+    place.common = common
+    return common

@@ -1,0 +1,1 @@
+"""The command of a run: started below a warden, reached, interrupted, ended."""

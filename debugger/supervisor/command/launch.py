@@ -1,0 +1,268 @@
+"""The supervisor's handle on the command: starts it below a warden, and knows what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+from ...errors import DistdebugError, UsageError
+from ...record import steady_clock
+from ...record.exits import ExitLog, ExitStatus
+from . import warden
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Launch:
+    """One command, its warden, and all that lives below them.
+
+    Make it first of all: the warden then starts up while the supervisor prepares. Statuses that
+    the warden reaps (the command's, and orphans') go to `exits`. If this process dies, by SIGKILL
+    too, the warden kills everything below it. `aside` is where all below writes that has no file
+    of its own, for a run that does not have the terminal; then it cannot read from it either.
+    """
+
+    def __init__(self, exits: ExitLog | None = None, aside: IO[bytes] | None = None) -> None:
+        self.exits = exits if exits is not None else ExitLog()
+        self.pid = 0
+        """The command's process id; 0 before `start`."""
+        # If even the warden is killed, its orphans come to us instead of escaping to init.
+        self._was_subreaper = warden.become_subreaper()
+        hears, self._control = os.pipe()
+        self._reports, writes = os.pipe()
+        os.set_blocking(self._reports, False)
+        self._unread = b""
+        self._failure: str | None = None
+        self._status: ExitStatus | None = None
+        try:
+            for descriptor in (hears, writes):
+                os.set_inheritable(descriptor, True)
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", warden.__file__, str(hears), str(writes)],
+                # What a launcher above us hands down (PMI_FD, a make jobserver) must arrive below.
+                close_fds=False,
+                start_new_session=True,
+                stdin=None if aside is None else subprocess.DEVNULL,
+                stdout=aside,
+                stderr=aside,
+            )
+        finally:
+            os.close(hears)
+            os.close(writes)
+
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout_s: float = 30.0,
+        network: str = "",
+        scratch: str = "",
+    ) -> None:
+        """Starts the command with this process's standard streams, or those `aside`; in the network
+        namespace to which the path `network` leads, where it is given. The directory `scratch` is
+        removed when all that was started has ended, even if this process was killed.
+
+        Raises UsageError where the command cannot be started, and DistdebugError where the
+        warden does not answer.
+        """
+        environment = dict(os.environ if env is None else env)
+        directory = os.getcwd() if cwd is None else os.fspath(cwd)
+        request = {
+            "path": _latin(find_command(command, environment, directory)),
+            "argv": [_latin(word) for word in command],
+            "env": {_latin(name): _latin(value) for name, value in environment.items()},
+            "cwd": _latin(directory),
+            "network": network,
+            "scratch": _latin(scratch),
+        }
+        try:
+            _write_all(self._control, json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise DistdebugError(f"the warden process has ended: {error.strerror}") from error
+        deadline = time.monotonic() + timeout_s
+        while not self.pid and self._failure is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self._wait_for_report(left_s):
+                raise DistdebugError(f"the warden process did not start {command[0]!r}")
+        if self._failure is not None:
+            raise UsageError(f"cannot run {command[0]!r}: {self._failure.lower()}")
+
+    def fileno(self) -> int:
+        """Readable when the warden has news: `poll` then takes them in."""
+        return self._reports
+
+    def poll(self) -> ExitStatus | None:
+        """How the command ended; None while it runs. Also feeds `exits`. Cheap."""
+        self._read_reports()
+        if self._status is None and self.pid and self._warden.poll() is not None:
+            self._status = self._reap_without_warden()
+        return self._status
+
+    def wait(self, timeout_s: float) -> ExitStatus | None:
+        """`poll`, for up to `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            if not self._wait_for_report(min(left_s, 1.0)):
+                time.sleep(min(left_s, 0.01))
+        return self._status
+
+    def descendants(self) -> list[int]:
+        """Every live process below the warden, parents first. One walk over /proc: some ms."""
+        if self._warden.poll() is None:
+            return warden.descendants(self._warden.pid)
+        # Without a warden its orphans are our children. They are in other sessions than we, which
+        # nobody can come back from, and what we start ourselves (py-spy) is in ours.
+        own = os.getsid(0)
+        orphans = [pid for pid in warden.descendants(os.getpid()) if _session(pid) not in (own, 0)]
+        below = set(warden.descendants(*orphans))
+        return [pid for pid in orphans if pid not in below] + sorted(below)
+
+    def signal(self, number: int, pids: Iterable[int] | None = None) -> list[int]:
+        """Sends a signal to the given processes, or to all below; returns who got it."""
+        reached = []
+        for pid in self.descendants() if pids is None else pids:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+            reached.append(pid)
+        return reached
+
+    def daemons(self, ranks: Iterable[int]) -> list[int]:
+        """What has left the sessions of the command and of these ranks, as a daemon does; also what
+        is below such a process."""
+        own = {_session(self._warden.pid), *ranks, 0}
+        left = [pid for pid in self.descendants() if _session(pid) not in own]
+        return [*left, *(pid for pid in warden.descendants(*left) if pid not in left)]
+
+    def spare(self, pids: Iterable[int]) -> None:
+        """Let these live on when all else is ended."""
+        with contextlib.suppress(OSError):
+            _write_all(self._control, json.dumps({"spare": list(pids)}).encode() + b"\n")
+
+    def close(self) -> None:
+        """Has the warden kill whatever is left, and waits for it."""
+        if self._control < 0:
+            return
+        os.close(self._control)
+        self._control = -1
+        try:
+            self._warden.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            pass  # a process in an uninterruptible wait; the warden stays until it is gone
+        else:
+            self._kill_without_warden()
+        self.poll()
+        os.close(self._reports)
+        self._reports = -1
+        warden.become_subreaper(self._was_subreaper)  # nobody here would reap what came then
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self.pid:
+            return "<Launch: not started>"
+        return f"<Launch of {self.pid}: {self._status or 'running'}>"
+
+    def _wait_for_report(self, timeout_s: float) -> bool:
+        """False when the warden has ended, or nothing came in time."""
+        select.select([self._reports], [], [], timeout_s)
+        return self._read_reports()
+
+    def _read_reports(self) -> bool:
+        received = False
+        while self._reports >= 0:
+            try:
+                data = os.read(self._reports, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            received = True
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+        return received
+
+    def _take(self, report: dict[str, int | str]) -> None:
+        if "failed" in report:
+            self._failure = str(report["failed"])
+        elif "started" in report:
+            self.pid = int(report["started"])
+        else:
+            pid, status = int(report["pid"]), int(report["status"])
+            self.exits.add(pid, status, int(report["time_ns"]), int(report["monotonic_ns"]))
+            if pid == self.pid and self._status is None:
+                self._status = self.exits.find(pid)
+
+    def _reap_without_warden(self) -> ExitStatus | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return ExitStatus(None, int(signal.SIGKILL), steady_clock.now_ns())
+        return ExitStatus.from_wait(status, steady_clock.now_ns()) if pid else None
+
+    def _kill_without_warden(self) -> None:
+        """For a warden that was itself killed: what it had below it is ours to end."""
+        if self._warden.returncode == 0:
+            return
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        while (left := self.descendants()) and time.monotonic() < deadline:
+            self.signal(signal.SIGKILL, left)
+            for pid in left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.005)
+
+
+def find_command(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+    """The file that would be executed. Raises UsageError where there is none."""
+    if not command:
+        raise UsageError("no command was given; write one after `--`, e.g. distdebug exec -- CMD")
+    if not os.path.isdir(cwd):
+        raise UsageError(f"cannot run {command[0]!r}: there is no directory {cwd}")
+    name = command[0]
+    if os.path.dirname(name):
+        path = os.path.join(cwd, name)
+        if not os.path.exists(path):
+            raise UsageError(f"cannot run {name!r}: there is no such file")
+        if os.path.isdir(path) or not os.access(path, os.X_OK):
+            raise UsageError(f"cannot run {name!r}: it is not executable")
+        return path
+    found = shutil.which(name, path=env.get("PATH", os.defpath))
+    if found is None:
+        raise UsageError(f"cannot run {name!r}: no such command on PATH")
+    return os.path.join(cwd, found)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _latin(text: str) -> str:
+    return os.fsencode(text).decode("latin-1")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

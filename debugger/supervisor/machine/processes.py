@@ -1,0 +1,155 @@
+"""What the operating system says of the ranks' processes: alive, stopped, busy, how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...record import steady_clock
+from ...record.exits import ExitLog, ExitStatus
+from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
+from ...record.snapshot import Process
+from ..command.launch import Launch
+from .oom import OomWatch
+
+BUSY_WINDOW_S = 0.25
+BUSY_SHARE = 0.5
+"""A process is busy when it used at least this share of a core over the window, or wanted to: on a
+crowded machine a computing rank is runnable at every look and yet gets little."""
+YOUNG_S = 60.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one process between two looks at it."""
+
+    start_ticks: int
+    started_ns: int
+    sampled_s: float = 0.0
+    cpu_ticks: int = 0
+    looks: int = 0
+    runnable_looks: int = 0
+    busy: bool | None = None
+    ended_ns: int | None = None
+    zombie_status: ExitStatus | None = None
+    oom_killed: bool | None = None
+
+
+class ProcessTable:
+    """Looks at processes, one read of /proc each, and remembers how the dead ones ended.
+
+    How a process ended is known from, in this order: what its parent wrote to `exits.jsonl`, what
+    the warden reaped, and the zombie itself.
+    """
+
+    def __init__(
+        self,
+        exits: ExitLog,
+        launch: Launch | None = None,
+        oom: OomWatch | None = None,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._exits = exits
+        self._launch = launch
+        self._oom = oom
+        self._proc = proc
+        self._seen: dict[int, _Seen] = {}
+        self._young_ticks: dict[int, int] = {}
+        self._booted_ns = steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def refresh(self) -> None:
+        """Takes in the exits that were reported since the last call; once per round is enough."""
+        self._exits.poll()
+        if self._launch is not None:
+            self._launch.poll()
+
+    def starting(self, known: Container[int]) -> bool:
+        """Whether a young process of the run, none of the known ones, was at work since the last
+        call: a rank that still imports torch is neither lost nor late."""
+        if self._launch is None:
+            return False
+        before, self._young_ticks = self._young_ticks, {}
+        born_after = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_S) * TICKS_PER_S
+        for pid in self._launch.descendants():
+            stat = None if pid in known else read_stat(pid, self._proc)
+            if stat is not None and pid != self._launch.pid and stat.start_ticks > born_after:
+                self._young_ticks[pid] = stat.cpu_ticks
+        return any(ticks > before.get(pid, 0) for pid, ticks in self._young_ticks.items())
+
+    def observe(self, pid: int, start_ticks: int = 0) -> Process:
+        """The state of process `pid` that began at `start_ticks` (field 22 of its stat; 0: not
+        known, then the first process seen under that pid is taken for it)."""
+        stat = read_stat(pid, self._proc)
+        seen = self._seen.get(pid)
+        if seen is None or (start_ticks and start_ticks != seen.start_ticks):
+            ticks = start_ticks or (stat.start_ticks if stat is not None else 0)
+            seen = self._seen[pid] = _Seen(ticks, self._started_ns(ticks))
+        if seen.ended_ns is not None:
+            return self._ended(pid, seen)
+        if stat is not None and seen.start_ticks and stat.start_ticks != seen.start_ticks:
+            stat = None  # the pid was given to another process
+        if stat is None:
+            seen.ended_ns = steady_clock.now_ns()
+            return self._ended(pid, seen)
+        if stat.state in DEAD_STATES:
+            seen.ended_ns = steady_clock.now_ns()
+            if stat.state == "Z" and self._owned(pid):
+                seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
+            return self._ended(pid, seen)
+        if self._oom is not None:
+            self._oom.watch(pid)
+        self._measure(seen, stat)
+        return Process(alive=True, state=stat.state, cpu_busy=seen.busy)
+
+    def _ended(self, pid: int, seen: _Seen) -> Process:
+        status = self._exits.find(pid, seen.started_ns) or seen.zombie_status
+        ended_ns = seen.ended_ns
+        if status is None:
+            return Process(alive=False, ended_ns=ended_ns)
+        if status.time_ns and ended_ns is not None:
+            # Its parent may have known before we looked.
+            ended_ns = min(ended_ns, status.time_ns)
+        if seen.oom_killed is None:
+            seen.oom_killed = (
+                status.signal == signal.SIGKILL and self._oom is not None and self._oom.killed(pid)
+            )
+        return Process(
+            alive=False,
+            exit_code=status.code,
+            signal=status.signal,
+            oom_killed=seen.oom_killed,
+            ended_ns=ended_ns,
+            asked=status.asked,
+            replaced=status.replaced,
+        )
+
+    def _measure(self, seen: _Seen, stat: Stat) -> None:
+        now_s = time.monotonic()
+        elapsed_s = now_s - seen.sampled_s
+        seen.looks += 1
+        seen.runnable_looks += stat.state == "R"
+        if elapsed_s < BUSY_WINDOW_S:
+            return
+        if seen.sampled_s:
+            used_s = (stat.cpu_ticks - seen.cpu_ticks) / TICKS_PER_S
+            always_runnable = seen.looks > 1 and seen.runnable_looks == seen.looks
+            seen.busy = used_s >= BUSY_SHARE * elapsed_s or always_runnable
+        seen.sampled_s, seen.cpu_ticks = now_s, stat.cpu_ticks
+        seen.looks = seen.runnable_looks = 0
+
+    def _started_ns(self, ticks: int) -> int:
+        if not ticks:
+            return 0
+        # The start is known to a tick, and the wall clock may have been set meanwhile.
+        return self._booted_ns + ticks * (1_000_000_000 // TICKS_PER_S) - 1_000_000_000
+
+    def _owned(self, pid: int) -> bool:
+        """The kernel shows the status of a zombie as 0 to those who may not trace it."""
+        try:
+            return os.geteuid() in (0, os.stat(f"{self._proc}/{pid}").st_uid)
+        except OSError:
+            return False

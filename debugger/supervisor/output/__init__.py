@@ -1,0 +1,1 @@
+"""What the ranks print: drained, kept and shown by a process of its own."""

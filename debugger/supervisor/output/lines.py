@@ -1,0 +1,191 @@
+"""Shows what the ranks print: whole lines, each with its rank's name, and harmless.
+
+The lines of two ranks never mix; an unfinished one, such as a progress bar, is shown when it rests.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from ...record.safe_text.sanitize import clean_line, shown_of
+
+IDLE_S = 0.5
+"""An unfinished line is shown when nothing was added to it for this long."""
+REFRESH_S = 1.0
+"""How often an unfinished progress bar (a line with carriage returns) is shown on a terminal."""
+MAX_LINE_BYTES = 1 << 23
+"""A longer line is broken; shorter ones are shown whole: what the program prints may be parsed."""
+_UNCUT = 16 * MAX_LINE_BYTES
+_COLOURS = (36, 33, 35, 32, 34, 91, 92, 93, 94, 95, 96)
+
+
+def colour_wanted(stream: TextIO, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether to colour what is written to `stream`: a terminal, without NO_COLOR."""
+    environment = os.environ if environment is None else environment
+    if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+class _Screen:
+    """One stream of ours: knows which rank's unfinished line the cursor stands in."""
+
+    def __init__(self, stream: TextIO, colour: bool) -> None:
+        self.stream = stream
+        self.colour = colour
+        self.terminal = _is_terminal(stream)
+        self.owner: _Follower | None = None
+        self.broken = False
+        self.shown = True
+
+    def write(self, text: str) -> None:
+        if self.broken or not self.shown:
+            return
+        try:
+            encoding = getattr(self.stream, "encoding", None) or "utf-8"
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.flush()
+        except (OSError, ValueError):
+            self.broken = True  # `| head`, or a closed terminal: the run goes on, the files stay
+
+
+@dataclass(slots=True)
+class _Follower:
+    """One stream of a rank, and its line that has no end yet."""
+
+    prefix: str
+    screen: _Screen
+    pending: bytes = b""
+    shown: int = 0
+    changed_s: float = 0.0
+    shown_s: float = 0.0
+
+    def take(self, received: bytes, now_s: float) -> None:
+        """Prints the lines that this completes."""
+        self.changed_s = now_s
+        *lines, last = (self.pending + received).split(b"\n")
+        texts = []
+        for line in lines:
+            texts.append(self._finish(line))
+            self.shown = 0
+        self.pending = last
+        if len(last) - self.shown > MAX_LINE_BYTES:
+            texts.append(self._finish(last))
+            self.pending, self.shown = b"", 0
+        if texts:
+            self.screen.write("".join(texts))
+
+    def show_pending(self, now_s: float, final: bool = False) -> None:
+        """Prints the unfinished line when it rests, or now and then when it is a progress bar."""
+        if len(self.pending) <= self.shown:
+            return
+        resting = now_s - self.changed_s >= IDLE_S
+        bar = b"\r" in self.pending and self.screen.terminal
+        if not (final or resting or (bar and now_s - self.shown_s >= REFRESH_S)):
+            return
+        state = shown_of(self.pending)
+        self.shown, self.shown_s = len(self.pending), now_s
+        if state:
+            self.screen.write(self._begin() + self._line(state))
+            self.screen.owner = self
+
+    def _finish(self, line: bytes) -> str:
+        """The text that completes `line`, of which `shown` bytes stand on the screen already."""
+        rest = line[self.shown :]
+        if self.screen.owner is self and b"\r" not in rest.rstrip(b"\r"):
+            self.screen.owner = None
+            shown_as = clean_line(_decode(rest.rstrip(b"\r")), _UNCUT, colour=self.screen.colour)
+            return f"{shown_as}\n"
+        state = shown_of(rest) if self.shown else shown_of(line)
+        if self.shown and not state:
+            return ""
+        return f"{self._begin()}{self._line(state)}\n"
+
+    def _begin(self) -> str:
+        """Brings the cursor to the start of a line; an own progress bar is written over."""
+        owner, self.screen.owner = self.screen.owner, None
+        if owner is None:
+            return ""
+        if owner is self and self.screen.terminal and b"\r" in self.pending:
+            return "\r\x1b[K"
+        return "\n"
+
+    def _line(self, text: str) -> str:
+        return self.prefix + clean_line(text, _UNCUT, colour=self.screen.colour)
+
+
+class Display:
+    """Prints what is taken from the ranks; call `poll` about 20 times a second, too. `colour`:
+    colours may be used, where the streams are terminals that want them."""
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, colour: bool = True) -> None:
+        self._screens = {
+            "out": _Screen(stdout, colour and colour_wanted(stdout)),
+            "err": _Screen(stderr, colour and colour_wanted(stderr)),
+        }
+        if _same_file(stdout, stderr):
+            # One terminal has one cursor.
+            self._screens["err"] = self._screens["out"]
+        self._followers: dict[tuple[int, str], _Follower] = {}
+
+    def take(self, rank: int, stream: str, received: bytes) -> None:
+        """The rank has printed this on `stream`: "out" or "err"."""
+        follower = self._followers.get((rank, stream))
+        if follower is None:
+            screen = self._screens[stream]
+            follower = _Follower(_prefix(rank, screen.colour), screen)
+            self._followers[rank, stream] = follower
+        now_s = time.monotonic()
+        follower.take(received, now_s)
+        follower.show_pending(now_s)
+
+    def poll(self) -> None:
+        """Prints unfinished lines that rest."""
+        now_s = time.monotonic()
+        for follower in self._followers.values():
+            follower.show_pending(now_s)
+
+    def show(self, shown: bool) -> None:
+        """Whether anything is printed from now on: an app may have the terminal."""
+        for screen in self._screens.values():
+            screen.shown = shown
+
+    def finish(self) -> None:
+        """Prints what is left of unfinished lines, and ends the line that the cursor is in."""
+        for follower in self._followers.values():
+            follower.show_pending(time.monotonic(), final=True)
+        for screen in set(self._screens.values()):
+            if screen.owner is not None:
+                screen.write("\n")
+                screen.owner = None
+
+
+def _prefix(rank: int, colour: bool) -> str:
+    if not colour:
+        return f"[rank {rank}] "
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
+
+
+def _decode(line: bytes) -> str:
+    return line.decode("utf-8", "backslashreplace")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+def _same_file(one: TextIO, other: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError):
+        return one is other

@@ -1,0 +1,1 @@
+"""The stacks of all ranks: taken from outside, merged, and read."""

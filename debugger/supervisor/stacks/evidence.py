@@ -1,0 +1,148 @@
+"""Gathered when a run is stopped: the stacks of all ranks, kept, and used in the finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...diagnosis.diagnose import refine_cause
+from ...diagnosis.facts.evidence import RUNS
+from ...diagnosis.findings import Finding, RankEvidence
+from ...record.runs.run_directory import RunDirectory
+from ...record.snapshot import CallSite, Rank
+from ..machine import listeners
+from . import stack_tree
+from .held_locks import HeldLock, held_lock
+from .stacks import Frame, ThreadStack, capture
+
+MOST_LOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Stacks by rank. `lines` is each main thread's, innermost first, printable."""
+
+    stacks: Mapping[int, Sequence[ThreadStack]] = field(default_factory=dict)
+    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def refine(self, finding: Finding) -> Finding:
+        """The finding with what the stacks show (a lock, and where an absent rank stands), and with
+        who listens at the address that it is about."""
+        finding = listeners.with_listener(finding)
+        if finding.kind == "missing_rank":
+            finding = refine_cause(finding, self._lock_frames(finding))
+        ranks = dict(finding.ranks)
+        for rank in self.lines:
+            lines = self._lines(rank, finding)
+            # Of a process that is ending, only the kernel's word may be left, which says nothing.
+            if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
+                ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+        running = {rank for rank, known in ranks.items() if known.state == RUNS}
+        absent = finding.culprits if finding.kind == "missing_rank" else ()
+        for rank in running.union(absent):
+            site = self._site(rank, finding)
+            if site is not None:  # a busy machine's heartbeats may be old
+                known = ranks.get(rank, RankEvidence(state="absent"))
+                ranks[rank] = replace(known, location=site)
+        if finding.kind != "missing_rank":
+            return replace(finding, ranks=ranks)
+        locks = self._held_locks((*finding.culprits, *finding.victims))
+        said = (f"rank {rank}: {held}" for rank, held in locks.items())
+        return replace(finding, ranks=ranks, details=(*finding.details, *said))
+
+    def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
+        """By rank, the lock that is waited for in it, with the threads in question; of a few."""
+        found: dict[int, HeldLock] = {}
+        for rank in ranks:
+            held = held_lock(self.stacks.get(rank, ()), self._main(rank))
+            if held is not None and len(found) < MOST_LOCKS:
+                found[rank] = held
+        return found
+
+    def _main(self, rank: int) -> ThreadStack | None:
+        threads = self.stacks.get(rank, ())
+        return next((one for one in threads if one.name == "MainThread"), None)
+
+    def _standing(self, rank: int, finding: Finding) -> ThreadStack | None:
+        """The main thread; where it waits for another one, and that is where the rank says that it
+        stands, that one; None where that one has gone on since."""
+        main, known = self._main(rank), finding.ranks.get(rank)
+        site = known.location if known is not None else None
+        if main is None or site is None or not stack_tree.may_wait_for_thread(main):
+            return main
+        own = stack_tree.users_frame(main.frames)
+        if own is not None and _is_at(own[0], site):
+            return main
+        for thread in self.stacks.get(rank, ()):
+            found = stack_tree.users_frame(thread.frames)
+            if found is not None and _is_at(found[0], site):
+                return thread
+        return None
+
+    def _lines(self, rank: int, finding: Finding) -> Sequence[str]:
+        """Of the thread that stands for the rank, innermost first, printable."""
+        thread = self._standing(rank, finding)
+        if thread is None or thread is self._main(rank):
+            return self.lines.get(rank, ())
+        return stack_tree.lines_of(thread)
+
+    def _lock_frames(self, finding: Finding) -> dict[int, list[str]]:
+        """The culprits' stacks, with the kernel's word where a lock has no frame of its own."""
+        found = {}
+        for rank in finding.culprits:
+            thread = self._standing(rank, finding)
+            if thread is not None:
+                lines = list(self._lines(rank, finding))
+                if stack_tree.waits_for_lock(thread):
+                    lines.insert(0, "acquire (threading.py)")
+                found[rank] = lines
+        return found
+
+    def _site(self, rank: int, finding: Finding) -> CallSite | None:
+        thread = self._standing(rank, finding)
+        found = stack_tree.users_frame(thread.frames) if thread is not None else None
+        if thread is None or found is None:
+            return None
+        frame, through = found
+        held = None
+        if stack_tree.waits_for_lock(thread):
+            held = held_lock(self.stacks[rank], thread)
+        if held is not None:  # this thread waits for the one that waits for it
+            frame, through = held.waiter, ""
+        return CallSite(frame.file, frame.line, frame.function, through)
+
+
+def _is_at(frame: Frame, site: CallSite) -> bool:
+    """Whether it is in the function of that line."""
+    return frame.file == site.file and _name(frame.function) == _name(site.function)
+
+
+def _name(function: str) -> str:
+    return function.rpartition(".")[2]
+
+
+def gather(
+    directory: RunDirectory, ranks: Mapping[int, Rank], native: bool, timeout_s: float
+) -> Evidence:
+    """Take the stacks of the ranks that are alive, and keep them in the run directory."""
+    pids = {rank.pid: number for number, rank in ranks.items() if rank.process.alive}
+    problems: list[str] = []
+    began_s = time.monotonic()
+    found = capture(pids, native, timeout_s, directory.stacks, problems)
+    stacks = {pids[pid]: threads for pid, threads in sorted(found.items()) if threads}
+    keep(directory, stacks, problems, time.monotonic() - began_s)
+    lines = {rank: stack_tree.main_lines(threads) for rank, threads in stacks.items()}
+    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows})
+
+
+def keep(
+    directory: RunDirectory,
+    stacks: Mapping[int, Sequence[ThreadStack]],
+    problems: Sequence[str],
+    took_s: float,
+) -> None:
+    """Put the stacks into the run directory."""
+    directory.write_text("stacks/stacks.txt", stack_tree.render(stacks))
+    rows = {**stack_tree.to_json(stacks), "problems": problems, "took_s": round(took_s, 3)}
+    directory.write_json("stacks/stacks.json", rows)

@@ -1,0 +1,83 @@
+"""Where an absent rank stands, whose main thread waits for another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debugger.diagnosis.facts.evidence import RUNS
+from debugger.diagnosis.findings import Finding, RankEvidence
+from debugger.record.snapshot import CallSite
+from debugger.supervisor.stacks.evidence import Evidence
+from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+
+FILE = "/home/user/train.py"
+THREADING = "/usr/lib/python3.11/threading.py"
+MAIN = ThreadStack(
+    1,
+    1,
+    "MainThread",
+    False,
+    False,
+    (Frame("Thread.join", THREADING, 1119), Frame("main", FILE, 30)),
+)
+WORKER = ThreadStack(
+    2,
+    2,
+    "Thread-1 (step)",
+    False,
+    True,
+    (Frame("crunch", FILE, 9), Frame("step", FILE, 14), Frame("Thread.run", THREADING, 982)),
+)
+OTHER = ThreadStack(3, 3, "Thread-2 (log)", False, False, (Frame("log", FILE, 40),))
+
+
+def refined(line: int, function: str, *threads: ThreadStack) -> Finding:
+    """`line`, `function`: where the rank says that it stands."""
+    site = CallSite(FILE, line, function)
+    late = Finding(
+        "missing_rank",
+        f"suspected: rank 1 has not come; rank 1: {RUNS}",
+        (1,),
+        (0,),
+        cause="user_code",
+        ranks={1: RankEvidence(RUNS, None, site)},
+        proven=False,
+    )
+    lines = ["join (threading.py:1119)", "main (train.py:30)"]
+    return Evidence({1: threads}, {1: lines}).refine(late)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        MAIN.frames[0],
+        Frame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 451),
+        Frame("BaseEventLoop._run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1884),
+    ],
+)
+def test_it_is_where_the_thread_stands(frame: Frame) -> None:
+    main = replace(MAIN, frames=(frame, MAIN.frames[1]))
+    found = refined(8, "crunch", main, OTHER, WORKER)
+    assert found.ranks[1].location == CallSite(FILE, 9, "crunch")
+    assert found.ranks[1].stack[:2] == ("crunch (train.py:9)", "step (train.py:14)")
+    assert found.cause == "user_code"
+
+
+def test_the_thread_has_gone_on_since() -> None:
+    """What the rank has said is newer than nothing."""
+    found = refined(20, "save", MAIN, OTHER, WORKER)
+    assert found.ranks[1].location == CallSite(FILE, 20, "save")
+
+
+def test_a_main_thread_that_joins_nobody_stands_for_itself() -> None:
+    main = replace(MAIN, frames=(Frame("main", FILE, 31),))
+    found = refined(30, "main", main, WORKER)
+    assert found.ranks[1].location == CallSite(FILE, 31, "main")
+
+
+def test_a_thread_that_waits_in_a_call_is_not_what_the_rank_names() -> None:
+    found = refined(30, "main", MAIN, WORKER)
+    assert found.ranks[1].location == CallSite(FILE, 30, "main")
+    assert found.cause == "lock"
