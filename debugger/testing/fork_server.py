@@ -63,7 +63,7 @@ class Server:
     """Sleeps until pytest says something or a child ends."""
 
     def __init__(self, connection: socket.socket, package: str) -> None:
-        self._warden = importlib.import_module(f"{package}.supervisor.warden")
+        self._warden = importlib.import_module(f"{package}.supervisor.command.warden")
         channel = importlib.import_module(f"{package}.testing.channel")
         self._main = f"{package}.testing.rank_session:main"
         self._connection = connection

@@ -197,7 +197,7 @@ def enter_network(rank):
 
 def _tie_to_supervisor():
     """The kernel ends this process when the supervisor is gone, and all that would end it too."""
-    _try(lambda: load("record.lifeline").tie(os.environ["DISTDEBUG_RUN_DIR"]))
+    _try(lambda: load("record.requests.lifeline").tie(os.environ["DISTDEBUG_RUN_DIR"]))
 
 
 def _is_command():
