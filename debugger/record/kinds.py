@@ -65,6 +65,12 @@ class Kind:
         before it."""
         return self.family in (Family.DEADLOCK, Family.ABSENCE, Family.FAILURE)
 
+    @property
+    def by_agreement(self) -> bool:
+        """Ranks that compare a call before they make it all refuse it for this; splits that do not
+        add up are an argument of one of them."""
+        return self.family is Family.MISMATCH or self.name == "invalid_argument"
+
 
 _ALL = (
     Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),

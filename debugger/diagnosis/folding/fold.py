@@ -54,8 +54,7 @@ def _refused(errors: list[Candidate]) -> list[Candidate]:
     refused = {_call(one.finding) for one in errors if one.refused}
     return [
         replace(one, refused=True)
-        if _call(one.finding) in refused
-        and (one.finding.about.family is Family.MISMATCH or one.finding.kind == "invalid_argument")
+        if one.finding.about.by_agreement and _call(one.finding) in refused
         else one
         for one in errors
     ]

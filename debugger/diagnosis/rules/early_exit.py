@@ -259,8 +259,7 @@ def _batches(world: World, rank: int) -> int | None:
 def _left_ns(world: World, left: list[int], pending: Pending) -> int:
     """Since when what one waits for cannot come: from when the others began to leave, for who is
     told of that fails at once, while their processes may take long to end."""
-    ended = [world.ranks[rank] for rank in left if world.ended(rank)]
-    times = [exited_ns(rank) or 0 for rank in ended]
+    times = [exited_ns(world.ranks[rank]) or 0 for rank in left if world.ended(rank)]
     return max([pending.wait.since_ns, *times])
 
 

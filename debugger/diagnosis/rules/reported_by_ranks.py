@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...record.kinds import Family
 from ...record.layout import RING
 from ...record.notes import OwnFindingNote
 from ...record.snapshot import CallSite, GroupKey, Note
@@ -39,13 +38,7 @@ def reported(world: World) -> list[Candidate]:
         for number, note in notes.values()
         if (known := OwnFindingNote.read(note.data)) is not None
     ]
-    return [Candidate(one, refused=_by_agreement(one)) for one in found]
-
-
-def _by_agreement(finding: Finding) -> bool:
-    """Whether ranks that compare their calls tell of one that they have not made; splits that do
-    not add up are an argument of one rank."""
-    return finding.about.family is Family.MISMATCH or finding.kind == "invalid_argument"
+    return [Candidate(one, refused=one.about.by_agreement) for one in found]
 
 
 def unreported(candidates: list[Candidate], own: list[Candidate]) -> list[Candidate]:
