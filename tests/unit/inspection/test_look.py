@@ -17,6 +17,7 @@ from debugger.inspection import look as looks
 from debugger.inspection.look import look
 from debugger.record.process_stat import read_stat, wanted_core_s
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from tests.support.waiting import until
 
 NEEDED_S = 5.0
 WAITS = (
@@ -105,11 +106,11 @@ def moved(count: int) -> looks._Taken:
 _STARTS = """
 import os, sys
 if not os.fork():
+    print(flush=True)
     while sys.argv[1] == "works":
         pass
     sys.stdin.read()
     os._exit(0)
-print(flush=True)
 sys.stdin.read()
 os.kill(0, 9)
 """
@@ -123,7 +124,11 @@ def test_who_waits_for_what_works(child: str) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as rank:
         assert rank.stdin is not None
         assert rank.stdout is not None
-        rank.stdout.readline()
+        rank.stdout.readline()  # the child's: it does what it is here for, or is on its way there
+        if child == "sleeps":
+            until(
+                lambda: not any(one.running for one in looks._below([rank.pid])[rank.pid].values())
+            )
         seen = []
         for _ in range(2):
             below = looks._below([rank.pid])[rank.pid]
