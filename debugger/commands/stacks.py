@@ -56,20 +56,26 @@ class StacksCommand(Command):
 
 
 def _stored(directory: RunDirectory, as_json: bool) -> int:
-    path = directory.stacks_json if as_json else directory.stacks_text
-    try:
-        text = read_regular(path, MOST_BYTES).decode("utf-8", "backslashreplace")
-    except FileNotFoundError:
-        text = ""
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if not text.strip():
+    text = _read(directory.stacks_text)
+    shown = _read(directory.stacks_json) if as_json else text
+    # The tree of no stacks is a JSON document, too: whether there are any the text tells.
+    if not (text.strip() and shown.strip()):
         raise UsageError(
             f"{directory.path} has ended and holds no stacks: they are taken when a finding or "
             "Ctrl-C ends a run, of the ranks that are alive then"
         )
-    sys.stdout.write(clean(text, newlines=True))
+    sys.stdout.write(clean(shown, newlines=True))
     return 0
+
+
+def _read(path: Path) -> str:
+    """The text of a stored file; empty where there is none. Raises UsageError."""
+    try:
+        return read_regular(path, MOST_BYTES).decode("utf-8", "backslashreplace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:

@@ -13,6 +13,7 @@ import pytest
 from debugger.cli import main
 from debugger.errors import UsageError
 from debugger.record.logs.log_reader import LogReader
+from debugger.supervisor.stacks.evidence import keep
 
 from . import runs_on_disk
 
@@ -139,6 +140,16 @@ def test_stacks_of_a_finished_run_are_the_stored_ones(capsys: Capture) -> None:
     assert capsys.readouterr().out == "MainThread of ranks 0,1\n  \\x1b[2Jstep (train.py:8)\n"
     assert main(["stacks", "--json"]) == 0
     assert capsys.readouterr().out == "{}\n"
+
+
+def test_both_forms_say_so_where_a_run_has_ended_and_nobody_was_alive(capsys: Capture) -> None:
+    directory = runs_on_disk.finished()
+    keep(directory, {}, [], took_s=0.1)
+    assert json.loads(directory.stacks_json.read_text())["threads"] == []
+    for form in ([], ["--json"]):
+        assert main(["stacks", *form]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, "holds no stacks" in captured.err) == ("", True)
 
 
 LAUNCHER = """
