@@ -41,7 +41,7 @@ from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
 from .log.own_faults import report_own_fault, say
-from .process import cleanup_calls, init_process_group, meeting, ptrace
+from .process import cleanup_calls, init_process_group, init_rpc, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
@@ -228,6 +228,9 @@ class Layer:
                 _note_not_in_group(recorder)
             ),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
+            "watching init_rpc": lambda: init_rpc.observe(
+                recorder, self.directory, self.forks, self.exits
+            ),
             "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
         }
         for what, begin in parts.items():

@@ -39,6 +39,7 @@ _RAISED_AT: dict[type[BaseException], set[int]] = {
 _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|must be Tensor")
 """What the bindings of torch's C++ code say of a wrong argument."""
 _OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
+_RPC = os.path.join(os.sep, "torch", "distributed", "rpc", "")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -49,6 +50,16 @@ def is_unmeant(error: BaseException) -> bool:
     if isinstance(error, TypeError) and _OF_CPP.search(text_of(error)):
         return False
     return _instruction(_innermost(error.__traceback__)) not in _RAISES
+
+
+def is_of_another_worker(error: BaseException) -> bool:
+    """Whether a function that ran on another worker has raised it: torch.distributed.rpc hands it
+    to the caller, where it comes out of a call of torch's, and no line of torch's raises it."""
+    if error.__traceback__ is None or _OF_CPP.search(text_of(error)):
+        return False
+    innermost = _innermost(error.__traceback__)
+    by_rpc = _RPC in innermost.tb_frame.f_code.co_filename
+    return by_rpc and _instruction(innermost) not in _RAISES
 
 
 def is_own_fault(error: BaseException) -> bool:

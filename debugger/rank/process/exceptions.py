@@ -171,7 +171,8 @@ class Exceptions:
                 "address_in_use": False,
             }
         refused = isinstance(error, (ValueError, TypeError, IndexError))
-        wrong_argument = inside and refused and not blame.is_unmeant(error)
+        unsaid = blame.is_unmeant(error) or blame.is_of_another_worker(error)
+        wrong_argument = inside and refused and not unsaid
         if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
             wrong_argument = True  # torch asserts that a backend's name is known
         if innermost in self._issued_in and isinstance(error, RuntimeError) and not lost:

@@ -71,6 +71,15 @@ def claim_at_its_end(recorder: Recorder, directory: Path, rank: int) -> None:
         _claim(recorder, directory, {"rank": rank, "world_size": size}, joins=False)
 
 
+def claim_as_worker(
+    recorder: Recorder, directory: Path, rank: int, size: int | None, init_method: str | None
+) -> None:
+    """Say that this process is that rank of `size` (-1, None: as its environment has it), which
+    has peers from now on, and no group."""
+    given = {"rank": rank, "world_size": -1 if size is None else size, "init_method": init_method}
+    _claim(recorder, directory, _rendezvous((), given))
+
+
 def _init(
     recorder: Recorder,
     directory: Path,

@@ -109,3 +109,16 @@ def test_the_bindings_refuse_an_argument() -> None:
 
     error = raised_by(code_in(OURS, text, raise_it=refuse))
     assert not blame.is_unmeant(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_another"),
+    [
+        ("def f(): return int('x')", True),  # as a future raises what its function has raised
+        ("def f(): raise ValueError('this worker has a name already')", False),
+    ],
+)
+def test_what_a_function_on_another_worker_has_raised(text: str, of_another: bool) -> None:
+    rpc = TORCHS.replace("distributed_c10d.py", "rpc/api.py")
+    assert blame.is_of_another_worker(raised_by(code_in(rpc, text))) is of_another
+    assert not blame.is_of_another_worker(raised_by(code_in(TORCHS, text)))
