@@ -31,7 +31,7 @@ from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
 from .rules.group_split import different_splits
 from .rules.join_timeout import joins
-from .rules.late_rank import missing_ranks, refine_cause
+from .rules.late_rank import missing_ranks, placed, refine_cause
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.reported_by_ranks import reported, unreported
@@ -46,6 +46,7 @@ __all__ = [
     "Limits",
     "OnFault",
     "diagnose",
+    "placed",
     "refine_cause",
     "verdict",
     "verdict_first",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, CallState
-from ...record.snapshot import Call, Note, Wait
+from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
 from ..facts.evidence import RUNS, chosen, doing, last_call, stand, standing
@@ -281,6 +281,18 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
     if where is not None and where.state == RUNS:
         ranks[first] = replace(where, state=CAUSES["lock"])
     return replace(finding, cause=cause, message=message, ranks=ranks)
+
+
+def placed(finding: Finding, rank: int, site: CallSite) -> Finding:
+    """The finding with this line as where the rank stands, in its words as well: a process whose
+    GIL is held has last said so at another line."""
+    known = finding.ranks.get(rank, RankEvidence(state="absent"))
+    said, message = at_site(known.location), finding.message
+    before, named, after = message.rpartition(f"rank {rank}: ")
+    if named and said and after.endswith(said):
+        message = f"{before}{named}{after.removesuffix(said)}{at_site(site)}"
+    ranks = {**finding.ranks, rank: replace(known, location=site)}
+    return replace(finding, message=message, ranks=ranks)
 
 
 def _own_timeout(world: World, needs: Needs) -> list[Candidate]:

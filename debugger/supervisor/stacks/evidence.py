@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...diagnosis.diagnose import refine_cause
+from ...diagnosis.diagnose import placed, refine_cause
 from ...diagnosis.facts.evidence import RUNS
-from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.findings import Finding
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
 from ..machine import listeners
@@ -38,18 +38,18 @@ class Evidence:
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+        finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
         for rank in running.union(absent):
             site = self._site(rank, finding)
             if site is not None:  # a busy machine's heartbeats may be old
-                known = ranks.get(rank, RankEvidence(state="absent"))
-                ranks[rank] = replace(known, location=site)
+                finding = placed(finding, rank, site)
         if finding.kind != "missing_rank":
-            return replace(finding, ranks=ranks)
+            return finding
         locks = self._held_locks((*finding.culprits, *finding.victims))
         said = (f"rank {rank}: {held}" for rank, held in locks.items())
-        return replace(finding, ranks=ranks, details=(*finding.details, *said))
+        return replace(finding, details=(*finding.details, *said))
 
     def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
         """By rank, the lock that is waited for in it, with the threads in question; of a few."""

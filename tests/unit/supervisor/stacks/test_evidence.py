@@ -77,6 +77,27 @@ def test_a_main_thread_that_joins_nobody_stands_for_itself() -> None:
     assert found.ranks[1].location == CallSite(FILE, 31, "main")
 
 
+def test_the_words_name_the_line_that_the_stack_shows() -> None:
+    """What holds its GIL has last said where it stands some lines before that."""
+    main = replace(MAIN, holds_gil=True, frames=(Frame("main", FILE, 31),))
+    before, now = CallSite(FILE, 30, "main"), CallSite(FILE, 31, "main")
+    late = Finding(
+        "missing_rank",
+        "suspected: rank 1 has not come, while rank 0 waits; rank 1: something holds its GIL at "
+        "train.py:30 in main",
+        (1,),
+        (0,),
+        cause="gil_held",
+        ranks={1: RankEvidence(RUNS, None, before), 0: RankEvidence("waits in", None, before)},
+        proven=False,
+    )
+    found = Evidence({1: (main,)}, {1: ["main (train.py:31)"]}).refine(late)
+    assert found.message.endswith("rank 1: something holds its GIL at train.py:31 in main")
+    assert (found.ranks[1].location, found.ranks[0].location) == (now, before)
+    same = Evidence({1: (main,)}, {1: ["main (train.py:31)"]}).refine(found)
+    assert same.message == found.message
+
+
 def test_a_thread_that_waits_in_a_call_is_not_what_the_rank_names() -> None:
     found = refined(30, "main", MAIN, WORKER)
     assert found.ranks[1].location == CallSite(FILE, 30, "main")
