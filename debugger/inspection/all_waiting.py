@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
-from ..diagnosis.findings import Finding
+from ..diagnosis.findings import CallIs, Finding, RankEvidence
 from ..record.wording import ranks_text, verb
 from .awaiting import awaited, cycle_in, is_unknown, peer_of, sends
 from .lateness import Limits
 from .stance import Doing, Stance
 from .suspicions import Look, at, calls_of, finding, vote_of, who
+from .words import evidence
 
 _TOLD_BY_JOINS = ("ranks", "group_name")
 _MAKE_SEVERAL = {"init_device_mesh", "new_subgroups", "new_subgroups_by_enumeration"}
@@ -304,18 +307,42 @@ def _stalled(
 
 def _other_branches(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
     """All wait for a handle at one line, and have not made the same calls before it."""
-    ways = vote_of({rank: ", ".join(one.way) for rank, one in waiting.items()})
+    ways = vote_of({rank: _ops(one) for rank, one in waiting.items()})
     sites = {one.site for one in waiting.values()}
     if len(ways.parties) < 2 or len(sites) > 1 or not all(one.way for one in waiting.values()):
         return None
-    told = "; ".join(f"{ranks_text(ranks)} made {way}" for way, ranks in ways.parties)
-    return finding(
+    told = "; ".join(f"{ranks_text(ranks)} made {', '.join(way)}" for way, ranks in ways.parties)
+    found = finding(
         "op_mismatch",
         f"suspected: nothing moves, {who(waiting)}, and by source and variables they took other "
         f"branches before: {told}",
         ways.culprits,
         look,
     )
+    return replace(found, ranks={**found.ranks, **_first_that_differ(waiting)})
+
+
+def _first_that_differ(waiting: Mapping[int, Stance]) -> dict[int, RankEvidence]:
+    """The calls at which the ways of the ranks part; of a rank that has made no more, nothing."""
+    first = next(
+        index
+        for index, ops in enumerate(zip_longest(*(_ops(one) for one in waiting.values())))
+        if len(set(ops)) > 1
+    )
+    found = {}
+    for rank, one in waiting.items():
+        if one.site is not None and first < len(one.way):
+            op, line = one.way[first]
+            site = replace(one.site, line=line)
+            stood = evidence(one)
+            found[rank] = replace(
+                stood, state="made", call=f"{op}()", location=site, call_is=CallIs.OBJECT
+            )
+    return found
+
+
+def _ops(one: Stance) -> tuple[str, ...]:
+    return tuple(made.op for made in one.way)
 
 
 def _store_of(one: Stance) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..supervisor.stacks.stacks import Frame
 from .source import NOWHERE, Place, body_of, bound_by, called, known_numbers, whole_number
@@ -26,11 +26,20 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _TRUTHS = {"True": True, "False": False, "None": False}
 
 
+class MadeCall(NamedTuple):
+    """A call that a function has made, by its name, and at which line."""
+
+    op: str
+    line: int
+
+
 class _Unknown(Exception):
     """A branch in which a call is made, and of which nobody knows whether it was taken."""
 
 
-def calls_made(frame: Frame, names: Collection[str], place: Place = NOWHERE) -> tuple[str, ...]:
+def calls_made(
+    frame: Frame, names: Collection[str], place: Place = NOWHERE
+) -> tuple[MadeCall, ...]:
     """Which of the calls named the function has made up to the frame's line, in their order; of a
     loop around it those of this round, of another loop those of one. () where that is not known."""
     body = body_of(frame)
@@ -60,13 +69,13 @@ class _Way:
     ) -> None:
         self._line, self._names, self._known, self._bound_at = line, names, known, bound_at
 
-    def through(self, body: Collection[ast.stmt]) -> Iterator[str]:
+    def through(self, body: Collection[ast.stmt]) -> Iterator[MadeCall]:
         for statement in body:
             if statement.lineno > self._line:
                 return
             yield from self._of(statement)
 
-    def _of(self, statement: ast.stmt) -> Iterator[str]:
+    def _of(self, statement: ast.stmt) -> Iterator[MadeCall]:
         match statement:
             case ast.If(test=test, body=body, orelse=orelse):
                 yield from self._in(test)
@@ -88,11 +97,11 @@ class _Way:
             case _:
                 yield from self._in(statement)
 
-    def _in(self, node: ast.AST) -> Iterator[str]:
+    def _in(self, node: ast.AST) -> Iterator[MadeCall]:
         found = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
         for one in sorted(found, key=lambda one: (one.lineno, one.col_offset)):
             if (name := called(one)) in self._names:
-                yield name
+                yield MadeCall(name, one.lineno)
 
     def _makes_some(self, body: Collection[ast.stmt]) -> bool:
         return any(True for statement in body for _ in self._in(statement))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..record.safe_text.sanitize import clean
 from ..record.snapshot import CallSite
+from .branches import MadeCall
 from .stance import Doing, Stance
 from .suspicions import Look
 
@@ -136,7 +137,7 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "at_work": one.at_work,
         "serves": one.serves,
         "wakes_in_s": one.wakes_in_s,
-        "way": list(one.way),
+        "way": [list(made) for made in one.way],
         "made": {str(line): ranks for line, ranks in one.made.items()},
         "lines": list(one.lines),
     }
@@ -194,7 +195,7 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         at_work=bool(told.get("at_work")),
         serves=_text(told.get("serves", "")),
         wakes_in_s=None if (wakes := told.get("wakes_in_s")) is None else float(wakes),
-        way=tuple(map(_text, told.get("way", ()))),
+        way=tuple(MadeCall(_text(op), int(line)) for op, line in told.get("way", ())),
         made={int(line): _text(ranks) for line, ranks in told.get("made", {}).items()},
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )

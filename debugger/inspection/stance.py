@@ -22,7 +22,7 @@ from ..supervisor.stacks.stack_tree import (
 )
 from ..supervisor.stacks.stacks import Frame
 from . import source as sources
-from .branches import calls_made
+from .branches import MadeCall, calls_made
 from .look import Sight, Thread, is_a_sleep
 
 
@@ -126,7 +126,7 @@ class Stance:
     wakes_in_s: float | None = None
     thread: str = ""
     made: Mapping[int, str] = field(default_factory=dict)
-    way: tuple[str, ...] = ()
+    way: tuple[MadeCall, ...] = ()
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection.branches import calls_made
+from debugger.inspection.source import NOWHERE, Place
 from debugger.inspection.stance import COLLECTIVES
+from debugger.supervisor.stacks.stacks import Frame
 from tests.unit.inspection.test_source import SIXTH_OF_EIGHT, frame_in
 
 LOOP = """
@@ -29,6 +31,10 @@ FIRST = ("barrier", "broadcast", "all_reduce")
 SECOND = ("barrier", "all_reduce", "broadcast")
 
 
+def ops(frame: Frame, place: Place = NOWHERE) -> tuple[str, ...]:
+    return tuple(made.op for made in calls_made(frame, COLLECTIVES, place))
+
+
 @pytest.mark.parametrize(
     ("test", "found"),
     [
@@ -47,12 +53,12 @@ SECOND = ("barrier", "all_reduce", "broadcast")
 def test_the_branch_that_was_taken(tmp_path: Path, test: str, found: tuple[str, ...]) -> None:
     text = LOOP.format(test=test, between="pass")
     frame = frame_in(tmp_path, text, rank="0", step="2", is_first="True")
-    assert calls_made(frame, COLLECTIVES) == found
+    assert ops(frame) == found
 
 
 def test_a_variable_that_has_changed_since_tells_nothing(tmp_path: Path) -> None:
     text = LOOP.format(test="step == 2", between="step += 1")
-    assert calls_made(frame_in(tmp_path, text, step="2"), COLLECTIVES) == ()
+    assert ops(frame_in(tmp_path, text, step="2")) == ()
 
 
 def test_the_branch_that_it_stands_in(tmp_path: Path) -> None:
@@ -64,7 +70,8 @@ def step():
         work = dist.broadcast(x, 0, async_op=True)
         work.wait()  # here
 """
-    assert calls_made(frame_in(tmp_path, text), COLLECTIVES) == ("broadcast",)
+    (made,) = calls_made(frame_in(tmp_path, text), COLLECTIVES)
+    assert (made.op, "work = " in text.splitlines()[made.line - 1]) == ("broadcast", True)
 
 
 def test_what_the_environment_tells(tmp_path: Path) -> None:
@@ -76,4 +83,4 @@ work.wait()  # here
 """
     frame = frame_in(tmp_path, text)
     module = type(frame)("<module>", frame.file, frame.line)
-    assert calls_made(module, COLLECTIVES, SIXTH_OF_EIGHT) == ("all_reduce",)
+    assert ops(module, SIXTH_OF_EIGHT) == ("all_reduce",)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from debugger.inspection.branches import MadeCall
 from debugger.inspection.judging import at_work, judge
 from debugger.inspection.lateness import Limits
 from debugger.inspection.stance import Doing, Stance
@@ -132,16 +133,21 @@ def test_who_is_not_waited_for_is_not_named() -> None:
 
 
 def test_handles_of_other_calls_where_nothing_moves() -> None:
-    first, other = ("broadcast", "all_reduce"), ("all_reduce", "broadcast")
+    first = (MadeCall("barrier", 9), MadeCall("broadcast", 17), MadeCall("all_reduce", 18))
+    other = (MadeCall("barrier", 9), MadeCall("all_reduce", 20), MadeCall("broadcast", 21))
     still_s = LIMITS.moving_s
 
-    def handle(way: tuple[str, ...], line: int = 23, still_s: float = still_s) -> Stance:
+    def handle(way: tuple[MadeCall, ...], line: int = 23, still_s: float = still_s) -> Stance:
         return waits("wait", line, still_s=still_s, doing=Doing.HANDLE, group=None, way=way)
 
     assert verdict(handle(first), handle(other), handle(other)) == ("op_mismatch", [0])
     assert verdict(handle(first), handle(first)) == ("stalled", [0, 1])
     assert verdict(handle(first), handle(())) == ("stalled", [0, 1])
     assert verdict(handle(first), handle(other, line=24)) == ("stalled", [0, 1])
+    look = Look(dict(enumerate((handle(first), handle(other), handle(other[:1])))), world_size=3)
+    ranks = judge(look, LIMITS)[0].ranks
+    places = [one.location and (one.call, one.location.line) for one in ranks.values()]
+    assert places == [("broadcast()", 17), ("all_reduce()", 20), ("wait()", 23)]
     early = still_s - 1
     assert verdict(handle(first, still_s=early), handle(other, still_s=early)) is None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from debugger.commands.rendering import rendered
+from debugger.inspection.branches import MadeCall
 from debugger.inspection.inspect import of_nodes
 from debugger.inspection.lateness import Limits
 from debugger.inspection.parts import MARK, Part, read, whole, written
@@ -26,6 +27,7 @@ WAITS = Stance(
     members=(0, 1, 3),
     arguments={"src": "0"},
     made={4: "[0, 2]"},
+    way=(MadeCall("broadcast", 7),),
     lines=("step (train.py:9)",),
 )
 LATE = Stance(
